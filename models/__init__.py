@@ -1,0 +1,7 @@
+"""Example models around the `aclnn` ops, for the scripts and the tests; not part of the installed package.
+
+- `single_op`: a graph of one node, for any of the ops, dtypes and shapes.
+- `digits`: a classifier of 8x8 digit images: its training step, its inference, its gradient on the pixels.
+- `ctc`: the forward pass of the CTC loss in NumPy, which supplies two of the inputs of `CtcLossBackward`.
+- `digit_lines`: lines of several digits side by side, and the windows of columns that a reader slides over them.
+"""

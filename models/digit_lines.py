@@ -1,0 +1,81 @@
+"""Lines of several digit images side by side, and the windows of columns that a reader slides over them.
+
+A line has one time step per column: the 8x8 window centred there, which the classifier of `digits` calls one of the
+ten digits or, where all of its outputs are low, nothing (the CTC blank). So the classes are the digits 0..9 and BLANK.
+
+Letters: M digit images, N lines, W columns of the widest line, S digits of the longest line, P = 64 pixels.
+"""
+
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+SIDE = 8
+BLANK = 10
+MAX_GAP = 3
+
+
+class DigitLines(NamedTuple):
+    """`pixels` (N, 8, W) and `digits` (N, S), both padded with zeros; `widths` and `lengths` (N) say how far."""
+
+    pixels: np.ndarray
+    widths: np.ndarray
+    digits: np.ndarray
+    lengths: np.ndarray
+
+
+def compose(images: np.ndarray, labels: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> DigitLines:
+    """Lines of `lengths` digits each, drawn from images (M, P) at random, with gaps of 0 to MAX_GAP columns."""
+    picks = [rng.integers(len(images), size=length) for length in lengths]
+    lines = []
+    for pick in picks:
+        gaps = [np.zeros((SIDE, rng.integers(MAX_GAP + 1)), images.dtype) for _ in pick]
+        pieces = [piece for gap, index in zip(gaps, pick, strict=True) for piece in (gap, images[index])]
+        lines.append(np.concatenate([piece.reshape(SIDE, -1) for piece in pieces], axis=1))
+    widths = np.array([line.shape[1] for line in lines], np.int64)
+    pixels = np.zeros((len(lines), SIDE, widths.max()), images.dtype)
+    digits = np.zeros((len(lines), max(lengths)), np.int64)
+    for n, (line, pick) in enumerate(zip(lines, picks, strict=True)):
+        pixels[n, :, : widths[n]] = line
+        digits[n, : len(pick)] = labels[pick]
+    return DigitLines(pixels, widths, digits, np.asarray(lengths, np.int64))
+
+
+def windows(pixels: np.ndarray) -> np.ndarray:
+    """Every window of a batch of lines: from (N, 8, W) to (W, N, P); window w has column w at its centre."""
+    padded = np.pad(pixels, ((0, 0), (0, 0), (SIDE // 2, SIDE // 2 - 1)))
+    sliding = np.lib.stride_tricks.sliding_window_view(padded, SIDE, axis=2)  # (N, 8, W, 8)
+    return sliding.transpose(2, 0, 1, 3).reshape(pixels.shape[2], len(pixels), SIDE * SIDE)
+
+
+def off_centre_windows(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Windows (count, P) that straddle two digits: what a classifier must learn to call nothing before it can read."""
+    left, right = images[rng.integers(len(images), size=(2, count))].reshape(2, count, SIDE, SIDE)
+    gap = rng.integers(MAX_GAP + 1, size=count)
+    start = rng.integers(2, SIDE - 1 + gap)  # at least two columns away from either digit
+    pair = np.zeros((count, SIDE, 2 * SIDE + MAX_GAP), images.dtype)
+    pair[:, :, :SIDE] = left
+    np.put_along_axis(pair, _columns_from(SIDE + gap), right, axis=2)
+    return np.take_along_axis(pair, _columns_from(start), axis=2).reshape(count, SIDE * SIDE)
+
+
+def _columns_from(start: np.ndarray) -> np.ndarray:
+    """Column numbers (count, 8, 8) of a window that starts at column start[i], the same in each row."""
+    columns = start[:, None, None] + np.arange(SIDE)
+    return np.broadcast_to(columns, (len(start), SIDE, SIDE))
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """From the classifier's logits (..., 10) to log-probabilities (..., 11) of the digits and BLANK.
+
+    A logit of 0 is "as likely a digit as not", so it is the score of the blank.
+    """
+    scores = np.concatenate([logits, np.zeros_like(logits[..., :1])], axis=-1)
+    return scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
+
+
+def read(log_probs: np.ndarray, widths: np.ndarray) -> list[list[int]]:
+    """The digits of each line: the best class of every column of (W, N, 11), repeats merged, blanks dropped."""
+    best = log_probs.argmax(axis=-1)
+    return [[int(label) for label, _ in groupby(best[:width, n]) if label != BLANK] for n, width in enumerate(widths)]

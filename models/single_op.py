@@ -1,0 +1,74 @@
+"""A graph of one `aclnn` node, for any op, dtypes and shapes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike
+from onnx import helper
+
+import onnx_ops
+
+ONNX_OPSET = 21
+IR_VERSION = 10
+
+Dimension = int | str | None
+TensorType = tuple[DTypeLike, Sequence[Dimension]]
+
+
+def single_op_model(
+    op_type: str, input_types: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None
+) -> onnx.ModelProto:
+    """A model whose only node is `op_type`; its inputs and its output are named as in the op's schema.
+
+    Whatever can be written down is built, also what the op refuses (a bad shape, a missing input, an attribute out of
+    range), so that a test can see who reports it.
+
+    Args:
+        op_type: one of the ops of the `aclnn` domain, such as "HardshrinkBackward".
+        input_types: (dtype, shape) of each input, in the order of the schema; None leaves an input out, and inputs at
+            the end may be missing altogether. A dimension may be a number, a name or None.
+        attributes: the attributes to set; `reduction` also by name.
+
+    Returns:
+        The model. The output's type is the one that the schema infers; it has none where the schema refuses the node.
+    """
+    schema = onnx.defs.get_schema(op_type, onnx_ops.OPSET_VERSION, onnx_ops.DOMAIN)
+    formal_names = [parameter.name for parameter in schema.inputs]
+    if len(input_types) > len(formal_names):
+        raise ValueError(f"{op_type}: {len(input_types)} input types given, expected at most {len(formal_names)}")
+    names = ["" if input_type is None else name for name, input_type in zip(formal_names, input_types, strict=False)]
+    outputs = [parameter.name for parameter in schema.outputs]
+    settled = dict(attributes or {})
+    if isinstance(settled.get("reduction"), str):
+        settled["reduction"] = onnx_ops.Reduction[settled["reduction"].upper()]
+
+    graph = helper.make_graph(
+        [helper.make_node(op_type, names, outputs, domain=onnx_ops.DOMAIN, **settled)],
+        op_type,
+        [
+            helper.make_tensor_value_info(name, onnx_element_type(input_type[0]), input_type[1])
+            for name, input_type in zip(names, input_types, strict=True)
+            if input_type is not None
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    model = helper.make_model(
+        graph,
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()],
+    )
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    types = {value.name: value.type for value in [*inferred.output, *inferred.value_info]}
+    for output in model.graph.output:
+        output.type.CopyFrom(types[output.name])
+    return model
+
+
+def onnx_element_type(dtype: DTypeLike | int) -> int:
+    """The ONNX element type of a NumPy dtype; one that is already an ONNX element type passes through.
+
+    bfloat16 is `ml_dtypes.bfloat16`, or `onnx.TensorProto.BFLOAT16`.
+    """
+    return dtype if isinstance(dtype, int) else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

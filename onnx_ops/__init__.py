@@ -1,0 +1,32 @@
+"""Gradient ops as an ONNX custom-op domain, with kernels for onnxruntime."""
+
+from onnx_ops.domain import DOMAIN, OPSET_VERSION, opset_import
+from onnx_ops.errors import KernelsUnavailable, LinkError, OpError, Status
+from onnx_ops.linking import link
+from onnx_ops.nodes import make_node
+from onnx_ops.ops import OPS
+from onnx_ops.reference import reference_ops
+from onnx_ops.roles import Reduction
+from onnx_ops.schemas import register_schemas
+from onnx_ops.sessions import InferenceSession, session_options
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DOMAIN",
+    "OPS",
+    "OPSET_VERSION",
+    "InferenceSession",
+    "KernelsUnavailable",
+    "LinkError",
+    "OpError",
+    "Reduction",
+    "Status",
+    "link",
+    "make_node",
+    "opset_import",
+    "reference_ops",
+    "session_options",
+]
+
+register_schemas()

@@ -1,0 +1,146 @@
+"""Writes an op in standard ONNX operators: the portable body that runs where no kernel is registered.
+
+One body serves all nodes of a model that use the op, whatever their dtypes, so what a node does not need is left out
+only if no node does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.errors import LinkError
+from onnx_ops.op import Op
+from onnx_ops.roles import Reduction
+from onnx_ops.signature import Call
+
+MINIMUM_OPSET = 18
+"""The oldest default opset that has all operators of the bodies (ReduceProd with axes as an input)."""
+
+
+class Body:
+    """The statements of a portable body, in the order they run.
+
+    Attributes:
+        calls: all uses of the op in the model.
+        compute: the dtype to compute in: float, or double if an input of any use is or may be double.
+    """
+
+    def __init__(self, op: Op, calls: Sequence[Call]) -> None:
+        self.op = op
+        self.calls = calls
+        self.statements: list[str] = []
+        floats = {c.dtype(p.name) for c in calls for p in op.schema.inputs if c.present(p.name)}
+        self.compute = TensorProto.DOUBLE if floats & {None, TensorProto.DOUBLE} else TensorProto.FLOAT
+
+    def emit(self, statement: str) -> None:
+        """Add a statement of ONNX's text syntax."""
+        self.statements.append(statement)
+
+    def has(self, name: str) -> bool:
+        """Whether any use gives the optional input; `link` then gives it to all."""
+        return any(c.present(name) for c in self.calls)
+
+    def attribute(self, name: str) -> Any:
+        """The value of an attribute that all uses agree on, else None."""
+        values = {c.attributes[name] for c in self.calls}
+        return values.pop() if len(values) == 1 else None
+
+    def load(self, name: str) -> str:
+        """An input in the computing dtype."""
+        if all(c.dtype(name) == self.compute for c in self.calls if c.present(name)):
+            return name
+        return self.cast(name, self.compute)
+
+    def cast(self, value: str, dtype: int) -> str:
+        """A float constant, or anything of unsettled dtype, in `dtype`."""
+        if value not in self.op.input_names and dtype == TensorProto.FLOAT:
+            return value
+        self.emit(f"{value}_cast = Cast <to = {dtype}> ({value})")
+        return f"{value}_cast"
+
+    def constant(self, name: str, value: float) -> str:
+        """A scalar of the computing dtype."""
+        kind = "double" if self.compute == TensorProto.DOUBLE else "float"
+        self.emit(f"{name} = Constant <value = {kind} {{{value}}}> ()")
+        return name
+
+    def like(self, value: str, other: str) -> str:
+        """A float constant in the dtype of another value."""
+        if all(self.op.kernel.infer(c).dtype == TensorProto.FLOAT for c in self.calls):
+            return value
+        self.emit(f"{value}_like = CastLike ({value}, {other})")
+        return f"{value}_like"
+
+    def promoted(self, name: str, other: str) -> str:
+        """An input in the dtype that it and another promote to; LinkError if no operator can say so."""
+        results = {self.op.kernel.infer(c).dtype for c in self.calls}
+        if all(c.dtype(name) == self.op.kernel.infer(c).dtype for c in self.calls):
+            return name
+        if len(results) == 1 and None not in results:
+            self.emit(f"{name}_promoted = Cast <to = {results.pop()}> ({name})")
+        elif all(c.dtype(other) == self.op.kernel.infer(c).dtype for c in self.calls):
+            self.emit(f"{name}_promoted = CastLike ({name}, {other})")
+        else:
+            raise LinkError(f"{self.op.name} is used with several mixtures of dtypes")
+        return f"{name}_promoted"
+
+    def divisor(self, attribute: str, whole: str) -> str | None:
+        """What a mean divides by, in the computing dtype; None if no use takes one."""
+        kinds = {Reduction(c.attributes[attribute]) for c in self.calls}
+        if not kinds & {Reduction.MEAN, Reduction.BATCHMEAN}:
+            return None
+        if Reduction.MEAN in kinds:
+            self.emit(f"size = Size ({whole})")
+        if Reduction.BATCHMEAN in kinds:
+            self.emit(f"batch_axis = Shape <start = 0, end = 1> ({whole})")
+            self.emit("batch = ReduceProd <keepdims = 0> (batch_axis)")
+        if len(kinds) == 1:
+            count = "size" if Reduction.MEAN in kinds else "batch"
+        else:
+            self.emit(f"reduction = Constant <value_int: int = @{attribute}> ()")
+            self.emit("count_none = Constant <value_int = 1> ()")
+            count = "count_none"
+            for kind, value in ((Reduction.MEAN, "size"), (Reduction.BATCHMEAN, "batch")):
+                if kind in kinds:
+                    self.emit(f"code_{value} = Constant <value_int = {int(kind)}> ()")
+                    self.emit(f"is_{value} = Equal (reduction, code_{value})")
+                    self.emit(f"count_{value} = Where (is_{value}, {value}, {count})")
+                    count = f"count_{value}"
+        self.emit(f"divisor = Cast <to = {self.compute}> ({count})")
+        return "divisor"
+
+    def store(self, value: str, like: str) -> None:
+        """Give a value of the computing dtype out, in the dtype of an input."""
+        dtypes = {c.dtype(like) for c in self.calls}
+        out = self.op.output_name
+        if dtypes == {self.compute}:
+            self.statements = [re.sub(rf"\b{value}\b", out, s) for s in self.statements]
+        elif len(dtypes) == 1 and None not in dtypes:
+            self.emit(f"{out} = Cast <to = {dtypes.pop()}> ({value})")
+        else:
+            self.emit(f"{out} = CastLike ({value}, {like})")
+
+    def function(self, opset: int) -> onnx.FunctionProto:
+        """The body as a function, under the name of the op's kernel."""
+        assert self.op.body is not None
+        self.op.body(self)
+        lines = "\n".join(self.statements)
+        return onnx.parser.parse_function(
+            f'<domain: "{KERNEL_DOMAIN}", opset_import: ["": {opset}]>\n{function_head(self.op, kernel_name(self.op.name))}'
+            f" {{\n{lines}\n}}"
+        )
+
+
+def function_head(op: Op, name: str) -> str:
+    """Name, attributes with their defaults, inputs and outputs of an op, in ONNX's text syntax."""
+    attributes = ", ".join(
+        f"{key}: {'float' if isinstance(value, float) else 'int'} = {value}"
+        for key, value in ((k, helper.get_attribute_value(a.default_value)) for k, a in op.schema.attributes.items())
+    )
+    return f"{name} {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)}) => ({op.output_name})"

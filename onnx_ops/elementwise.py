@@ -1,0 +1,127 @@
+"""What makes an elementwise op: a loop over plain arrays, and the part that each input plays in the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnx_ops.roles import Divisor, Role
+from onnx_ops.signature import MAX_RANK, Call, Shape, TensorType, promote
+
+Core = Callable[[Any, Any, int, Any], None]
+Prepare = Callable[[Any, int, Any], None]
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """An op whose every output element is one term, or a sum of terms, that its inputs' elements make.
+
+    Attributes:
+        roles: the part of each input, by name.
+        core: the loop for given attributes: core(operands, out, count, parameters). operands[i] is the i-th input as
+            `count` numbers of the computing dtype (float64 if an input is, else float32), one that was left out as
+            ones; parameters[0] is the reciprocal of the divisor, then come `parameters`. It writes out[0:count].
+        output_dtype: the input that has the output's dtype; None: the dtype that all inputs promote to.
+        output_like: the input that has the output's shape; what was broadcast from it is summed. None: no such input,
+            the output has the broadcast shape.
+        parameters: attributes as numbers for the core.
+        divisor: what terms are divided by, for given attributes.
+        check: refuses attributes.
+        ranks: least and greatest rank of the index space.
+        prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
+            prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
+    """
+
+    roles: Mapping[str, Role]
+    core: Callable[[Mapping[str, Any]], Core]
+    output_dtype: str | None
+    output_like: str | None = None
+    parameters: Callable[[Mapping[str, Any]], Sequence[float]] = field(default=lambda attributes: ())
+    divisor: Callable[[Mapping[str, Any]], Divisor] = field(default=lambda attributes: Divisor.NONE)
+    check: Callable[[Call], None] = field(default=lambda call: None)
+    ranks: tuple[int, int] = (0, MAX_RANK)
+    prepare: Prepare | None = None
+
+    @property
+    def typed_inputs(self) -> tuple[str, ...]:
+        """The inputs whose dtypes settle the output's."""
+        return (self.output_dtype,) if self.output_dtype else self._with(Role.SHAPE)
+
+    def _with(self, role: Role) -> tuple[str, ...]:
+        return tuple(name for name, own in self.roles.items() if own & role)
+
+    def infer(self, call: Call) -> TensorType:
+        """Dtype and shape of the output; refuses what the op does not compute."""
+        call.check()
+        self.check(call)
+        space = self._index_space(call)
+        for name, role in self.roles.items():
+            if role & Role.INTO:
+                call.broadcast_to(name, space, self._space_text)
+            elif role & Role.SAME:
+                call.same_shape(name, space, f"the shape of {self._space_text}")
+            elif role & Role.CHANNEL:
+                channels = (None,) if space is None else (space[1],)
+                call.same_shape(name, channels, f"one number per channel (axis 1) of {self._space_text}")
+        dtype = promote(map(call.dtype, self.typed_inputs))
+        return TensorType(dtype, call.shape(self.output_like) if self.output_like else space)
+
+    @property
+    def _space_text(self) -> str:
+        names = [f"'{name}'" for name in self._with(Role.SHAPE)]
+        return names[0] if len(names) == 1 else f"the broadcast of {' and '.join(names)}"
+
+    def _index_space(self, call: Call) -> Shape | None:
+        shaping = self._with(Role.SHAPE)
+        space = call.shape(shaping[0]) if len(shaping) == 1 else call.broadcast(*shaping)
+        if space is not None and not self.ranks[0] <= len(space) <= self.ranks[1]:
+            raise call.shape_error(shaping[0], f"{self.ranks[0]} to {self.ranks[1]} dimensions")
+        if space is not None and self._with(Role.CHANNEL) and space[1] == 0:
+            raise call.shape_error(shaping[0], "at least one channel (axis 1)")
+        return space
+
+    def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+        """Every value is computed; only shapes and dtypes are refused."""
+
+    def record(self, call: Call) -> dict[str, Any]:
+        """The fields of the native kernel for a call of known dtypes."""
+        from onnx_ops.runtime import elementwise as engine
+        from onnx_ops.runtime.compiler import compile_native as compiled
+        from onnx_ops.runtime.launch import ALONE, PLAN, TASK
+        from onnx_ops.runtime.layout import MAX_INPUTS
+
+        dtypes = [call.dtype(name) for name in self.roles if not self.roles[name] & Role.COUNT]
+        width = 8 if TensorProto.DOUBLE in dtypes else 4
+        core, parameters = self.core(call.attributes), self.parameters(call.attributes)
+        sums = self.output_like is not None and len(self._with(Role.SHAPE)) > 1
+        roles = list(self.roles.values())
+        fields: dict[str, Any] = {
+            "parameters": np.pad(np.array(parameters, np.float64), (0, 4 - len(parameters))),
+            "plan": compiled(engine.plan, PLAN),
+            "task": compiled(engine.task, TASK),
+            "core": compiled(core, engine.core_signature(width)),
+            "load": compiled(engine.LOADS[width], engine.LOAD[width]),
+            "store": compiled(engine.STORES[width], engine.STORE[width]),
+            "compute_type": TensorProto.DOUBLE if width == 8 else TensorProto.FLOAT,
+            "role": np.pad(np.array(roles, np.int64), (0, MAX_INPUTS - len(roles))),
+            "output_like": list(self.roles).index(self.output_like) if sums and self.output_like else -1,
+            "divisor": self.divisor(call.attributes),
+            "ranks": self.ranks,
+        }
+        if sums:
+            fields |= {
+                "core_wide": compiled(core, engine.core_signature(8)),
+                "load_wide": compiled(engine.LOADS[8], engine.LOAD[8]),
+                "store_wide": compiled(engine.STORES[8], engine.STORE[8]),
+                "finish": compiled(engine.finish, ALONE),
+            }
+        if self.prepare:
+            fields |= {
+                "begin": compiled(engine.begin, ALONE),
+                "prepare": compiled(self.prepare, engine.PREPARE),
+            }
+        return fields

@@ -1,0 +1,316 @@
+"""Makes a model with ops of this domain self-contained.
+
+A node of the domain stays as it is. What `link` attaches is two model-local functions for each op that is used: the op
+itself, whose body is one node with the name of its kernel, and a function of that very name in standard operators.
+Where the kernel is registered, onnxruntime takes it; where it is not, the second function runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper, inliner, parser, shape_inference
+
+from onnx_ops.body import MINIMUM_OPSET, Body, function_head
+from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, kernel_name
+from onnx_ops.errors import LinkError, OpError
+from onnx_ops.op import Op
+from onnx_ops.ops import OPS
+from onnx_ops.roles import Role
+from onnx_ops.signature import Call, TensorType
+
+FUNCTIONS_SINCE_IR = 8
+LARGE = 1024
+"""Elements above which an initializer cannot matter to shapes, so that it is left out when they are worked out."""
+
+
+def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model that any session can run.
+
+    Args:
+        model: a ModelProto, its bytes, or a path; external data stays external.
+
+    Returns:
+        The model with, for each op of the domain that is used in its graph, a subgraph or a function, what the op needs
+        to run attached. Everything else is as it was; a model that is linked already comes back the same.
+
+    Raises:
+        OpError: a node that its op refuses, by inputs, attributes, dtypes or shapes as far as the model tells them.
+        LinkError: a model whose default opset is too old, or whose nodes no one portable body can serve.
+    """
+    linked = _load(model)
+    _remove_functions(linked)
+    used = [op for op in OPS.values() if any(n.op_type == op.name for _, n in _nodes(linked))]
+    _check_names(linked)
+    if not used:
+        return linked
+    _fill_missing(linked, used)
+    calls = _calls(linked)
+    for op in used:
+        for call in calls[op.name]:
+            op.kernel.infer(call)
+    _unmix(linked, used, calls)
+    calls = _calls(linked)
+    opset = _default_opset(linked)
+    for op in used:
+        uses = calls[op.name] or [op.call([TensorType()] * len(op.input_names))]
+        linked.functions.append(_public_function(op))
+        if op.body is not None:
+            if opset < MINIMUM_OPSET:
+                raise LinkError(
+                    f"the model imports opset {opset} of the default domain, {op.name} needs {MINIMUM_OPSET} or newer"
+                )
+            linked.functions.append(Body(op, uses).function(opset))
+    _import(linked, DOMAIN, OPSET_VERSION)
+    _import(linked, KERNEL_DOMAIN, 1)
+    _import(linked, "", opset)
+    linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
+    return linked
+
+
+def is_linked(model: onnx.ModelProto) -> bool:
+    """Whether all ops of the domain that a model uses are attached to it."""
+    attached = {f.name for f in model.functions if f.domain == DOMAIN}
+    return all(node.op_type in attached for _, node in _nodes(model) if node.domain == DOMAIN)
+
+
+def _load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy
+    if isinstance(model, bytes | bytearray | memoryview):
+        return onnx.load_model_from_string(bytes(model))
+    return onnx.load_model(os.fspath(model), load_external_data=False)
+
+
+def _own(function: onnx.FunctionProto) -> bool:
+    return (function.domain == DOMAIN and function.name in OPS) or (
+        function.domain == KERNEL_DOMAIN and function.name.startswith(f"{DOMAIN}_")
+    )
+
+
+def _remove_functions(model: onnx.ModelProto) -> None:
+    kept = [f for f in model.functions if not _own(f)]
+    if len(kept) != len(model.functions):
+        del model.functions[:]
+        model.functions.extend(kept)
+
+
+def _import(model: onnx.ModelProto, domain: str, version: int) -> None:
+    if all(entry.domain != domain for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, version))
+
+
+def _default_opset(model: onnx.ModelProto) -> int:
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return versions[0] if versions else MINIMUM_OPSET
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------------
+
+Container = onnx.GraphProto | onnx.FunctionProto
+
+
+def _containers(model: onnx.ModelProto) -> Iterator[Container]:
+    """The graph, the functions, and the subgraphs of both."""
+    pending: list[Container] = [model.graph, *model.functions]
+    while pending:
+        container = pending.pop()
+        yield container
+        for node in container.node:
+            pending.extend(_subgraphs(node))
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[tuple[Container, onnx.NodeProto]]:
+    """All nodes of the domain, with what they stand in."""
+    for container in _containers(model):
+        for node in container.node:
+            if node.domain == DOMAIN:
+                yield container, node
+
+
+def _check_names(model: onnx.ModelProto) -> None:
+    """Refuse nodes that no schema describes."""
+    for entry in model.opset_import:
+        if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
+            raise LinkError(f"the model imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
+    functions = {f.name for f in model.functions if f.domain == DOMAIN}
+    for _, node in _nodes(model):
+        if node.op_type in functions:
+            continue
+        if node.op_type not in OPS:
+            raise OpError(node.op_type, f"no such op in domain {DOMAIN}, expected one of {', '.join(OPS)}")
+        schema = OPS[node.op_type].schema
+        for attribute in node.attribute:
+            if attribute.name not in schema.attributes:
+                expected = ", ".join(schema.attributes) or "none"
+                raise OpError(node.op_type, f"unknown attribute '{attribute.name}', expected {expected}")
+            kind = schema.attributes[attribute.name].type
+            if int(attribute.type) != int(kind.value):
+                raise OpError(node.op_type, f"attribute '{attribute.name}' has another type than {kind.name}")
+        if len(node.output) != 1 or not node.output[0]:
+            raise OpError(node.op_type, f"got {len(node.output)} outputs, expected 1")
+
+
+# --- what is known of the nodes' inputs ----------------------------------------------------------------------------
+
+Types = dict[str, TensorType]
+
+
+def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
+    """All uses of each op, with the functions of the model inlined."""
+    skeleton = inliner.inline_local_functions(_skeleton(model)) if model.functions else _skeleton(model)
+    calls: dict[str, list[Call]] = {name: [] for name in OPS}
+    for _, node, types in _typed_nodes(_inferred(skeleton).graph, {}):
+        calls[node.op_type].append(_call(node, types))
+    return calls
+
+
+def _call(node: onnx.NodeProto, types: Types) -> Call:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+    return OPS[node.op_type].call([types.get(i, TensorType()) if i else None for i in node.input], attributes)
+
+
+def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the weight of its initializers."""
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = model.graph
+    for field, value in graph.ListFields():
+        if field.name != "initializer":
+            getattr(light.graph, field.name).extend(value) if field.is_repeated else setattr(
+                light.graph, field.name, value
+            )
+    for tensor in graph.initializer:
+        external = tensor.data_location == TensorProto.EXTERNAL
+        if external or helper.np.prod(tensor.dims, dtype=float) > LARGE:
+            light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
+        else:
+            light.graph.initializer.append(tensor)
+    return light
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with value_info as far as it can be told."""
+    return shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _typed_nodes(
+    graph: onnx.GraphProto, outer: Types
+) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto, Types]]:
+    types = dict(outer)
+    for tensor in graph.initializer:
+        types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        if info.type.HasField("tensor_type"):
+            types[info.name] = tensor_type(info.type)
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type in OPS:
+            yield graph, node, types
+        for subgraph in _subgraphs(node):
+            yield from _typed_nodes(subgraph, types)
+
+
+def tensor_type(proto: onnx.TypeProto) -> TensorType:
+    """What a TypeProto tells of a tensor."""
+    tensor = proto.tensor_type
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+        )
+    return TensorType(tensor.elem_type or None, shape)
+
+
+# --- what a function body cannot say is settled at the node --------------------------------------------------------
+
+
+def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
+    """Give ones to nodes that leave out an input that another node of the same op has."""
+    for op in used:
+        optional = [i for i, p in enumerate(op.schema.inputs) if p.option != p.option.Single]
+        nodes = [(c, n) for c, n in _nodes(model) if n.op_type == op.name]
+        for index in optional:
+            name = op.input_names[index]
+            if not any(_has_input(n, index) for _, n in nodes):
+                continue
+            for container, node in nodes:
+                if not _has_input(node, index):
+                    node.input.extend([""] * (index + 1 - len(node.input)))
+                    _insert_before(container, node, _ones(op, node, name))
+                    node.input[index] = f"{node.output[0]}_{name}_ones"
+
+
+def _has_input(node: onnx.NodeProto, index: int) -> bool:
+    return index < len(node.input) and bool(node.input[index])
+
+
+def _ones(op: Op, node: onnx.NodeProto, name: str) -> list[onnx.NodeProto]:
+    out = f"{node.output[0]}_{name}_ones"
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    roles: dict[str, Role] = getattr(op.kernel, "roles", {})
+    if not roles[name] & Role.CHANNEL:
+        return [helper.make_node("Constant", [], [out], value_float=1.0)]
+    like = next(i for i, own in enumerate(roles.values()) if own & Role.CHANNEL)
+    shape = f"{out}_shape"
+    return [
+        helper.make_node("Shape", [node.input[like]], [shape]),
+        helper.make_node("ConstantOfShape", [shape], [out], value=one),
+    ]
+
+
+def _insert_before(container: Container, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    place = next(i for i, other in enumerate(container.node) if other is node or other.output[:] == node.output[:])
+    for offset, new in enumerate(nodes):
+        container.node.insert(place + offset, new)
+
+
+def _unmix(model: onnx.ModelProto, used: Sequence[Op], calls: dict[str, list[Call]]) -> None:
+    """Cast the inputs of nodes with mixed dtypes, of ops for which one body cannot serve all the mixtures."""
+    for op in used:
+        if op.body is None:
+            continue
+        try:
+            op.body(Body(op, calls[op.name] or [op.call([TensorType()] * len(op.input_names))]))
+        except LinkError:
+            _cast_inputs(model, op)
+
+
+def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
+    typed = _typed_nodes(_inferred(_skeleton(model)).graph, {})
+    found = {n.output[0]: _call(n, types) for _, n, types in typed if n.op_type == op.name}
+    for container, node in list(_nodes(model)):
+        if node.op_type != op.name or node.output[0] not in found:
+            continue
+        call = found[node.output[0]]
+        dtype = op.kernel.infer(call).dtype
+        for index, name in enumerate(op.input_names):
+            if call.dtype(name) not in (dtype, None) and dtype is not None:
+                cast = f"{node.output[0]}_{name}_cast"
+                _insert_before(container, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
+                node.input[index] = cast
+
+
+def _public_function(op: Op) -> onnx.FunctionProto:
+    """The op as a function whose body is its kernel."""
+    attributes = ", ".join(
+        f"{name}: {'float' if a.type.name == 'FLOAT' else 'int'} = @{name}" for name, a in op.schema.attributes.items()
+    )
+    return parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["{KERNEL_DOMAIN}": 1]>\n{function_head(op, op.name)} {{\n'
+        f"{op.output_name} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
+        f" {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)})\n}}"
+    )
+
+
+def infer_node_type(op: Op, inputs: Sequence[TensorType | None], attributes: dict[str, Any]) -> TensorType:
+    """Dtype and shape of a node's output."""
+    return op.kernel.infer(op.call(inputs, attributes))

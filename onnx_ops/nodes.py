@@ -1,0 +1,82 @@
+"""Nodes of the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+from onnx.defs import OpSchema
+
+from onnx_ops.domain import DOMAIN
+from onnx_ops.errors import OpError, Status
+from onnx_ops.ops import OPS
+from onnx_ops.roles import Reduction
+
+
+def make_node(
+    op_type: str,
+    inputs: Sequence[str | None] | Mapping[str, str | None],
+    outputs: Sequence[str],
+    name: str | None = None,
+    doc_string: str | None = None,
+    **attributes: Any,
+) -> onnx.NodeProto:
+    """A node of the domain, its names checked against the op's schema.
+
+    Args:
+        op_type: name of the op.
+        inputs: names of the values in the order of the schema, or by input name; "" or None for an input left out.
+        outputs: name of the one output.
+        name, doc_string: as in onnx.helper.make_node.
+        attributes: by name; `reduction` also by its name ("none", "mean", "sum", "batchmean"), flags also as bools.
+
+    Raises:
+        OpError: an op, input or attribute that does not exist, a value that an attribute cannot have, a required input
+            that is missing.
+    """
+    if op_type not in OPS:
+        raise OpError(op_type, f"no such op in domain {DOMAIN}, expected one of {', '.join(OPS)}")
+    op = OPS[op_type]
+    if isinstance(inputs, Mapping):
+        if unknown := sorted(set(inputs) - set(op.input_names)):
+            raise OpError(op_type, f"unknown input '{unknown[0]}', expected {', '.join(op.input_names)}")
+        values = [inputs.get(i) or "" for i in op.input_names]
+    else:
+        values = [i or "" for i in inputs]
+    while values and not values[-1]:
+        values.pop()
+    if len(values) > len(op.input_names):
+        raise OpError(op_type, f"got {len(values)} inputs, expected at most {len(op.input_names)}")
+    for parameter, value in zip(op.schema.inputs, values + [""] * len(op.input_names), strict=False):
+        if not value and parameter.option == OpSchema.FormalParameterOption.Single:
+            raise OpError(
+                op_type, f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR
+            )
+    if len(outputs) != 1:
+        raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
+    settled = {key: _attribute_value(op_type, key, value) for key, value in attributes.items()}
+    return helper.make_node(
+        op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled
+    )
+
+
+def _attribute_value(op_type: str, name: str, value: Any) -> int | float:
+    schema = OPS[op_type].schema
+    if name not in schema.attributes:
+        raise OpError(op_type, f"unknown attribute '{name}', expected {', '.join(schema.attributes) or 'none'}")
+    try:
+        if name == "reduction":
+            return int(Reduction(value))
+        if schema.attributes[name].type == OpSchema.AttrType.FLOAT:
+            return float(value)
+        if int(value) != value:
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError):
+        raise OpError(op_type, f"attribute '{name}' is {value!r}, expected {_expected(name)}") from None
+
+
+def _expected(name: str) -> str:
+    return ", ".join(r.name.lower() for r in Reduction) if name == "reduction" else "a number"

@@ -1,0 +1,72 @@
+"""The record that makes an op known to everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from onnx.defs import OpSchema
+
+from onnx_ops.signature import Call, TensorType
+
+if TYPE_CHECKING:
+    from onnx_ops.body import Body
+
+
+class Kernel(Protocol):
+    """How an op is checked and computed natively."""
+
+    @property
+    def typed_inputs(self) -> tuple[str, ...]:
+        """The inputs whose dtypes settle the output's."""
+
+    def infer(self, call: Call) -> TensorType:
+        """Dtype and shape of the output; raises OpError for a call that the op refuses."""
+
+    def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+        """Raise OpError for values that the op refuses."""
+
+    def record(self, call: Call) -> Mapping[str, Any]:
+        """The fields of the native kernel (`runtime.layout.KERNEL`) for a call of known dtypes."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the domain.
+
+    Attributes:
+        schema: names, documentation, type constraints and attributes with their defaults.
+        kernel: checks, and the native code.
+        reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None.
+            With dtype=numpy.float64 all arithmetic, and the result, is in float64 whatever the inputs are.
+        body: writes the op in standard ONNX operators; None where there is no portable form.
+    """
+
+    schema: OpSchema
+    kernel: Kernel
+    reference: Callable[..., np.ndarray]
+    body: Callable[[Body], None] | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.schema.name)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.schema.inputs)
+
+    @property
+    def output_name(self) -> str:
+        return str(self.schema.outputs[0].name)
+
+    def call(self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None) -> Call:
+        return Call.make(self.schema, inputs, attributes)
+
+    def check_arrays(self, arrays: Sequence[np.ndarray | None], attributes: Mapping[str, Any] | None = None) -> Call:
+        """Refuse arrays that the op does not compute, by dtype, shape or value."""
+        call = self.call([None if a is None else TensorType.of(a) for a in arrays], attributes)
+        self.kernel.infer(call)
+        self.kernel.check_values(call, [*arrays, *[None] * (len(call.inputs) - len(arrays))])
+        return call

@@ -1,0 +1,43 @@
+"""What the NumPy references share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+
+def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | None) -> np.dtype:
+    """The dtype an op computes in: the one that is asked for, else float64 if an input has it, else float32."""
+    if dtype is not None:
+        return np.dtype(dtype)
+    return np.dtype(np.float64 if any(a is not None and a.dtype == np.float64 for a in arrays) else np.float32)
+
+
+def promoted(*arrays: np.ndarray) -> np.dtype:
+    """The one floating dtype that holds all of them."""
+    kinds = {a.dtype for a in arrays}
+    if len(kinds) == 1:
+        return kinds.pop()
+    return np.dtype(np.float64 if np.dtype(np.float64) in kinds else np.float32)
+
+
+def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | None) -> np.ndarray:
+    """The result in the output's dtype, or as computed where the caller asked for a dtype."""
+    array = np.asarray(result)
+    kind = np.dtype(to if dtype is None else dtype)
+    if array.dtype == np.float64 and kind == np.dtype(ml_dtypes.bfloat16):
+        array = _odd_float32(array)  # ml_dtypes goes by way of float32 and would round twice
+    with np.errstate(over="ignore", under="ignore"):
+        return array.astype(kind)
+
+
+def _odd_float32(array: np.ndarray) -> np.ndarray:
+    """float64 to float32, towards zero, with the last bit set where anything was lost."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        near = array.astype(np.float32)
+        bits = near.view(np.int32) - (np.abs(near.astype(np.float64)) > np.abs(array)).astype(np.int32)
+        bits |= (near.astype(np.float64) != array).astype(np.int32)
+    return np.where(np.isnan(near), near, bits.view(np.float32))

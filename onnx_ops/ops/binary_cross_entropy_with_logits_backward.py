@@ -1,0 +1,175 @@
+"""BinaryCrossEntropyWithLogitsBackward: gradient of the binary cross entropy of a sigmoid by its logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.body import Body
+from onnx_ops.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.elementwise import Elementwise
+from onnx_ops.op import Op
+from onnx_ops.ops._numpy import computing_dtype, rounded
+from onnx_ops.roles import Reduction, Role
+from onnx_ops.runtime.primitives import ONE, exp_parts
+from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
+
+SCHEMA = OpSchema(
+    "BinaryCrossEntropyWithLogitsBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of the binary cross entropy of a sigmoid by its logits (aclnnBinaryCrossEntropyWithLogitsBackward).
+
+    x = self, y = target, w = weight, p = pos_weight, s = 1 / (1 + exp(-x))
+    d   = grad_output * w * ((p*y + 1 - y) * s - p*y)
+    out = d              reduction 0 (none) and 2 (sum)
+          d / numel(x)   reduction 1 (mean)
+
+Shapes: target has self's shape; grad_output, weight and pos_weight each broadcast to it; so has out. Rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double if an input is double,
+else in float; rounded once.
+
+Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
+overflows, and the small gradient of a logit that is right by far keeps its digits. NaN and infinities go through the
+formula: an infinite target or pos_weight gives NaN. Empty inputs give an empty output.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to self."),
+        OpSchema.FormalParameter("self", "TSelf", "Logits."),
+        OpSchema.FormalParameter("target", "T", "Labels, meant to be in [0, 1]; self's shape."),
+        OpSchema.FormalParameter(
+            "weight",
+            "TWeight",
+            "Factor of each element's loss. Broadcasts to self.",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter(
+            "pos_weight",
+            "TPosWeight",
+            "Factor of the positive class. Broadcasts to self.",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "Gradient by self, of its shape.")],
+    type_constraints=[
+        (name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "TSelf", "T", "TWeight", "TPosWeight")
+    ],
+    attributes=[attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum.")],
+)
+
+REDUCTIONS = {int(r): r.name.lower() for r in (Reduction.NONE, Reduction.MEAN, Reduction.SUM)}
+
+
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray | None = None,
+    pos_weight: np.ndarray | None = None,
+    *,
+    reduction: int = Reduction.MEAN,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    (p*y + 1 - y)*s - p*y is written (1 - y)*s - p*y*(1 - s), whose terms do not cancel, with 1 - s = sigmoid(-x).
+
+    Args:
+        grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        self, target: floating arrays of one shape.
+        reduction: 0 none, 1 mean, 2 sum.
+        dtype: compute and answer in this dtype instead of target's.
+
+    Returns:
+        Array of self's shape.
+    """
+    compute = computing_dtype((grad_output, self, target, weight, pos_weight), dtype)
+    one = compute.type(1)
+    g, x, y = (a.astype(compute) for a in (grad_output, self, target))
+    w, p = (one if a is None else a.astype(compute) for a in (weight, pos_weight))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        e = np.exp(-np.abs(x))
+        s, rest = np.where(x < 0, e, one) / (one + e), np.where(x < 0, one, e) / (one + e)
+        infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
+        d = g * w * ((one - y) * s - p * y * rest + infinite)
+        out = d / compute.type(x.size) if reduction == Reduction.MEAN else d
+    return rounded(out, target.dtype, dtype)
+
+
+def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal.
+
+    With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
+    the factor e. Where the other term is 0, e is multiplied in last and in parts, so that the result keeps its digits
+    even if e alone would be subnormal.
+    """
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share = parameters[0]
+    for i in range(count):
+        y, p = target[i], pos_weight[i]
+        value, first, second = exp_parts(-abs(x[i]))
+        scale = grad_output[i] * weight[i] * (share / (ONE + value * first * second))
+        infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
+        positive, negative = infinite - p * y, ONE - y
+        near = positive if x[i] < 0 else negative
+        far = ((negative if x[i] < 0 else positive) * value) * first
+        out[i] = (scale * far) * second if near == 0 else scale * (near + far * second)
+
+
+def body(b: Body) -> None:
+    grad, x, y = b.load("grad_output"), b.load("self"), b.load("target")
+    one, zero = b.constant("one", 1.0), b.constant("zero", 0.0)
+    # sigmoid(x) = exp(min(x, 0)) / (1 + exp(-|x|)): the operator Sigmoid of runtimes is cut off far from 0
+    b.emit(f"below = Min ({x}, {zero})")
+    b.emit("numerator = Exp (below)")
+    b.emit(f"magnitude = Abs ({x})")
+    b.emit("opposite = Neg (magnitude)")
+    b.emit("e = Exp (opposite)")
+    b.emit(f"denominator = Add (e, {one})")
+    b.emit("s = Div (numerator, denominator)")
+    positive = y
+    if b.has("pos_weight"):
+        b.emit(f"positive = Mul ({b.load('pos_weight')}, {y})")
+        positive = "positive"
+    b.emit(f"positive_and_one = Add ({positive}, {one})")
+    b.emit(f"factor = Sub (positive_and_one, {y})")
+    b.emit("expected = Mul (factor, s)")
+    b.emit(f"difference = Sub (expected, {positive})")
+    if b.has("weight"):
+        b.emit(f"scale = Mul ({grad}, {b.load('weight')})")
+        grad = "scale"
+    b.emit(f"d = Mul ({grad}, difference)")
+    result = "d"
+    if divisor := b.divisor("reduction", "d"):
+        b.emit(f"mean = Div (d, {divisor})")
+        result = "mean"
+    b.store(result, like="target")
+
+
+def _check(call: Call) -> None:
+    call.check_choice("reduction", REDUCTIONS)
+
+
+OP = Op(
+    SCHEMA,
+    Elementwise(
+        roles={
+            "grad_output": Role.INTO,
+            "self": Role.SHAPE,
+            "target": Role.SAME,
+            "weight": Role.INTO,
+            "pos_weight": Role.INTO,
+        },
+        core=lambda attributes: kernel,
+        output_dtype="target",
+        divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,
+        check=_check,
+    ),
+    reference,
+    body,
+)

@@ -1,0 +1,513 @@
+"""CtcLossBackward: gradient of the connectionist temporal classification loss (Graves et al., 2006)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.op import Op
+from onnx_ops.ops._numpy import rounded
+from onnx_ops.runtime.layout import JOB, KERNEL
+from onnx_ops.runtime.primitives import array_at, exp_parts, free, helper, load, malloc, number_at, record_at, store
+from onnx_ops.signature import FLOATS, Call, TensorType, attribute, dtype_name, tensor_types
+
+TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.FLOAT, TensorProto.FLOAT16)
+LENGTHS = (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
+
+SCHEMA = OpSchema(
+    "CtcLossBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of the connectionist temporal classification (CTC) loss (aclnnCtcLossBackward; Graves et al., 2006, eq. 9-16).
+
+For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, blank, ..., tS, blank:
+
+    log_beta[t, s] = logsum of log_beta[t+1, s], log_beta[t+1, s+1] and, if l'[s] and l'[s+2] differ,
+                     log_beta[t+1, s+2], plus log_probs[t, n, l'[s]]; it starts at t = Tn-1 in the last two states
+    out[t, n, c]   = grad_out[n] * (exp(log_probs[t, n, c]) - exp(logsum over s with l'[s] = c of
+                     (log_alpha[n, t, s] + log_beta[t, s]) + neg_log_likelihood[n] - log_probs[t, n, c]))
+
+With through_log_softmax = 1 (the convention of aclnn and of PyTorch) this is the gradient by the scores whose
+log-softmax log_probs is. With through_log_softmax = 0 the first term, exp(log_probs), is left out: the derivative by
+log_probs itself.
+
+Shapes: T time, N batch, C classes, S target length, A >= 2*max(target_lengths)+1 states. grad_out (N); log_probs
+(T, N, C); targets (N, S), or (sum of target_lengths) for the targets one after another; input_lengths and
+target_lengths (N); neg_log_likelihood (N); log_alpha (N, T, A); out (T, N, C).
+
+Dtypes: grad_out, log_probs and out one of float16, bfloat16, float, double; neg_log_likelihood and log_alpha that one
+or a wider one; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
+computed in double and rounded once.
+
+Edge rules: out is 0 for t >= Tn. A class that no reachable state carries has no second term, also where its log_probs
+is -inf. A sample whose neg_log_likelihood is +inf gets NaN, or zeros if zero_infinity is 1. log_alpha and
+neg_log_likelihood are taken as they are. Entries of padded targets beyond the target length are ignored. A blank or a
+target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_out", "T", "Gradient by each sample's loss, (N)."),
+        OpSchema.FormalParameter("log_probs", "T", "Logarithms of the class probabilities, (T, N, C)."),
+        OpSchema.FormalParameter("targets", "TTargets", "Labels, (N, S) padded or concatenated to one dimension."),
+        OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),
+        OpSchema.FormalParameter("target_lengths", "TTargetLengths", "Labels of each sample, (N)."),
+        OpSchema.FormalParameter("neg_log_likelihood", "TLoss", "Loss of each sample, (N)."),
+        OpSchema.FormalParameter("log_alpha", "TAlpha", "Forward variables, (N, T, A)."),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "Gradient, (T, N, C).")],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TTargets", tensor_types(TARGETS), "Types of labels."),
+        ("TInputLengths", tensor_types(LENGTHS), "Types of lengths."),
+        ("TTargetLengths", tensor_types(LENGTHS), "Types of lengths."),
+        ("TLoss", tensor_types(FLOATS), "T or a wider floating type."),
+        ("TAlpha", tensor_types(FLOATS), "T or a wider floating type."),
+    ],
+    attributes=[
+        attribute("blank", 0, "The class that stands for no label."),
+        attribute("zero_infinity", 0, "1: a sample whose loss is infinite gets a gradient of 0."),
+        attribute("through_log_softmax", 1, "0: leave the term exp(log_probs) out."),
+    ],
+)
+
+WIDTHS = {TensorProto.FLOAT16: 1, TensorProto.BFLOAT16: 1, TensorProto.FLOAT: 2, TensorProto.DOUBLE: 3}
+
+
+def reference(
+    grad_out: np.ndarray,
+    log_probs: np.ndarray,
+    targets: np.ndarray,
+    input_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    neg_log_likelihood: np.ndarray,
+    log_alpha: np.ndarray,
+    *,
+    blank: int = 0,
+    zero_infinity: int = 0,
+    through_log_softmax: int = 1,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, in float64 and in log space throughout.
+
+    Args:
+        grad_out: (N). log_probs: (T, N, C). targets: (N, S) or concatenated. input_lengths, target_lengths: (N).
+        neg_log_likelihood: (N). log_alpha: (N, T, A), as the forward op gives them.
+        blank, zero_infinity, through_log_softmax: as in the schema.
+        dtype: answer in this dtype instead of log_probs'.
+
+    Returns:
+        Array (T, N, C).
+    """
+    lp = log_probs.astype(np.float64)
+    out = np.zeros(lp.shape)
+    offsets = np.concatenate([[0], np.cumsum(target_lengths, dtype=np.int64)])
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        for n, (steps, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
+            loss = np.float64(neg_log_likelihood[n])
+            if loss == np.inf:
+                out[:steps, n] = 0 if zero_infinity else np.nan
+                continue
+            labels = targets[n, :length] if targets.ndim == 2 else targets[offsets[n] : offsets[n + 1]]
+            extended = np.full(2 * length + 1, blank, np.int64)
+            extended[1::2] = labels
+            skips = np.zeros(extended.size, bool)  # from s to s + 2
+            skips[:-2] = (extended[2:] != extended[:-2]) & (np.arange(extended.size - 2) % 2 == 1)
+            log_beta = np.full(extended.size + 2, -np.inf)
+            for t in range(steps - 1, -1, -1):
+                if t == steps - 1:
+                    log_beta[max(extended.size - 2, 0) : extended.size] = 0
+                else:
+                    two_on = np.where(skips, log_beta[2:], -np.inf)
+                    log_beta[:-2] = np.logaddexp(np.logaddexp(log_beta[:-2], log_beta[1:-1]), two_on)
+                log_beta[:-2] += lp[t, n, extended]
+                paths = log_alpha[n, t, : extended.size].astype(np.float64) + log_beta[:-2]
+                occupied = np.full(lp.shape[2], -np.inf)
+                np.logaddexp.at(occupied, extended, paths)
+                expected = np.where(occupied == -np.inf, 0, np.exp(occupied + loss - lp[t, n]))
+                out[t, n] = np.float64(grad_out[n]) * (np.exp(lp[t, n]) * through_log_softmax - expected)
+    return rounded(out, log_probs.dtype, dtype)
+
+
+# --- the kernel: one task per sample --------------------------------------------------------------------------------
+
+GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
+BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
+OK, REFUSED, NO_MEMORY = 0, 1, 2
+
+LARGEST_EXPONENT = 650.0
+"""Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, what it lost is < 1e-20."""
+SMALL, GROW, LOG_GROW = 2.0**-64, 2.0**64, 64 * np.log(2.0)
+LARGE = 2.0**64
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes, lengths and labels; leave T, N, C in the job's work."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    if job.rank[LOG_PROBS] != 3 or job.rank[LOG_ALPHA] != 3:
+        return REFUSED
+    steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]
+    states = job.dims[LOG_ALPHA, 2]
+    if job.dims[LOG_ALPHA, 0] != batch or job.dims[LOG_ALPHA, 1] != steps:
+        return REFUSED
+    for i in (GRAD_OUT, INPUT_LENGTH, TARGET_LENGTH, LOSS):
+        if job.rank[i] != 1 or job.dims[i, 0] != batch:
+            return REFUSED
+    padded = job.rank[TARGET] == 2
+    if not padded and job.rank[TARGET] != 1:
+        return REFUSED
+    if padded and job.dims[TARGET, 0] != batch:
+        return REFUSED
+    if kernel.integer[BLANK] < 0 or kernel.integer[BLANK] >= classes:
+        return REFUSED
+    longest = job.dims[TARGET, 1] if padded else job.dims[TARGET, 0]
+    total = 0
+    for n in range(batch):
+        length = number_at(job.data[INPUT_LENGTH], kernel.element_type[INPUT_LENGTH], n)
+        if length < 0 or length > steps:
+            return REFUSED
+        length = number_at(job.data[TARGET_LENGTH], kernel.element_type[TARGET_LENGTH], n)
+        if length < 0 or length > longest or 2 * length + 1 > states:
+            return REFUSED
+        first = n * longest if padded else total
+        total += int(length)
+        if not padded and total > longest:
+            return REFUSED
+        for k in range(int(length)):
+            label = number_at(job.data[TARGET], kernel.element_type[TARGET], first + k)
+            if not (label >= 0 and label < classes and label == np.floor(label)):
+                return REFUSED
+    if not padded and total != longest:
+        return REFUSED
+    job.output_rank = 3
+    for axis in range(3):
+        job.output_dims[axis] = job.dims[LOG_PROBS, axis]
+    job.tasks = batch if steps > 0 else 0
+    job.scratch_bytes = 8 * batch if job.tasks > 0 else 0
+    return OK
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Where each sample's targets begin, into the scratch memory."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    batch = job.dims[GRAD_OUT, 0]
+    if job.tasks == 0:
+        return
+    firsts, total = array_at(job.scratch, batch, np.int64), 0
+    for n in range(batch):
+        firsts[n] = n * job.dims[TARGET, 1] if job.rank[TARGET] == 2 else total
+        total += int(number_at(job.data[TARGET_LENGTH], kernel.element_type[TARGET_LENGTH], n))
+
+
+def task(job_address: int, n: int) -> None:
+    """Gradient of sample n."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]
+    used = int(number_at(job.data[INPUT_LENGTH], kernel.element_type[INPUT_LENGTH], n))
+    length = int(number_at(job.data[TARGET_LENGTH], kernel.element_type[TARGET_LENGTH], n))
+    loss = number_at(job.data[LOSS], kernel.element_type[LOSS], n)
+    grad = number_at(job.data[GRAD_OUT], kernel.element_type[GRAD_OUT], n)
+
+    wide = length + 8
+    memory = malloc(8 * (8 * wide + 2 * (2 * length + 1) + 3 * classes))
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    blanks = array_at(memory, wide, np.float64)
+    labelled = array_at(memory + 8 * wide, wide, np.float64)
+    sums = array_at(memory + 16 * wide, wide, np.float64)
+    label_sums = array_at(memory + 24 * wide, wide, np.float64)
+    skips = array_at(memory + 32 * wide, wide, np.float64)
+    emitted = array_at(memory + 40 * wide, wide, np.float64)
+    labels = array_at(memory + 48 * wide, wide, np.int64)
+    alpha_address = memory + 64 * wide
+    alpha = array_at(alpha_address, 2 * length + 1, np.float64)
+    weights = array_at(alpha_address + 8 * (2 * length + 1), 2 * length + 1, np.float64)
+    row_address = alpha_address + 16 * (2 * length + 1)
+    row = array_at(row_address, classes, np.float64)
+    probabilities = array_at(row_address + 8 * classes, classes, np.float64)
+    result_address = row_address + 16 * classes
+    result = array_at(result_address, classes, np.float64)
+
+    first = array_at(job.scratch, batch, np.int64)[n]
+    for k in range(length):
+        labels[k] = int(number_at(job.data[TARGET], kernel.element_type[TARGET], first + k))
+    for k in range(length):
+        skips[k] = 1.0 if k + 1 < length and labels[k] != labels[k + 1] else 0.0
+
+    probs_type, alpha_type, out_type = kernel.element_type[LOG_PROBS], kernel.element_type[LOG_ALPHA], kernel.output_type
+    probs_step, alpha_step = batch * classes * size_of(probs_type), job.dims[LOG_ALPHA, 2] * size_of(alpha_type)
+    probs = job.data[LOG_PROBS] + n * classes * size_of(probs_type)
+    alphas = job.data[LOG_ALPHA] + n * steps * alpha_step
+    outs = job.output + n * classes * size_of(out_type)
+    blank, through = kernel.integer[BLANK], kernel.integer[THROUGH_LOG_SOFTMAX]
+
+    lost = loss == np.inf
+    for c in range(classes):
+        result[c] = np.nan if lost and not kernel.integer[ZERO_INFINITY] else 0.0
+    for t in range(steps):
+        if t == used:
+            for c in range(classes):
+                result[c] = 0.0
+        if lost or t >= used:
+            store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+    in_range = not lost
+    for k in range(wide):
+        blanks[k] = 0.0
+        labelled[k] = 0.0
+    log_scale, t = loss, used - 1
+    while in_range and t >= 0:
+        load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
+        load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+        exponentials(row, classes, probabilities)
+        log_scale = scaled_step(
+            length, used, t, log_scale, labels, blank, skips, probabilities, alpha, blanks, labelled, sums, label_sums,
+            emitted, weights, result, classes,
+        )  # fmt: skip
+        in_range = log_scale == log_scale
+        for c in range(classes):
+            expected = 0.0 if row[c] == -np.inf else result[c]
+            result[c] = grad * ((probabilities[c] if through else 0.0) - expected)
+        store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+        t -= 1
+    if not in_range and not lost:
+        # Beta in log space, over the states as they are interleaved; `sums` and what follows are free for it.
+        beta = array_at(memory, 2 * length + 3, np.float64)
+        for s in range(2 * length + 3):
+            beta[s] = -np.inf
+        for t in range(used - 1, -1, -1):
+            load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
+            load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+            log_step(length, t == used - 1, labels, blank, skips, row, alpha, beta, result, classes)
+            for c in range(classes):
+                expected = 0.0 if result[c] == -np.inf else np.exp(result[c] + loss - row[c])
+                result[c] = grad * ((np.exp(row[c]) if through else 0.0) - expected)
+            store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+    free(memory)
+
+
+@helper
+def size_of(element_type: int) -> int:
+    """Bytes of a floating element type."""
+    if element_type == 11:
+        return 8
+    if element_type == 1:
+        return 4
+    return 2
+
+
+@helper
+def exponentials(x: Any, count: int, out: Any) -> None:
+    for i in range(count):
+        value, first, second = exp_parts(x[i])
+        out[i] = (value * first) * second
+
+
+@helper
+def scaled_step(
+    length: int,
+    used: int,
+    t: int,
+    log_scale: float,
+    labels: Any,
+    blank: int,
+    skips: Any,
+    probabilities: Any,
+    alpha: Any,
+    blanks: Any,
+    labelled: Any,
+    sums: Any,
+    label_sums: Any,
+    emitted: Any,
+    weights: Any,
+    result: Any,
+    classes: int,
+) -> float:
+    """Step of beta from t + 1 to t in linear float64, and the posteriors of the classes at t, into `result`.
+
+    beta[t, s] * exp(-loss) is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times exp(-log_scale): where the
+    numbers get small or large, all are scaled by a power of two. States that no path can have reached by t, or that
+    none can leave for the end in time, are not worked on. NaN is the answer where float64 may not have held them all.
+    """
+    rest = used - t
+    blank_low, blank_high = max(0, length - rest + 1), min(length, t)
+    label_low, label_high = max(0, length - rest), min(length - 1, t)
+    low, high = min(2 * blank_low, 2 * label_low + 1), max(2 * blank_high, 2 * label_high + 1)
+    if t == used - 1:
+        sums[length] = 1.0
+        if length > 0:
+            label_sums[length - 1] = 1.0
+    else:
+        for k in range(blank_low, blank_high + 1):
+            sums[k] = blanks[k] + labelled[k]
+        for k in range(label_low, label_high + 1):
+            label_sums[k] = (labelled[k] + blanks[k + 1]) + skips[k] * labelled[k + 1]
+
+    outside = 0
+    for s in range(low, high + 1):
+        exponent = alpha[s] + log_scale
+        outside += 0 if exponent <= LARGEST_EXPONENT else 1
+        value, first, second = exp_parts(exponent)
+        weights[s] = (value * first) * second
+    for c in range(classes):
+        result[c] = 0.0
+    occupied = 0.0
+    for k in range(blank_low, blank_high + 1):
+        occupied += weights[2 * k] * sums[k]
+    for k in range(label_low, label_high + 1):
+        result[labels[k]] += weights[2 * k + 1] * label_sums[k]
+        emitted[k] = probabilities[labels[k]]
+    result[blank] += occupied
+
+    largest = 0.0
+    silence = probabilities[blank]
+    for k in range(blank_low, blank_high + 1):
+        blanks[k] = sums[k] * silence
+        largest = max(largest, blanks[k])
+    for k in range(label_low, label_high + 1):
+        labelled[k] = label_sums[k] * emitted[k]
+        largest = max(largest, labelled[k])
+    if outside or not largest < np.inf:
+        return np.nan
+    if largest < SMALL or largest > LARGE:
+        grow = largest < SMALL
+        factor = GROW if grow else SMALL
+        for k in range(blank_low, blank_high + 1):
+            blanks[k] *= factor
+        for k in range(label_low, label_high + 1):
+            labelled[k] *= factor
+        return log_scale - LOG_GROW if grow else log_scale + LOG_GROW
+    return log_scale
+
+
+@helper
+def log_sum(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    high, low = (a, b) if a > b else (b, a)
+    if low == -np.inf or high == np.inf:
+        return high
+    return high + np.log1p(np.exp(low - high))
+
+
+@helper
+def log_step(
+    length: int, last: bool, labels: Any, blank: int, skips: Any, row: Any, alpha: Any, beta: Any, result: Any,
+    classes: int,
+) -> None:  # fmt: skip
+    """Step of log beta from t + 1 to t, and log(sum of alpha*beta) of each class at t, into `result`."""
+    for c in range(classes):
+        result[c] = -np.inf
+    for s in range(2 * length + 1):
+        label = labels[s // 2] if s % 2 else blank
+        if last:
+            beta[s] = 0.0 if s >= 2 * length - 1 else -np.inf
+        else:
+            beta[s] = log_sum(beta[s], beta[s + 1])
+            if s % 2 and skips[s // 2] > 0:
+                beta[s] = log_sum(beta[s], beta[s + 2])
+        beta[s] += row[label]
+        result[label] = log_sum(result[label], alpha[s] + beta[s])
+
+
+@dataclass(frozen=True)
+class Ctc:
+    """Checks and native code."""
+
+    typed_inputs: tuple[str, ...] = ("log_probs",)
+
+    def infer(self, call: Call) -> TensorType:
+        call.check()
+        for attribute in ("zero_infinity", "through_log_softmax"):
+            call.check_choice(attribute, {0: "no", 1: "yes"})
+        dtype = call.dtype("log_probs")
+        if dtype is not None:
+            if call.dtype("grad_out") not in (dtype, None):
+                raise self._dtype_error(call, "grad_out", "that of 'log_probs'")
+            for name in ("neg_log_likelihood", "log_alpha"):
+                own = call.dtype(name)
+                if own is not None and own != dtype and WIDTHS[own] <= WIDTHS[dtype]:
+                    raise self._dtype_error(call, name, "that of 'log_probs' or a wider one")
+        shape = call.shape("log_probs")
+        if shape is not None and len(shape) != 3:
+            raise call.shape_error("log_probs", "(T, N, C)")
+        steps, batch, classes = shape or (None, None, None)
+        for name in ("grad_out", "input_lengths", "target_lengths", "neg_log_likelihood"):
+            call.same_shape(name, (batch,), "the batch size N of 'log_probs'")
+        targets = call.shape("targets")
+        if targets is not None:
+            if len(targets) not in (1, 2):
+                raise call.shape_error("targets", "(N, S), or one dimension")
+            if len(targets) == 2:
+                call.same_shape("targets", (batch, targets[1]), "N as in 'log_probs'")
+        alpha = call.shape("log_alpha")
+        if alpha is not None:
+            call.same_shape("log_alpha", (batch, steps, alpha[-1] if alpha else None), "N and T as in 'log_probs'")
+            if alpha[-1] == 0:
+                raise call.shape_error("log_alpha", "at least one state (axis 2)")
+        blank = call.attributes["blank"]
+        if blank < 0 or (isinstance(classes, int) and blank >= classes):
+            raise call.error(f"attribute 'blank' is {blank}, expected a class in [0, {classes or 'C'})")
+        return TensorType(dtype, shape)
+
+    def _dtype_error(self, call: Call, name: str, expected: str) -> Exception:
+        own, dtype = call.dtype(name), call.dtype("log_probs")
+        assert own is not None and dtype is not None
+        return call.error(f"input '{name}' has dtype {dtype_name(own)}, expected {expected}, {dtype_name(dtype)}")
+
+    def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+        _, log_probs, targets, input_lengths, target_lengths, _, log_alpha = arrays
+        assert log_probs is not None and targets is not None and log_alpha is not None
+        assert input_lengths is not None and target_lengths is not None
+        steps, _, classes = log_probs.shape
+        for n, value in enumerate(input_lengths.tolist()):
+            if not 0 <= value <= steps:
+                raise call.error(f"input 'input_lengths' has {value} at {n}, expected 0 to T = {steps}")
+        for n, value in enumerate(target_lengths.tolist()):
+            if value < 0:
+                raise call.error(f"input 'target_lengths' has {value} at {n}, expected at least 0")
+            if targets.ndim == 2 and value > targets.shape[1]:
+                raise call.error(
+                    f"input 'target_lengths' has {value} at {n}, expected at most S = {targets.shape[1]} of 'targets'"
+                )
+            if 2 * value + 1 > log_alpha.shape[2]:
+                raise call.error(
+                    f"input 'log_alpha' has {log_alpha.shape[2]} states, expected at least {2 * value + 1} for the"
+                    f" target length {value} at {n}"
+                )
+        total = sum(target_lengths.tolist())
+        if targets.ndim == 1 and total != targets.shape[0]:
+            raise call.error(
+                f"input 'targets' has {targets.shape[0]} labels, expected the sum of 'target_lengths', {total}"
+            )
+        offset = 0
+        for n, length in enumerate(target_lengths.tolist()):
+            labels = targets[n, :length] if targets.ndim == 2 else targets[offset : offset + length]
+            offset += length
+            for label in labels.tolist():
+                if not (0 <= label < classes and float(label).is_integer()):
+                    raise call.error(
+                        f"input 'targets' has {label} in sample {n}, expected whole numbers in [0, {classes})"
+                    )
+
+    def record(self, call: Call) -> Mapping[str, Any]:
+        from onnx_ops.runtime import elementwise as engine
+        from onnx_ops.runtime.compiler import compile_native as compiled
+        from onnx_ops.runtime.launch import ALONE, PLAN, TASK
+
+        return {
+            "plan": compiled(plan, PLAN),
+            "begin": compiled(begin, ALONE),
+            "task": compiled(task, TASK),
+            "load": compiled(engine.LOADS[8], engine.LOAD[8]),
+            "store": compiled(engine.STORES[8], engine.STORE[8]),
+        }
+
+
+OP = Op(SCHEMA, Ctc(), reference)

@@ -1,0 +1,107 @@
+"""HardshrinkBackward: the gradient passes where the input lies outside [-lambd, lambd]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.body import Body
+from onnx_ops.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.elementwise import Elementwise
+from onnx_ops.op import Op
+from onnx_ops.ops._numpy import computing_dtype, promoted, rounded
+from onnx_ops.roles import Role
+from onnx_ops.runtime.primitives import ZERO
+from onnx_ops.signature import FLOATS, attribute, tensor_types
+
+SCHEMA = OpSchema(
+    "HardshrinkBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of hardshrink (aclnnHardshrinkBackward).
+
+    grad_input = grad_output  where self > lambd or self < -lambd
+                 0            elsewhere
+
+Shapes: grad_output and self broadcast with each other; grad_input has the broadcast shape, rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
+they agree, else double if one is double, else float).
+
+Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32 and is compared with all its bits.
+A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass the result is +0, also if grad_output
+is NaN or infinite there. Empty inputs give an empty output.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by hardshrink's output."),
+        OpSchema.FormalParameter("self", "TSelf", "Input of hardshrink."),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_input", "TOut", "Gradient of the loss by hardshrink's input.")],
+    type_constraints=[
+        ("TGrad", tensor_types(FLOATS), "Floating types."),
+        ("TSelf", tensor_types(FLOATS), "Floating types."),
+        ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
+    ],
+    attributes=[attribute("lambd", 0.5, "Half-width of the interval in which the output of hardshrink is 0.")],
+)
+
+
+def reference(
+    grad_output: np.ndarray, self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | None = None
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        grad_output, self: floating arrays whose shapes broadcast.
+        lambd: read as a float32.
+        dtype: compute and answer in this dtype instead of the promoted one.
+
+    Returns:
+        Array of the broadcast shape.
+    """
+    compute = computing_dtype((grad_output, self), dtype)
+    threshold = max(np.float32(lambd), np.float32(0)).astype(compute)
+    x = self.astype(compute)
+    passes = (x > threshold) | (x < -threshold)
+    return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
+
+
+def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal (1), lambd."""
+    grad_output, x = operands[0], operands[1]
+    lambd = parameters[1]
+    for i in range(count):
+        out[i] = grad_output[i] if abs(x[i]) > lambd else ZERO
+
+
+def body(b: Body) -> None:
+    grad, x = b.promoted("grad_output", "self"), b.load("self")
+    b.emit("lambd = Constant <value_float: float = @lambd> ()")
+    b.emit("nothing = Constant <value_float = 0.0> ()")
+    b.emit("threshold = Max (lambd, nothing)")
+    b.emit(f"magnitude = Abs ({x})")
+    b.emit(f"passes = Greater (magnitude, {b.cast('threshold', b.compute)})")
+    b.emit(f"grad_input = Where (passes, {grad}, {b.like('nothing', grad)})")
+
+
+def _parameters(attributes: Mapping[str, Any]) -> tuple[float]:
+    # NaN: no comparison holds, so nothing passes.
+    return (max(float(np.float32(attributes["lambd"])), 0.0) if attributes["lambd"] == attributes["lambd"] else np.nan,)
+
+
+OP = Op(
+    SCHEMA,
+    Elementwise(
+        roles={"grad_output": Role.SHAPE, "self": Role.SHAPE},
+        core=lambda attributes: kernel,
+        output_dtype=None,
+        parameters=_parameters,
+    ),
+    reference,
+    body,
+)

@@ -1,0 +1,39 @@
+"""What an elementwise op says of its inputs, once: shape inference and the native code both go by it."""
+
+import enum
+
+
+class Role(enum.IntFlag):
+    """How an input takes part in the shapes of an elementwise op."""
+
+    SHAPE = 1  # all inputs with this role broadcast to the index space
+    INTO = 2  # broadcasts to the index space
+    SAME = 4  # has the shape of the index space
+    CHANNEL = 8  # 1-D, one number per index of axis 1
+    COUNT = 16  # any shape; the sum of all elements counts
+    UNREAD = 32  # only the shape enters, not the values
+
+
+class Divisor(enum.IntEnum):
+    """What the terms of an elementwise op are divided by."""
+
+    NONE = 0
+    SIZE = 1  # elements of the index space
+    BATCH = 2  # length of its first axis
+
+
+class Reduction(enum.IntEnum):
+    """The `reduction` attribute of the losses; their names are taken too: `Reduction("mean")`."""
+
+    NONE = 0
+    MEAN = 1
+    SUM = 2
+    BATCHMEAN = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Reduction | None":
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+    @property
+    def divisor(self) -> Divisor:
+        return {Reduction.MEAN: Divisor.SIZE, Reduction.BATCHMEAN: Divisor.BATCH}.get(self, Divisor.NONE)

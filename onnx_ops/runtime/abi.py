@@ -1,0 +1,156 @@
+"""onnxruntime's C interface, as far as a custom op needs it, for ctypes.
+
+Written against onnxruntime 1.31 (onnxruntime_c_api.h); `OrtApi` is a table of functions whose order never changes and
+that only ever grows at its end, `OrtCustomOp` carries its version in its first field.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+API_VERSION = 17
+"""The version of OrtCustomOp that is filled in: the first with InferOutputShapeFn and a start and end version."""
+
+INVALID_ARGUMENT = 2
+"""OrtErrorCode of a refused call."""
+
+VP, SZ, INT, I64 = C.c_void_p, C.c_size_t, C.c_int, C.c_int64
+FUNCTION = C.CFUNCTYPE
+
+
+class Api(enum.IntEnum):
+    """Places in OrtApi."""
+
+    CreateStatus = 0
+    GetTensorMutableData = 51
+    CastTypeInfoToTensorInfo = 55
+    SetTensorElementType = 58
+    CreateTensorTypeAndShapeInfo = 57
+    SetDimensions = 59
+    GetTensorElementType = 60
+    GetDimensionsCount = 61
+    GetDimensions = 62
+    GetSymbolicDimensions = 63
+    GetTensorTypeAndShape = 65
+    KernelInfoGetAttribute_float = 85
+    KernelInfoGetAttribute_int64 = 86
+    KernelContext_GetInputCount = 88
+    KernelContext_GetInput = 90
+    KernelContext_GetOutput = 91
+    ReleaseStatus = 93
+    ReleaseTypeInfo = 98
+    ReleaseTensorTypeAndShapeInfo = 99
+    KernelInfo_GetInputCount = 230
+    KernelInfo_GetInputTypeInfo = 234
+    ShapeInferContext_GetInputCount = 267
+    ShapeInferContext_GetInputTypeShape = 268
+    ShapeInferContext_SetOutputTypeShape = 270
+    SetSymbolicDimensions = 271
+    KernelContext_ParallelFor = 274
+
+
+SIGNATURES: dict[Api, Sequence[Any]] = {
+    Api.CreateStatus: (INT, C.c_char_p),
+    Api.GetTensorMutableData: (VP, VP),
+    Api.CastTypeInfoToTensorInfo: (VP, VP),
+    Api.CreateTensorTypeAndShapeInfo: (VP,),
+    Api.SetTensorElementType: (VP, INT),
+    Api.SetDimensions: (VP, VP, SZ),
+    Api.GetTensorElementType: (VP, VP),
+    Api.GetDimensionsCount: (VP, VP),
+    Api.GetDimensions: (VP, VP, SZ),
+    Api.GetSymbolicDimensions: (VP, VP, SZ),
+    Api.GetTensorTypeAndShape: (VP, VP),
+    Api.KernelInfoGetAttribute_float: (VP, C.c_char_p, VP),
+    Api.KernelInfoGetAttribute_int64: (VP, C.c_char_p, VP),
+    Api.KernelContext_GetInputCount: (VP, VP),
+    Api.KernelContext_GetInput: (VP, SZ, VP),
+    Api.ReleaseStatus: (VP,),
+    Api.ReleaseTypeInfo: (VP,),
+    Api.ReleaseTensorTypeAndShapeInfo: (VP,),
+    Api.KernelInfo_GetInputCount: (VP, VP),
+    Api.KernelInfo_GetInputTypeInfo: (VP, SZ, VP),
+    Api.ShapeInferContext_GetInputCount: (VP, VP),
+    Api.ShapeInferContext_GetInputTypeShape: (VP, SZ, VP),
+    Api.ShapeInferContext_SetOutputTypeShape: (VP, SZ, VP),
+    Api.SetSymbolicDimensions: (VP, VP, SZ),
+}
+
+
+class OrtCustomOp(C.Structure):
+    """The struct of the same name. Those callbacks that may be left out, or are native, are plain addresses."""
+
+    _fields_ = (
+        ("version", C.c_uint32),
+        ("CreateKernel", VP),
+        ("GetName", FUNCTION(VP, VP)),
+        ("GetExecutionProviderType", FUNCTION(VP, VP)),
+        ("GetInputType", FUNCTION(INT, VP, SZ)),
+        ("GetInputTypeCount", FUNCTION(SZ, VP)),
+        ("GetOutputType", FUNCTION(INT, VP, SZ)),
+        ("GetOutputTypeCount", FUNCTION(SZ, VP)),
+        ("KernelCompute", VP),
+        ("KernelDestroy", VP),
+        ("GetInputCharacteristic", FUNCTION(INT, VP, SZ)),
+        ("GetOutputCharacteristic", FUNCTION(INT, VP, SZ)),
+        ("GetInputMemoryType", FUNCTION(INT, VP, SZ)),
+        ("GetVariadicInputMinArity", FUNCTION(INT, VP)),
+        ("GetVariadicInputHomogeneity", FUNCTION(INT, VP)),
+        ("GetVariadicOutputMinArity", FUNCTION(INT, VP)),
+        ("GetVariadicOutputHomogeneity", FUNCTION(INT, VP)),
+        ("CreateKernelV2", FUNCTION(VP, VP, VP, VP, C.POINTER(VP))),
+        ("KernelComputeV2", VP),
+        ("InferOutputShapeFn", FUNCTION(VP, VP, VP)),
+        ("GetStartVersion", FUNCTION(INT, VP)),
+        ("GetEndVersion", FUNCTION(INT, VP)),
+        ("GetMayInplace", VP),
+        ("ReleaseMayInplace", VP),
+        ("GetAliasMap", VP),
+        ("ReleaseAliasMap", VP),
+    )
+
+
+class OrtApi:
+    """The functions of an OrtApi table, callable by name; those that return an OrtStatus raise on one."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        table = C.cast(address, C.POINTER(VP))
+        self._functions = {place: FUNCTION(VP, *types)(table[place]) for place, types in SIGNATURES.items()}
+
+    def __call__(self, place: Api, *arguments: Any) -> int | None:
+        """Call a function of the table; the answer is its status (or whatever word it returns)."""
+        result: int | None = self._functions[place](*arguments)
+        return result
+
+    def word(self, place: Api, *arguments: Any) -> int | None:
+        """The word that a function leaves behind its last argument; None where it answers with an error."""
+        slot = VP()
+        if (status := self(place, *arguments, C.byref(slot))) is not None:
+            self(Api.ReleaseStatus, status)
+            return None
+        return slot.value or 0
+
+    def status(self, message: str) -> int | None:
+        """A new OrtStatus: the error that `session.run`, or the making of a session, raises."""
+        return self(Api.CreateStatus, INVALID_ARGUMENT, message.encode())
+
+    def dimensions(self, info: int) -> tuple[int | str | None, ...]:
+        """Shape in an OrtTensorTypeAndShapeInfo; what is not known there has rank 0, like a scalar."""
+        rank = self.word(Api.GetDimensionsCount, info) or 0
+        sizes, names = (I64 * rank)(), (C.c_char_p * rank)()
+        self(Api.GetDimensions, info, sizes, rank)
+        self(Api.GetSymbolicDimensions, info, names, rank)
+        return tuple(
+            size if size >= 0 else (name.decode() or None) if name else None
+            for size, name in zip(sizes, names, strict=True)
+        )
+
+    def element_type(self, info: int) -> int:
+        """Element type in an OrtTensorTypeAndShapeInfo, 0 for none."""
+        kind = INT()
+        self(Api.GetTensorElementType, info, C.byref(kind))
+        return kind.value

@@ -1,0 +1,616 @@
+"""The engine of elementwise kernels: broadcasting, dtypes, blocks and sums around an op's inner loop.
+
+An op brings a loop over plain arrays of float32 or float64 (its core) and says what role each input plays in the shapes.
+The index space is cut into blocks of fixed size, a block into chunks that stay in cache. For a chunk each operand is
+brought into the core's dtype, one element after another, unless it lies in memory like that already.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from onnx_ops.roles import Divisor, Role
+from onnx_ops.runtime.launch import OK, REFUSED
+from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK
+from onnx_ops.runtime.native import (
+    BFLOAT16,
+    DOUBLE,
+    FLOAT,
+    FLOAT16,
+    OPTIONS,
+    bfloat_to_float,
+    call,
+    double_to_odd_float,
+    f4,
+    f4_at,
+    f8,
+    f8_at,
+    number_at,
+    float_to_bfloat,
+    float_to_half,
+    half_to_float,
+    i8_at,
+    job_at,
+    kernel_at,
+    stack,
+    u2_at,
+)
+
+VOID_OF = {4: types.CPointer(types.float32), 8: types.CPointer(types.float64)}
+
+
+def core_signature(width: int) -> types.Type:
+    """Signature of a core for float32 (width 4) or float64 (8): (operands, out, count, parameters)."""
+    pointer = VOID_OF[width]
+    return types.void(types.CPointer(pointer), pointer, types.int64, pointer)
+
+
+LOAD = {width: types.void(types.int64, types.int64, types.int64, types.int64, VOID_OF[width]) for width in (4, 8)}
+"""Signature of a load: (source, element type, step, count, destination)."""
+STORE = {width: types.void(VOID_OF[width], types.int64, types.int64, types.int64) for width in (4, 8)}
+"""Signature of a store: (source, element type, count, destination)."""
+PREPARE = types.void(types.CPointer(types.CPointer(types.float64)), types.int64, types.CPointer(types.float64))
+"""Signature of a prepare: (channel operands, channels, the sum of the count operand)."""
+
+# How an operand lies in the index space.
+ABSENT, SCALAR, LINEAR, STRIDED = 0, 1, 2, 3
+
+SHAPE, INTO, SAME, CHANNEL, COUNT, UNREAD = (
+    int(Role.SHAPE), int(Role.INTO), int(Role.SAME), int(Role.CHANNEL), int(Role.COUNT), int(Role.UNREAD),
+)  # fmt: skip
+BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
+AXES = 8 * MAX_RANK
+MAX_SLICES = 64
+PARAMETERS = 8
+JOB_PARAMETERS = JOB.fields["parameters"][1]
+# What a task keeps on its stack, see `evaluate`.
+POINTERS = 8 * MAX_INPUTS
+PARAMETERS_AT = 2 * POINTERS
+ONE_AT = PARAMETERS_AT + 8 * PARAMETERS
+BUFFERS_AT = ONE_AT + 64
+BUFFER = CHUNK * 8
+STATE = BUFFERS_AT + BUFFER * MAX_INPUTS
+DIVISOR = 0
+"""Place of the reciprocal of the divisor among the parameters; the op's float attributes follow."""
+
+
+# --- dtypes --------------------------------------------------------------------------------------------------------
+
+
+def load4(source, element_type, step, count, out):  # type: ignore[no-untyped-def]
+    if element_type == FLOAT:
+        f = f4_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = f[i]
+        elif step == 0:
+            value = f[0]
+            for i in range(count):
+                out[i] = value
+        else:
+            for i in range(count):
+                out[i] = f[i * step]
+    elif element_type == DOUBLE:
+        d = f8_at(source)
+        if step == 0:
+            value = f4(d[0])
+            for i in range(count):
+                out[i] = value
+        else:
+            for i in range(count):
+                out[i] = f4(d[i * step])
+    elif element_type == FLOAT16:
+        h = u2_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = half_to_float(h[i])
+        elif step == 0:
+            value = half_to_float(h[0])
+            for i in range(count):
+                out[i] = value
+        else:
+            for i in range(count):
+                out[i] = half_to_float(h[i * step])
+    else:
+        b = u2_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = bfloat_to_float(b[i])
+        elif step == 0:
+            value = bfloat_to_float(b[0])
+            for i in range(count):
+                out[i] = value
+        else:
+            for i in range(count):
+                out[i] = bfloat_to_float(b[i * step])
+
+
+def load8(source, element_type, step, count, out):  # type: ignore[no-untyped-def]
+    if element_type == DOUBLE:
+        d = f8_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = d[i]
+        else:
+            for i in range(count):
+                out[i] = d[i * step]
+    elif element_type == FLOAT:
+        f = f4_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = f8(f[i])
+        else:
+            for i in range(count):
+                out[i] = f8(f[i * step])
+    elif element_type == FLOAT16:
+        h = u2_at(source)
+        if step == 1:
+            for i in range(count):
+                out[i] = f8(half_to_float(h[i]))
+        else:
+            for i in range(count):
+                out[i] = f8(half_to_float(h[i * step]))
+    else:
+        b = u2_at(source)
+        for i in range(count):
+            out[i] = f8(bfloat_to_float(b[i * step]))
+
+
+def store4(source, element_type, count, destination):  # type: ignore[no-untyped-def]
+    if element_type == FLOAT16:
+        h = u2_at(destination)
+        for i in range(count):
+            h[i] = float_to_half(source[i])
+    elif element_type == BFLOAT16:
+        b = u2_at(destination)
+        for i in range(count):
+            b[i] = float_to_bfloat(source[i])
+    else:
+        f = f4_at(destination)
+        for i in range(count):
+            f[i] = source[i]
+
+
+def store8(source, element_type, count, destination):  # type: ignore[no-untyped-def]
+    if element_type == DOUBLE:
+        d = f8_at(destination)
+        for i in range(count):
+            d[i] = source[i]
+    elif element_type == FLOAT:
+        f = f4_at(destination)
+        for i in range(count):
+            f[i] = f4(source[i])
+    elif element_type == FLOAT16:
+        h = u2_at(destination)
+        for i in range(count):
+            h[i] = float_to_half(double_to_odd_float(source[i]))
+    else:
+        b = u2_at(destination)
+        for i in range(count):
+            b[i] = float_to_bfloat(double_to_odd_float(source[i]))
+
+
+LOADS = {4: load4, 8: load8}
+STORES = {4: store4, 8: store8}
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def item_size(element_type):  # type: ignore[no-untyped-def]
+    if element_type == DOUBLE:
+        return 8
+    if element_type == FLOAT:
+        return 4
+    return 2
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def broadcast_shapes(kernel, job):  # type: ignore[no-untyped-def]
+    """The index space: the shapes of all inputs with a shaping role, broadcast. False if they do not."""
+    rank = 0
+    for i in range(kernel.inputs):
+        if kernel.role[i] & SHAPE and kernel.element_type[i] != 0:
+            rank = max(rank, job.rank[i])
+    job.axes = rank
+    for axis in range(rank):
+        job.extent[axis] = 1
+    for i in range(kernel.inputs):
+        if kernel.role[i] & SHAPE and kernel.element_type[i] != 0:
+            lead = rank - job.rank[i]
+            for axis in range(job.rank[i]):
+                size = job.dims[i, axis]
+                if size != 1:
+                    if job.extent[lead + axis] != 1 and job.extent[lead + axis] != size:
+                        return False
+                    job.extent[lead + axis] = size
+    job.size = 1
+    for axis in range(rank):
+        job.size *= job.extent[axis]
+    return kernel.ranks[0] <= rank <= kernel.ranks[1]
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def fits(kernel, job, i):  # type: ignore[no-untyped-def]
+    """Whether the shape of an input suits its role in the index space."""
+    role = kernel.role[i]
+    if role & COUNT:
+        return True
+    if role & CHANNEL:
+        return job.rank[i] == 1 and job.dims[i, 0] == job.extent[1] and job.extent[1] >= 1
+    lead = job.axes - job.rank[i]
+    if lead < 0 or (role & SAME and lead != 0):
+        return False
+    for axis in range(job.rank[i]):
+        size, extent = job.dims[i, axis], job.extent[lead + axis]
+        if size != extent and (role & SAME or size != 1):
+            return False
+    return True
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def lay_out(job, i, lead, rank, order):  # type: ignore[no-untyped-def]
+    """Strides of an operand over the index space, axes in `order`, neighbours merged where they run on.
+
+    The operand's own axes stand at `lead` of the index space and after.
+    """
+    steps_address = stack(AXES)
+    steps = i8_at(steps_address)
+    step = 1
+    for axis in range(job.axes - 1, -1, -1):
+        own = axis - lead
+        size = job.dims[i, own] if 0 <= own < rank else 1
+        steps[axis] = 0 if size == 1 else step
+        step *= size
+    count = 0
+    for place in range(job.axes):
+        axis = order[place]
+        extent, stride = job.extent[axis], steps[axis]
+        if extent == 1:
+            continue
+        if count > 0 and job.operand_stride[i, count - 1] == stride * extent:
+            job.operand_extent[i, count - 1] *= extent
+            job.operand_stride[i, count - 1] = stride
+        else:
+            job.operand_extent[i, count] = extent
+            job.operand_stride[i, count] = stride
+            count += 1
+    job.operand_axes[i] = count
+    if count == 0 or (count == 1 and job.operand_stride[i, 0] == 0):
+        job.kind[i] = SCALAR
+    elif count == 1 and job.operand_stride[i, 0] == 1:
+        job.kind[i] = LINEAR
+    else:
+        job.kind[i] = STRIDED
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def count_up(job, i, element_type):  # type: ignore[no-untyped-def]
+    """Sum of all elements of an input, in float64."""
+    size, total = 1, 0.0
+    for axis in range(job.rank[i]):
+        size *= job.dims[i, axis]
+    for index in range(size):
+        total += number_at(job.data[i], element_type, index)
+    return total
+
+
+def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
+    """Shapes of one run into the layout that its tasks follow."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    if not broadcast_shapes(kernel, job):
+        return REFUSED
+    channels = 0
+    for i in range(kernel.inputs):
+        if kernel.element_type[i] != 0 and not fits(kernel, job, i):
+            return REFUSED
+        if kernel.role[i] & CHANNEL:
+            channels += 1
+
+    like = kernel.output_like
+    job.output_rank = job.axes
+    for axis in range(job.axes):
+        job.output_dims[axis] = job.extent[axis]
+    summed = False
+    if like >= 0:
+        lead = job.axes - job.rank[like]
+        job.output_rank = job.rank[like]
+        for axis in range(job.rank[like]):
+            job.output_dims[axis] = job.dims[like, axis]
+            summed |= job.dims[like, axis] != job.extent[lead + axis]
+        for axis in range(lead):
+            summed |= job.extent[axis] != 1
+
+    divisor = 1.0
+    if kernel.divisor == BY_SIZE:
+        divisor = f8(job.size)
+    elif kernel.divisor == BY_BATCH and job.axes > 0:
+        divisor = f8(job.extent[0])
+    job.parameters[DIVISOR] = 1.0 / divisor
+    for k in range(4):
+        job.parameters[1 + k] = kernel.parameters[k]
+
+    last = job.axes - 1
+    while last > 0 and job.extent[last] == 1:
+        last -= 1
+    order_address = stack(AXES)
+    order = i8_at(order_address)
+    rows_are_summed = summed and job.axes > 0 and kept_axis(job, like, last)
+    place, job.rows, job.columns = 0, 1, 1
+    for first in (True, False):
+        for axis in range(job.axes):
+            leads = not summed or kept_axis(job, like, axis) != rows_are_summed
+            if leads == first:
+                order[place] = axis
+                place += 1
+                if first:
+                    job.rows *= job.extent[axis]
+                else:
+                    job.columns *= job.extent[axis]
+
+    for i in range(kernel.inputs):
+        role = kernel.role[i]
+        job.source_type[i] = kernel.element_type[i]
+        if role & CHANNEL:
+            job.source_type[i] = DOUBLE  # as `begin` leaves it
+            job.dims[i, 0] = job.extent[1]
+            lay_out(job, i, 1, 1, order)
+        elif role & (UNREAD | COUNT) or kernel.element_type[i] == 0:
+            job.kind[i] = ABSENT
+        else:
+            lay_out(job, i, job.axes - job.rank[i], job.rank[i], order)
+
+    job.summed_rows = rows_are_summed
+    job.slices = 1
+    if not summed:
+        job.tasks = (job.size + BLOCK - 1) // BLOCK
+        job.scratch_bytes = 8 * channels * job.extent[1] if job.size > 0 else 0
+    elif rows_are_summed:
+        job.blocks = (job.columns + CHUNK - 1) // CHUNK
+        job.slice = job.rows
+        if job.blocks < MAX_SLICES:
+            job.slice = max(BLOCK // min(max(job.columns, 1), CHUNK), (job.rows + MAX_SLICES - 1) // MAX_SLICES, 1)
+            job.slices = (job.rows + job.slice - 1) // job.slice
+    else:
+        per_task = max(BLOCK // max(job.columns, 1), 1)
+        job.blocks = (job.rows + per_task - 1) // per_task
+        job.slice = job.columns
+        if job.blocks < MAX_SLICES and per_task == 1:
+            job.slice = max(BLOCK, (job.columns + MAX_SLICES - 1) // MAX_SLICES)
+            job.slices = (job.columns + job.slice - 1) // job.slice
+    if summed:
+        job.slices = max(job.slices, 1)  # a sum of nothing is still to be stored
+        job.tasks = job.blocks * job.slices
+        job.scratch_bytes = 8 * job.slices * (job.columns if rows_are_summed else job.rows) if job.slices > 1 else 0
+    job.sums = summed
+    return OK
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def kept_axis(job, like, axis):  # type: ignore[no-untyped-def]
+    """Whether an axis of the index space is one of the output, not one that is summed over."""
+    own = axis - (job.axes - job.rank[like])
+    return own >= 0 and (job.dims[like, own] != 1 or job.extent[axis] == 1)
+
+
+def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
+    """Per-channel inputs as float64 in the scratch memory, worked over by the op before the elements are."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    if job.size == 0:
+        return
+    channels, pointers_address = job.extent[1], stack(POINTERS)
+    pointers = i8_at(pointers_address)
+    place, total = 0, 0.0
+    for i in range(kernel.inputs):
+        if kernel.role[i] & COUNT:
+            total += count_up(job, i, kernel.element_type[i])
+        if kernel.role[i] & CHANNEL:
+            address = job.scratch + 8 * place * channels
+            values = f8_at(address)
+            for c in range(channels):
+                present = kernel.element_type[i] != 0
+                values[c] = number_at(job.data[i], kernel.element_type[i], c) if present else 1.0
+            job.data[i] = address
+            pointers[place] = address
+            place += 1
+    job.parameters[DIVISOR] = total
+    call(kernel.prepare, (pointers_address, channels, job_address + JOB_PARAMETERS))
+
+
+# --- elements ------------------------------------------------------------------------------------------------------
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def gather(job, i, start, count, width, load, buffer, filled):  # type: ignore[no-untyped-def]
+    """Bring elements [start, start + count) of a strided operand into a buffer, one run of memory after another.
+
+    filled[i] is the address of the one element that fills the buffer already, where that is what it holds.
+    """
+    source_type, axes = job.source_type[i], job.operand_axes[i]
+    size = item_size(source_type)
+    inner, step = job.operand_extent[i, axes - 1], job.operand_stride[i, axes - 1]
+    done = 0
+    while done < count:
+        rest = (start + done) // inner
+        within = start + done - rest * inner
+        offset = within * step
+        for axis in range(axes - 2, -1, -1):
+            extent = job.operand_extent[i, axis]
+            offset += (rest % extent) * job.operand_stride[i, axis]
+            rest //= extent
+        run = min(inner - within, count - done)
+        source = job.data[i] + offset * size
+        if step == 0 and run == count:
+            if filled[i] != source:
+                call(load, (source, source_type, 0, CHUNK, buffer))
+                filled[i] = source
+            return
+        call(load, (source, source_type, step, run, buffer + done * width))
+        done += run
+    filled[i] = 0
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def evaluate(kernel, job, start, count, width, load, core, state, out):  # type: ignore[no-untyped-def]
+    """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
+
+    state is the address of what a task keeps from chunk to chunk: operand pointers, what fills which buffer, the
+    parameters in the core's dtype, and the buffers.
+    """
+    pointers, filled = i8_at(state), i8_at(state + POINTERS)
+    element_type = DOUBLE if width == 8 else FLOAT
+    for i in range(kernel.inputs):
+        kind = job.kind[i]
+        buffer = state + BUFFERS_AT + i * BUFFER
+        if kind == LINEAR and job.source_type[i] == element_type:
+            pointers[i] = job.data[i] + start * width
+            continue
+        pointers[i] = buffer
+        if kind == LINEAR:
+            size = item_size(job.source_type[i])
+            call(load, (job.data[i] + start * size, job.source_type[i], 1, count, buffer))
+        elif kind == STRIDED:
+            gather(job, i, start, count, width, load, buffer, filled)
+        elif filled[i] == 0:  # one value throughout, which is 1 for an input that was left out
+            filled[i] = 1
+            if kind == SCALAR:
+                call(load, (job.data[i], job.source_type[i], 0, CHUNK, buffer))
+            else:
+                f4_at(state + ONE_AT)[0] = f4(1)
+                call(load, (state + ONE_AT, FLOAT, 0, CHUNK, buffer))
+    call(core, (state, out, count, state + PARAMETERS_AT))
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def start_task(job, width, state):  # type: ignore[no-untyped-def]
+    filled = i8_at(state + POINTERS)
+    for i in range(MAX_INPUTS):
+        filled[i] = 0
+    for k in range(PARAMETERS):
+        if width == 8:
+            f8_at(state + PARAMETERS_AT)[k] = job.parameters[k]
+        else:
+            f4_at(state + PARAMETERS_AT)[k] = f4(job.parameters[k])
+
+
+def task(job_address, number):  # type: ignore[no-untyped-def]
+    """One block of the index space, or of the sums over it."""
+    job = job_at(job_address)
+    kernel = kernel_at(job.kernel)
+    if job.sums:
+        sum_task(kernel, job, number)
+    else:
+        map_task(kernel, job, number)
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def map_task(kernel, job, number):  # type: ignore[no-untyped-def]
+    state, result = stack(STATE), stack(BUFFER)
+    width = 8 if kernel.compute_type == DOUBLE else 4
+    start_task(job, width, state)
+    direct = kernel.output_type == kernel.compute_type
+    step = BLOCK
+    for i in range(kernel.inputs):
+        if not (job.kind[i] == LINEAR and job.source_type[i] == kernel.compute_type) or not direct:
+            step = CHUNK
+    position, stop = number * BLOCK, min((number + 1) * BLOCK, job.size)
+    while position < stop:
+        count = min(step, stop - position)
+        out = job.output + position * width if direct else result
+        evaluate(kernel, job, position, count, width, kernel.load, kernel.core, state, out)
+        if not direct:
+            target = job.output + position * item_size(kernel.output_type)
+            call(kernel.store, (result, kernel.output_type, count, target))
+        position += count
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def total_of(values, start, count):  # type: ignore[no-untyped-def]
+    """Sum of values[start:start + count] by halves, which spoils them: vectorised, and exact to a few roundings."""
+    while count > 1:
+        half = count // 2
+        upper = start + count - half
+        for i in range(half):
+            values[start + i] += values[upper + i]
+        count -= half
+    return values[start] if count == 1 else 0.0
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def deliver(kernel, job, totals, piece, first, count):  # type: ignore[no-untyped-def]
+    """Sums of output elements [first, first + count), over one slice, to the output or to where `finish` looks."""
+    if job.slices == 1:
+        target = job.output + first * item_size(kernel.output_type)
+        call(kernel.store_wide, (totals, kernel.output_type, count, target))
+    else:
+        kept = job.columns if job.summed_rows else job.rows
+        partial, values = f8_at(job.scratch + 8 * (piece * kept + first)), f8_at(totals)
+        for i in range(count):
+            partial[i] = values[i]
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
+    state, result, totals_address = stack(STATE), stack(BUFFER), stack(BUFFER)
+    terms, totals = f8_at(result), f8_at(totals_address)
+    start_task(job, 8, state)
+    piece, block = number // job.blocks, number % job.blocks
+    columns = job.columns
+    if job.summed_rows:
+        first = block * CHUNK
+        count = min(CHUNK, columns - first)
+        row, stop = piece * job.slice, min((piece + 1) * job.slice, job.rows)
+        together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
+        for c in range(count):
+            totals[c] = 0.0
+        while row < stop:
+            rows = min(together, stop - row)
+            evaluate(
+                kernel, job, row * columns + first, rows * count, 8, kernel.load_wide, kernel.core_wide, state, result
+            )
+            for k in range(rows):
+                for c in range(count):
+                    totals[c] += terms[k * count + c]
+            row += rows
+        deliver(kernel, job, totals_address, piece, first, count)
+    else:
+        per_task = max(BLOCK // max(columns, 1), 1)
+        row, stop = block * per_task, min((block + 1) * per_task, job.rows)
+        begin_column, end_column = piece * job.slice, min((piece + 1) * job.slice, columns)
+        while row < stop:
+            rows = 1
+            if columns <= CHUNK:
+                rows = min(CHUNK // max(columns, 1), stop - row, CHUNK)
+                evaluate(
+                    kernel, job, row * columns, rows * columns, 8, kernel.load_wide, kernel.core_wide, state, result
+                )
+                for k in range(rows):
+                    totals[k] = total_of(terms, k * columns, columns)
+            else:
+                total, column = 0.0, begin_column
+                while column < end_column:
+                    count = min(CHUNK, end_column - column)
+                    evaluate(
+                        kernel, job, row * columns + column, count, 8, kernel.load_wide, kernel.core_wide, state, result
+                    )
+                    total += total_of(terms, 0, count)
+                    column += count
+                totals[0] = total
+            deliver(kernel, job, totals_address, piece, row, rows)
+            row += rows
+
+
+def finish(kernel_address, job_address):  # type: ignore[no-untyped-def]
+    """Add up the slices of the sums, always in the same order."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    if not job.sums or job.slices == 1:
+        return
+    kept = job.columns if job.summed_rows else job.rows
+    totals = f8_at(job.scratch)
+    for piece in range(1, job.slices):
+        partial = f8_at(job.scratch + 8 * piece * kept)
+        for i in range(kept):
+            totals[i] += partial[i]
+    call(kernel.store_wide, (job.scratch, kernel.output_type, kept, job.output))

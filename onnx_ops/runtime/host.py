@@ -1,0 +1,320 @@
+"""Puts the ops into onnxruntime, through the library of onnxruntime-extensions.
+
+Facts this rests on (onnxruntime 1.31, onnxruntime-extensions 0.15):
+- What `AddExternalCustomOp` is given before `register_custom_ops_library` is called lands in the domain
+  ai.onnx.contrib of the sessions that come after. The structs, and the callbacks in them, must live for ever.
+- A kernel is chosen, and the output's dtype settled, by the dtypes that the OrtCustomOp names. So there is one for each
+  mixture of those inputs that settle the output's dtype; the other inputs are left open.
+- InferOutputShapeFn is handed no OrtApi. The table is the same for the whole process, and the creation of any kernel
+  hands it over: a session of one node is made for that.
+- An error of InferOutputShapeFn is ignored, and an input of unknown rank looks like a scalar there. So it only ever
+  tells a shape; refusals come from CreateKernelV2 and from the run.
+- KernelDestroy may be called while the interpreter goes down, so it is libc's free.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+from onnx.defs import OpSchema
+
+from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.errors import KernelsUnavailable, OpError
+from onnx_ops.op import Op
+from onnx_ops.ops import OPS
+from onnx_ops.runtime.abi import API_VERSION, FUNCTION, I64, SZ, VP, Api, OrtApi, OrtCustomOp
+from onnx_ops.runtime.layout import KERNEL
+from onnx_ops.signature import FLOATS, Call, TensorType
+
+MARK = "onnx_ops.kernels_registered"
+PROBE = kernel_name("Probe")
+PROVIDER = C.create_string_buffer(b"CPUExecutionProvider")
+OPTIONAL = 1
+LAST_VERSION = 2**31 - 1
+
+_libc = C.CDLL(None)
+_libc.malloc.restype, _libc.malloc.argtypes = VP, [SZ]
+_fresh = itertools.count()
+_lock = threading.RLock()
+
+
+class _Struct:
+    """An OrtCustomOp that is registered: an op (None: the probe) for certain dtypes of the inputs that settle its output's."""
+
+    by_address: dict[int, _Struct] = {}
+
+    def __init__(self, op: Op | None, dtypes: dict[str, int], output: int) -> None:
+        self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
+        self.op = op
+        self.output = output
+        self.inputs = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
+        single = OpSchema.FormalParameterOption.Single
+        self.optional = [int(p.option != single) for p in op.schema.inputs] if op else [0]
+        self.native = OrtCustomOp(version=API_VERSION, **_callbacks())
+        self.native.KernelDestroy = C.cast(_libc.free, VP).value
+        self.by_address[C.addressof(self.native)] = self
+
+
+_Self = _Struct.by_address
+
+
+@functools.cache
+def _callbacks() -> dict[str, Any]:
+    """The callbacks that all structs share; each is given the address of its struct."""
+    given = {
+        "GetName": lambda own: C.addressof(_Self[own].name),
+        "GetExecutionProviderType": lambda own: C.addressof(PROVIDER),
+        "GetInputType": lambda own, i: _Self[own].inputs[i],
+        "GetInputTypeCount": lambda own: len(_Self[own].inputs),
+        "GetOutputType": lambda own, i: _Self[own].output,
+        "GetOutputTypeCount": lambda own: 1,
+        "GetInputCharacteristic": lambda own, i: _Self[own].optional[i],
+        "GetOutputCharacteristic": lambda own, i: 0,
+        "GetInputMemoryType": lambda own, i: 0,
+        "GetVariadicInputMinArity": lambda own: 0,
+        "GetVariadicInputHomogeneity": lambda own: 0,
+        "GetVariadicOutputMinArity": lambda own: 0,
+        "GetVariadicOutputHomogeneity": lambda own: 0,
+        "CreateKernelV2": _create_kernel,
+        "InferOutputShapeFn": _infer_output_shape,
+        "GetStartVersion": lambda own: 1,
+        "GetEndVersion": lambda own: LAST_VERSION,
+    }
+    types = dict(OrtCustomOp._fields_)
+    return {name: types[name](function) for name, function in given.items()}
+
+
+_api: OrtApi | None = None
+
+
+def _guarded(function: Callable[..., None]) -> Callable[..., int | None]:
+    """A callback whose exceptions become an OrtStatus."""
+
+    @functools.wraps(function)
+    def guarded(*arguments: Any) -> int | None:
+        try:
+            function(*arguments)
+        except OpError as error:
+            assert _api is not None
+            return _api.status(str(error))
+        except Exception as error:  # nothing may pass through C++
+            assert _api is not None
+            return _api.status(f"onnx_ops: {type(error).__name__}: {error}")
+        return None
+
+    return guarded
+
+
+@_guarded
+def _create_kernel(own: int, api_address: int, info: int, kernel: Any) -> None:
+    global _api
+    if _api is None:
+        _api = OrtApi(api_address)
+    struct, api = _Self[own], _api
+    handle = _libc.malloc(KERNEL.itemsize)
+    if not handle:
+        raise MemoryError
+    kernel[0] = handle
+    if struct.op is None:
+        return
+    record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
+    if not struct.native.KernelComputeV2:
+        from onnx_ops.runtime.compiler import compile_native
+        from onnx_ops.runtime.launch import COMPUTE, compute
+
+        struct.native.KernelComputeV2 = compile_native(compute, COMPUTE)
+    C.memmove(handle, record.ctypes.data, KERNEL.itemsize)
+
+
+def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
+    """What a node says of an op's inputs and attributes; checked."""
+    tensors: list[TensorType | None] = []
+    for i in range(min(api.word(Api.KernelInfo_GetInputCount, info) or 0, len(op.input_names))):
+        type_info = api.word(Api.KernelInfo_GetInputTypeInfo, info, i)
+        tensor = api.word(Api.CastTypeInfoToTensorInfo, type_info) if type_info else None
+        tensors.append(_tensor_type(api, tensor) if tensor else None)
+        if type_info:
+            api(Api.ReleaseTypeInfo, type_info)
+    attributes: dict[str, int | float] = {}
+    for name, attribute in op.schema.attributes.items():
+        floating = attribute.type == OpSchema.AttrType.FLOAT
+        slot: Any = C.c_float() if floating else I64()
+        place = Api.KernelInfoGetAttribute_float if floating else Api.KernelInfoGetAttribute_int64
+        if status := api(place, info, name.encode(), C.byref(slot)):
+            api(Api.ReleaseStatus, status)
+        else:
+            attributes[name] = slot.value
+    call = op.call(tensors, attributes)
+    op.kernel.infer(call)
+    return call
+
+
+def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
+    dtype, shape = api.element_type(info), api.dimensions(info)
+    return TensorType(dtype, shape or None) if dtype else None
+
+
+def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
+    record = np.zeros(1, KERNEL)
+    dtypes = [call.dtype(name) or 0 for name in op.input_names]
+    fields: dict[str, Any] = {
+        "api": api_address,
+        "fail": C.cast(_fail, VP).value,
+        "op": list(OPS).index(op.name),
+        "inputs": len(dtypes),
+        "output_type": op.kernel.infer(call).dtype,
+        **op.kernel.record(call),
+    }
+    for name, value in fields.items():
+        record[name] = value
+    record["element_type"][0, : len(dtypes)] = dtypes
+    for field, kind in (("integer", int), ("floating", float)):
+        values = [v for _, v in sorted(call.attributes.items()) if isinstance(v, kind)]
+        record[field][0, : len(values)] = values
+    return record
+
+
+def _infer_output_shape_of(own: int, context: int) -> None:
+    struct, api = _Self[own], _api
+    if struct.op is None or api is None:
+        return
+    tensors: list[TensorType | None] = []
+    for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(struct.inputs))):
+        info = api.word(Api.ShapeInferContext_GetInputTypeShape, context, i)
+        tensors.append(_tensor_type(api, info) if info else None)
+    output = struct.op.kernel.infer(struct.op.call(tensors))
+    if output.shape is None or output.dtype is None:
+        return
+    shape = api.word(Api.CreateTensorTypeAndShapeInfo)
+    assert shape is not None
+    rank = len(output.shape)
+    sizes = (I64 * rank)(*(d if isinstance(d, int) else -1 for d in output.shape))
+    # A dimension without a name would be taken for the number -1, and folded into constants as such.
+    names = [b"" if isinstance(d, int) else (d or f"onnx_ops_unknown_{next(_fresh)}").encode() for d in output.shape]
+    api(Api.SetTensorElementType, shape, output.dtype)
+    api(Api.SetDimensions, shape, sizes, rank)
+    api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*names), rank)
+    api(Api.ShapeInferContext_SetOutputTypeShape, context, 0, shape)
+    api(Api.ReleaseTensorTypeAndShapeInfo, shape)
+
+
+def _infer_output_shape(own: int, context: int) -> None:
+    """Errors are onnxruntime's to ignore; CreateKernelV2 raises them."""
+    try:
+        _infer_output_shape_of(own, context)
+    except OpError:
+        return
+
+
+@FUNCTION(VP, VP, VP, I64)
+def _fail(kernel: int, context: int, code: int) -> int | None:
+    """The OrtStatus of a run that the native code could not do; the Python checks find the words."""
+    return _explain(kernel, context, code)
+
+
+@_guarded
+def _explain(kernel: int, context: int, code: int) -> None:
+    from onnx_ops.runtime.launch import NO_MEMORY
+
+    record = np.frombuffer((C.c_char * KERNEL.itemsize).from_address(kernel), KERNEL)[0]
+    op = list(OPS.values())[record["op"]]
+    if code == NO_MEMORY:
+        raise MemoryError(f"{op.name}: no memory for intermediate results")
+    assert _api is not None
+    arrays = [
+        _array(_api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))
+    ]
+    integers, floats = iter(record["integer"].tolist()), iter(record["floating"].tolist())
+    attributes = {
+        name: next(floats) if attribute.type == OpSchema.AttrType.FLOAT else next(integers)
+        for name, attribute in sorted(op.schema.attributes.items())
+    }
+    op.check_arrays(arrays, attributes)
+    raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
+
+
+def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
+    """An input of a run, in place."""
+    value = api.word(Api.KernelContext_GetInput, context, index)
+    info = api.word(Api.GetTensorTypeAndShape, value)
+    assert info is not None
+    shape, dtype = api.dimensions(info), helper.tensor_dtype_to_np_dtype(api.element_type(info))
+    api(Api.ReleaseTensorTypeAndShapeInfo, info)
+    size = int(np.prod(shape, dtype=np.int64))
+    address = api.word(Api.GetTensorMutableData, value)
+    if size == 0 or not address:
+        return np.empty(shape, dtype)
+    return np.frombuffer((C.c_char * (size * dtype.itemsize)).from_address(address), dtype).reshape(shape)
+
+
+# --- registration --------------------------------------------------------------------------------------------------
+
+
+def _structs() -> list[_Struct]:
+    structs = [_Struct(None, {}, TensorProto.FLOAT)]
+    for op in OPS.values():
+        names = op.kernel.typed_inputs
+        for dtypes in itertools.product(FLOATS, repeat=len(names)):
+            structs.append(_Struct(op, dict(zip(names, dtypes, strict=True)), _output_dtype(dtypes)))
+    return structs
+
+
+def _output_dtype(dtypes: Sequence[int]) -> int:
+    from onnx_ops.signature import promote
+
+    dtype = promote(dtypes)
+    assert dtype is not None
+    return dtype
+
+
+@functools.cache
+def _library() -> str:
+    """Path of the library that hosts the kernels, with all of them added; KernelsUnavailable where it cannot be."""
+    try:
+        import onnxruntime_extensions
+    except ImportError as error:
+        raise KernelsUnavailable(f"onnxruntime-extensions cannot be imported: {error}") from error
+    path = str(onnxruntime_extensions.get_library_path())
+    try:
+        add = C.CDLL(path).AddExternalCustomOp
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}") from error
+    add.argtypes, add.restype = [VP], C.c_bool
+    for struct in _structs():
+        add(C.addressof(struct.native))
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(path)
+    try:
+        _probe(options)
+    except Exception as error:
+        raise KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {error}") from error
+    return path
+
+
+def _probe(options: ort.SessionOptions) -> None:
+    """Make a session of one probe node: the first hands over the OrtApi, and any shows that the kernels are there."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)], "probe", value[:1], value[1:])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(KERNEL_DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def register(options: ort.SessionOptions) -> None:
+    """Register the kernels with options, once; KernelsUnavailable where that cannot be done."""
+    with _lock:
+        path = _library()
+        try:
+            options.get_session_config_entry(MARK)
+        except RuntimeError:
+            options.register_custom_ops_library(path)
+            options.add_session_config_entry(MARK, "1")

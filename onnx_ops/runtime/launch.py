@@ -1,0 +1,92 @@
+"""What onnxruntime calls to run a kernel: reads the inputs, lets the op plan, hands out the tasks."""
+
+from __future__ import annotations
+
+from numba import types
+
+from onnx_ops.runtime.abi import Api
+from onnx_ops.runtime.layout import JOB, MAX_RANK
+from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, stack
+
+COMPUTE = types.int64(types.int64, types.int64)
+"""Signature of `compute`: (kernel, context) -> OrtStatus*."""
+PLAN = types.int64(types.int64, types.int64)
+"""Signature of a plan, (kernel, job): from the inputs to the numbers that the tasks need. It answers `OK` or `REFUSED`."""
+TASK = types.void(types.int64, types.int64)
+"""Signature of a task: (address of the job, number of the task)."""
+ALONE = types.void(types.int64, types.int64)
+"""Signature of what runs alone, (kernel, job), before the first task (`begin`) or after the last (`finish`)."""
+
+OK, REFUSED, NO_MEMORY = 0, 1, 2
+
+JOB_BYTES = JOB.itemsize
+DIMS, DIMS_STEP = JOB.fields["dims"][1], 8 * MAX_RANK
+OUTPUT_DIMS = JOB.fields["output_dims"][1]
+
+# As plain integers: the native code takes these for constants.
+GET_INPUT_COUNT, GET_INPUT, GET_OUTPUT = (
+    int(Api.KernelContext_GetInputCount), int(Api.KernelContext_GetInput), int(Api.KernelContext_GetOutput),
+)  # fmt: skip
+GET_TYPE_AND_SHAPE, RELEASE_TYPE_AND_SHAPE = int(Api.GetTensorTypeAndShape), int(Api.ReleaseTensorTypeAndShapeInfo)
+GET_RANK, GET_DIMENSIONS, GET_DATA = (
+    int(Api.GetDimensionsCount), int(Api.GetDimensions), int(Api.GetTensorMutableData),
+)  # fmt: skip
+PARALLEL_FOR = int(Api.KernelContext_ParallelFor)
+
+
+def compute(kernel_address, context):  # type: ignore[no-untyped-def]
+    """Run a kernel once; the answer is an OrtStatus, 0 where all went well."""
+    job_address = stack(JOB_BYTES)
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    api = i8_at(kernel.api)
+    job.kernel = kernel_address
+    job.failed = OK
+    job.scratch_bytes = 0
+    slot_address = stack(8)
+    slot = i8_at(slot_address)
+
+    call(api[GET_INPUT_COUNT], (context, slot_address))
+    for i in range(min(slot[0], kernel.inputs)):
+        if kernel.element_type[i] == 0:
+            continue
+        call(api[GET_INPUT], (context, i, slot_address))
+        value = slot[0]
+        call(api[GET_TYPE_AND_SHAPE], (value, slot_address))
+        info = slot[0]
+        call(api[GET_RANK], (info, slot_address))
+        job.rank[i] = slot[0]
+        if job.rank[i] <= MAX_RANK:
+            call(api[GET_DIMENSIONS], (info, job_address + DIMS + i * DIMS_STEP, job.rank[i]))
+        call(api[RELEASE_TYPE_AND_SHAPE], (info,))
+        if job.rank[i] > MAX_RANK:
+            return call(kernel.fail, (kernel_address, context, REFUSED))
+        call(api[GET_DATA], (value, slot_address))
+        job.data[i] = slot[0]
+
+    refused = call(kernel.plan, (kernel_address, job_address))
+    if refused != OK:
+        return call(kernel.fail, (kernel_address, context, refused))
+
+    status = call(api[GET_OUTPUT], (context, 0, job_address + OUTPUT_DIMS, job.output_rank, slot_address))
+    if status != 0:
+        return status
+    call(api[GET_DATA], (slot[0], slot_address))
+    job.output = slot[0]
+
+    if job.scratch_bytes > 0:
+        job.scratch = malloc(job.scratch_bytes)
+        if job.scratch == 0:
+            return call(kernel.fail, (kernel_address, context, NO_MEMORY))
+    if kernel.begin != 0:
+        call(kernel.begin, (kernel_address, job_address))
+    if job.tasks == 1:
+        call(kernel.task, (job_address, 0))
+    elif job.tasks > 1:
+        call(api[PARALLEL_FOR], (context, kernel.task, job.tasks, 0, job_address))
+    if kernel.finish != 0 and job.failed == OK:
+        call(kernel.finish, (kernel_address, job_address))
+    if job.scratch_bytes > 0:
+        free(job.scratch)
+    if job.failed != OK:
+        return call(kernel.fail, (kernel_address, context, job.failed))
+    return 0

@@ -1,0 +1,85 @@
+"""The two records that the native code shares: what a kernel is, and what one run of it works on.
+
+Addresses are held as int64. Python fills a `KERNEL` when onnxruntime creates the kernel and never touches it again; a
+`JOB` lives on the stack of one run and is read by all its tasks.
+"""
+
+import numpy as np
+
+MAX_INPUTS = 8
+MAX_RANK = 8
+CHUNK = 1024
+"""Elements that go through a kernel function at a time: what is converted or broadcast for it stays in cache."""
+BLOCK = 16384
+"""Elements of a task. Fixed, so that results do not depend on the number of threads."""
+
+i8 = np.int64
+
+KERNEL = np.dtype(
+    [
+        ("api", i8),  # OrtApi*
+        ("fail", i8),  # callback that makes the OrtStatus of a refused call
+        ("op", i8),  # index of the op, for `fail`
+        ("inputs", i8),
+        ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: left out
+        ("output_type", i8),
+        ("integer", i8, (4,)),  # attributes that are integers, by name
+        ("floating", np.float32, (4,)),  # attributes that are floats, by name
+        # native functions
+        ("plan", i8),
+        ("begin", i8),
+        ("task", i8),
+        ("finish", i8),
+        # elementwise kernels: the loop, and the conversions before and after it; wide: in float64, for sums
+        ("core", i8),
+        ("load", i8),
+        ("store", i8),
+        ("core_wide", i8),
+        ("load_wide", i8),
+        ("store_wide", i8),
+        ("prepare", i8),
+        ("compute_type", i8),
+        ("role", i8, (MAX_INPUTS,)),
+        ("output_like", i8),  # the input whose shape the output has; -1: all of them broadcast
+        ("divisor", i8),
+        ("parameters", np.float64, (4,)),
+        ("ranks", i8, (2,)),  # least and greatest rank
+    ],
+    align=True,
+)
+
+JOB = np.dtype(
+    [
+        ("kernel", i8),
+        ("data", i8, (MAX_INPUTS,)),
+        ("rank", i8, (MAX_INPUTS,)),
+        ("dims", i8, (MAX_INPUTS, MAX_RANK)),
+        ("output", i8),
+        ("output_rank", i8),
+        ("output_dims", i8, (MAX_RANK,)),
+        ("tasks", i8),
+        ("scratch_bytes", i8),
+        ("scratch", i8),
+        ("failed", i8),  # a task could not do its work
+        ("work", i8, (8,)),  # numbers that an op's plan leaves for its tasks
+        # elementwise kernels: the index space, and how each operand lies in it
+        ("size", i8),
+        ("axes", i8),
+        ("extent", i8, (MAX_RANK,)),
+        ("source_type", i8, (MAX_INPUTS,)),
+        ("kind", i8, (MAX_INPUTS,)),
+        ("operand_axes", i8, (MAX_INPUTS,)),
+        ("operand_extent", i8, (MAX_INPUTS, MAX_RANK)),
+        ("operand_stride", i8, (MAX_INPUTS, MAX_RANK)),
+        ("parameters", np.float64, (8,)),
+        # sums over axes: the index space as rows and columns, one of which is summed over, and cut into slices
+        ("sums", i8),
+        ("summed_rows", i8),
+        ("rows", i8),
+        ("columns", i8),
+        ("blocks", i8),
+        ("slice", i8),
+        ("slices", i8),
+    ],
+    align=True,
+)

@@ -1,0 +1,321 @@
+"""The compiled side of `primitives`, and the few machine operations that Numba has no name for."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, from_dtype, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
+
+from onnx_ops.runtime import primitives
+from onnx_ops.runtime.layout import JOB, KERNEL
+
+WORD = ir.IntType(64)
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+"""Compile options of every helper: IEEE division, and fused multiply-add where the machine has it."""
+
+f4, f8, i4, i8, u2 = np.float32, np.float64, np.int32, np.int64, np.uint16
+
+# Element types of ONNX (TensorProto.DataType) as the native code meets them.
+FLOAT, UINT8, INT8, INT32, INT64, BOOL, FLOAT16, DOUBLE, BFLOAT16 = 1, 2, 3, 6, 7, 9, 10, 11, 16
+INT16 = 5
+
+
+@functools.cache
+def install() -> None:
+    """Teach Numba the helpers that kernels call."""
+    for function in primitives.HELPERS:
+        register_jitable(**OPTIONS)(function)
+
+
+# --- machine operations ------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def call(typing: Any, address: Any, arguments: Any) -> Any:
+    """Call a C function of words by its address, with a tuple of arguments, and give back its word."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = cgutils.unpack_tuple(builder, args[1])
+        function = builder.inttoptr(args[0], ir.FunctionType(WORD, [WORD] * len(words)).as_pointer())
+        return builder.call(function, words)
+
+    return types.int64(types.int64, arguments), codegen
+
+
+def _pointer_to(element: Any) -> Any:
+    """An intrinsic that sees an address as a typed pointer."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), codegen
+
+    return pointer
+
+
+f4_at, f8_at, i8_at, i4_at, u2_at, i2_at, i1_at, u1_at = map(
+    _pointer_to,
+    (
+        types.float32, types.float64, types.int64, types.int32,
+        types.uint16, types.int16, types.int8, types.uint8,
+    ),
+)  # fmt: skip
+
+
+def _record_of(layout: Any) -> Any:
+    """An intrinsic that sees an address as a record, in place."""
+    record = from_dtype(layout)
+
+    @intrinsic
+    def at(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(record))
+
+        return record(types.int64), codegen
+
+    return at
+
+
+job_at, kernel_at = _record_of(JOB), _record_of(KERNEL)
+
+
+@intrinsic(prefer_literal=True)
+def stack(typing: Any, size: Any) -> Any:
+    """Address of `size` (a literal) bytes on the stack of the calling function, aligned for any vector."""
+    count = size.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
+            block = builder.alloca(ir.ArrayType(ir.IntType(8), count))
+        block.align = 64
+        return builder.ptrtoint(block, WORD)
+
+    return types.int64(size), codegen
+
+
+def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+        value = builder.call(function, args)
+        return context.get_dummy_value() if isinstance(result, ir.VoidType) else value
+
+    return codegen
+
+
+@intrinsic
+def malloc(typing: Any, size: Any) -> Any:
+    """Address of a new block of memory, 0 if there is none to be had."""
+    return types.int64(types.int64), _libc("malloc", WORD, [WORD])
+
+
+@intrinsic
+def free(typing: Any, address: Any) -> Any:
+    return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
+
+
+@intrinsic
+def _bitcast(typing: Any, value: Any, like: Any) -> Any:
+    """The bits of `value`, read as the type of `like`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+    return like(value, like), codegen
+
+
+@intrinsic
+def half_to_float(typing: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def float_to_half(typing: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def bfloat_to_float(bits):  # type: ignore[no-untyped-def]
+    return _bitcast(i4(i4(bits) << i4(16)), f4(0))  # Numba widens int32 arithmetic to int64
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def float_to_bfloat(value):  # type: ignore[no-untyped-def]
+    """Round to nearest, ties to even; a NaN stays one whatever its low bits."""
+    bits = _bitcast(value, i4(0))
+    rounded = (bits + i4(0x7FFF) + ((bits >> i4(16)) & i4(1))) >> i4(16)
+    quiet = (bits >> i4(16)) | i4(0x40)
+    return u2((quiet if value != value else rounded) & i4(0xFFFF))
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def double_to_odd_float(value):  # type: ignore[no-untyped-def]
+    """To float32, towards zero, with the last bit set if anything was lost.
+
+    A second rounding, to a 16-bit type, then gives what one rounding of the float64 would have given.
+    """
+    near = f4(value)
+    bits = _bitcast(near, i4(0))
+    over = abs(f8(near)) > abs(value)
+    lost = f8(near) != value
+    odd = _bitcast(i4((bits - i4(over)) | i4(lost)), f4(0))
+    return near if near != near else odd
+
+
+# --- exponentials: range reduction and a polynomial, which LLVM vectorises; libm goes one number at a time --------
+
+# e**r on |r| <= ln(2)/2 as 1 + r + r*r*q(r). Chebyshev fits of q, relative error of e**r 8e-9 and 1.3e-17.
+Q4 = tuple(map(f4, (0.0013926250831497612, 0.008363232883682618, 0.04166655421298415, 0.1666657666611993, 0.5)))
+Q8 = (
+    2.51004725046949961e-08, 2.7620201591031549e-07, 2.7557268276905697e-06, 2.4801521057868205e-05,
+    0.00019841269863171556, 0.001388888891736708, 0.008333333333330038, 0.04166666666662382,
+    0.16666666666666667, 0.5000000000000001,
+)  # fmt: skip
+LOG2E = 1.4426950408889634
+LN2_HIGH4, LN2_LOW4 = f4(0.693145751953125), f4(1.4286068203094172e-06)
+LN2_HIGH8, LN2_LOW8 = 0.693147180369123816, 1.9082149292705877e-10
+# Adding this leaves a number rounded to an integer, which then lies in the low bits of the sum.
+ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _exp_parts4(x):  # type: ignore[no-untyped-def]
+    low, high = x < f4(-174), x > f4(176)
+    y = f4(-174) if low else x
+    y = f4(176) if high else y
+    shifted = y * f4(LOG2E) + ROUND4
+    n = shifted - ROUND4
+    r = (y - n * LN2_HIGH4) - n * LN2_LOW4
+    q = Q4[0]
+    q = q * r + Q4[1]
+    q = q * r + Q4[2]
+    q = q * r + Q4[3]
+    q = q * r + Q4[4]
+    power = _bitcast(shifted, i4(0)) - _bitcast(ROUND4, i4(0))
+    half = power >> i4(1)
+    first = _bitcast(i4((half + i4(127)) << i4(23)), f4(0))
+    second = _bitcast(i4((power - half + i4(127)) << i4(23)), f4(0))
+    second = f4(0) if low else second
+    second = f4(np.inf) if high else second
+    return (q * (r * r) + r) + f4(1), first, second
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _reduced8(y):  # type: ignore[no-untyped-def]
+    """e**y as a number in [0.7, 1.5] and the power of two that it lacks."""
+    shifted = y * LOG2E + ROUND8
+    n = shifted - ROUND8
+    r = (y - n * LN2_HIGH8) - n * LN2_LOW8
+    # Two chains of half the length (even and odd powers) keep both multipliers busy.
+    s = r * r
+    even = ((((Q8[1] * s + Q8[3]) * s + Q8[5]) * s + Q8[7]) * s) + Q8[9]
+    odd = (((Q8[0] * s + Q8[2]) * s + Q8[4]) * s + Q8[6]) * s + Q8[8]
+    return ((odd * r + even) * s + r) + 1.0, _bitcast(shifted, i8(0)) - _bitcast(ROUND8, i8(0))
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _power8(n):  # type: ignore[no-untyped-def]
+    return _bitcast((n + i8(1023)) << i8(52), f8(0))
+
+
+@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _exp_parts8(x):  # type: ignore[no-untyped-def]
+    low, high = x < -1416.0, x > 1417.0
+    y = -1416.0 if low else x
+    y = 1417.0 if high else y
+    value, power = _reduced8(y)
+    half = power >> i8(1)
+    second = _power8(power - half)
+    second = 0.0 if low else second
+    second = np.inf if high else second
+    return value, _power8(half), second
+
+
+@overload(primitives.exp_parts, inline="always", jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _exp_parts(x):  # type: ignore[no-untyped-def]
+    if x == types.float32:
+        return lambda x: _exp_parts4(x)
+    return lambda x: _exp_parts8(x)
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+_POINTERS = {
+    "float32": f4_at, "float64": f8_at, "int64": i8_at, "int32": i4_at, "uint16": u2_at,
+}  # fmt: skip
+
+
+@overload(primitives.array_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _array_at(address, count, dtype):  # type: ignore[no-untyped-def]
+    pointer = _POINTERS[dtype.dtype.name]
+    return lambda address, count, dtype: carray(pointer(address), count)
+
+
+@overload(primitives.record_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _record_at(address, layout):  # type: ignore[no-untyped-def]
+    pointer = job_at if layout.dtype == from_dtype(JOB) else kernel_at
+    return lambda address, layout: pointer(address)
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def number_at(address, element_type, index):  # type: ignore[no-untyped-def]
+    if element_type == FLOAT:
+        return f8(f4_at(address)[index])
+    if element_type == DOUBLE:
+        return f8_at(address)[index]
+    if element_type == FLOAT16:
+        return f8(half_to_float(u2_at(address)[index]))
+    if element_type == BFLOAT16:
+        return f8(bfloat_to_float(u2_at(address)[index]))
+    if element_type == INT64:
+        return f8(i8_at(address)[index])
+    if element_type == INT32:
+        return f8(i4_at(address)[index])
+    if element_type == INT16:
+        return f8(i2_at(address)[index])
+    if element_type == INT8:
+        return f8(i1_at(address)[index])
+    return f8(u1_at(address)[index])  # uint8 and bool
+
+
+@overload(primitives.number_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _number_at(address, element_type, index):  # type: ignore[no-untyped-def]
+    return lambda address, element_type, index: number_at(address, element_type, index)
+
+
+@overload(primitives.load, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _load(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+    def implementation(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+        call(function, (source, element_type, 1, count, target))
+
+    return implementation
+
+
+@overload(primitives.store, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _store(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+    def implementation(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+        call(function, (source, element_type, count, target))
+
+    return implementation
+
+
+@overload(primitives.malloc, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _malloc(size):  # type: ignore[no-untyped-def]
+    return lambda size: malloc(size)
+
+
+@overload(primitives.free, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _free(address):  # type: ignore[no-untyped-def]
+    return lambda address: free(address)

@@ -1,0 +1,82 @@
+"""What kernels are written with: plain Python here, so that a kernel can be run and debugged as it stands.
+
+`onnx_ops.runtime.native` teaches Numba the compiled form of each function of this file.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ONE = np.float32(1)
+ZERO = np.float32(0)
+
+HELPERS: list[Callable[..., Any]] = []
+"""Functions that kernels call, to be compiled along with them."""
+
+
+def helper(function: F) -> F:
+    """Mark a function that kernels may call; it stays plain Python."""
+    HELPERS.append(function)
+    return function
+
+
+def exp_parts(x: Any) -> tuple[Any, Any, Any]:
+    """e**x as three factors, none of which overflows or loses digits where e**x alone would.
+
+    x is a float32 or float64, also infinite or NaN. The product of the factors is e**x; multiplied into another
+    number one by one they give a result that is good to the last digits even where e**x itself is subnormal or too
+    large. e**x beyond the square of the dtype's range counts as 0 or infinity.
+    """
+    dtype = type(x)
+    with np.errstate(over="ignore", under="ignore"):
+        root = np.exp(x / dtype(2))
+    return dtype(1), root, root
+
+
+def array_at(address: int, count: int, dtype: Any) -> Any:
+    """The `count` numbers of NumPy type `dtype` that start at a memory address, as an array."""
+    kind = np.dtype(dtype)
+    return np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+
+
+def record_at(address: int, layout: Any) -> Any:
+    """The record (`runtime.layout`) at a memory address."""
+    return array_at(address, 1, layout).view(np.recarray)[0]
+
+
+def number_at(address: int, element_type: int, index: int) -> float:
+    """The index-th number of a tensor of an ONNX element type, as a float64."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    return float(array_at(address + index * dtype.itemsize, 1, dtype)[0])
+
+
+def load(function: int, source: int, element_type: int, count: int, target: int) -> None:
+    """Read `count` numbers of an ONNX element type into float64; function: the kernel's field of that name."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    array_at(target, count, np.float64)[:] = array_at(source, count, dtype)
+
+
+def store(function: int, source: int, element_type: int, count: int, target: int) -> None:
+    """Write `count` float64 numbers in an ONNX element type; function: the kernel's field of that name."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    array_at(target, count, dtype)[:] = array_at(source, count, np.float64).astype(dtype)
+
+
+def malloc(size: int) -> int:
+    """Address of a new block of memory, 0 if there is none to be had."""
+    return _LIBC.malloc(size) or 0
+
+
+def free(address: int) -> None:
+    """Give a block of memory back."""
+    _LIBC.free(address)
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.malloc.restype, _LIBC.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_LIBC.free.restype, _LIBC.free.argtypes = None, [ctypes.c_void_p]

@@ -1,0 +1,38 @@
+"""Registers the schemas with onnx."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+from onnx.defs import OpSchema
+from onnx.shape_inference import InferenceContext
+
+from onnx_ops.linking import tensor_type
+from onnx_ops.op import Op
+from onnx_ops.ops import OPS
+from onnx_ops.signature import TensorType
+
+
+def _inference(op: Op, context: InferenceContext) -> None:
+    inputs: list[TensorType | None] = []
+    for index, parameter in enumerate(op.schema.inputs):
+        proto = context.get_input_type(index) if index < context.get_num_inputs() else None
+        optional = parameter.option == OpSchema.FormalParameterOption.Optional
+        beyond = index >= context.get_num_inputs()
+        inputs.append(tensor_type(proto) if proto is not None else None if optional or beyond else TensorType())
+    attributes = {}
+    for name in op.schema.attributes:
+        attribute = context.get_attribute(name)
+        if attribute is not None:
+            attributes[name] = helper.get_attribute_value(attribute)
+    output = op.kernel.infer(op.call(inputs, attributes))
+    if output.dtype is not None:
+        context.set_output_type(0, helper.make_tensor_type_proto(output.dtype, output.shape))
+
+
+def register_schemas() -> None:
+    """Make the ops known to onnx.defs, and so to its checker and its shape inference."""
+    for op in OPS.values():
+        if not onnx.defs.has(op.name, op.schema.domain):
+            op.schema.set_type_and_shape_inference_function(lambda context, op=op: _inference(op, context))
+            onnx.defs.register_schema(op.schema)

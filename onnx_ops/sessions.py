@@ -1,0 +1,66 @@
+"""Sessions with the kernels in them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from onnx_ops.errors import KernelsUnavailable
+from onnx_ops.linking import link
+
+_warned = False
+
+
+def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOptions:
+    """Options with the kernels registered.
+
+    Args:
+        options: options to register them with; the same object is returned. None makes new ones.
+
+    Where the kernels cannot be registered the options come back without them, and one warning per process says so:
+    linked models then run on the portable bodies.
+    """
+    global _warned
+    from onnx_ops.runtime import host
+
+    options = ort.SessionOptions() if options is None else options
+    try:
+        host.register(options)
+    except KernelsUnavailable as reason:
+        if not _warned:
+            _warned = True
+            warnings.warn(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel=2)
+    return options
+
+
+class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
+    """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
+
+    Args:
+        model: a ModelProto, its bytes, or a path (external data next to it is found).
+        sess_options, providers, kwargs: as for onnxruntime.InferenceSession.
+
+    Raises:
+        OpError, LinkError: what `link` refuses.
+        onnxruntime exceptions: what a session refuses, when it is made or run; their text names op and input.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | bytes | str | os.PathLike[str],
+        sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = session_options(sess_options)
+        if isinstance(model, str | os.PathLike):
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(Path(model).resolve().parent)
+            )
+        super().__init__(link(model).SerializeToString(), options, providers, **kwargs)

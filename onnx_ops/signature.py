@@ -1,0 +1,173 @@
+"""What an op is called with: dtypes, shapes and attributes, and the rules they follow.
+
+A dimension is an int, a name (symbolic) or None (unknown); a shape is a tuple of dimensions or None (unknown rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+from onnx.defs import OpSchema
+
+from onnx_ops.errors import OpError, Status
+
+Dim = int | str | None
+Shape = tuple[Dim, ...]
+
+MAX_RANK = 8
+FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+
+
+def dtype_name(dtype: int) -> str:
+    """The ONNX spelling of an element type: TensorProto.FLOAT is 'float'."""
+    return str(TensorProto.DataType.Name(dtype)).lower()
+
+
+def tensor_types(dtypes: Iterable[int]) -> list[str]:
+    """Element types as a type constraint of an OpSchema wants them."""
+    return [f"tensor({dtype_name(dtype)})" for dtype in dtypes]
+
+
+def attribute(name: str, default: int | float, description: str) -> OpSchema.Attribute:
+    """An attribute with a default, for an OpSchema."""
+    return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
+
+
+def shape_text(shape: Shape) -> str:
+    return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type (a TensorProto.DataType) and shape of a tensor; None is what is not known."""
+
+    dtype: int | None = None
+    shape: Shape | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> TensorType:
+        return cls(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+
+def promote(dtypes: Iterable[int | None]) -> int | None:
+    """The one floating type that holds every given one; None if one of them is unknown."""
+    kinds = set(dtypes)
+    if None in kinds:
+        return None
+    if len(kinds) == 1:
+        return kinds.pop()
+    return TensorProto.DOUBLE if TensorProto.DOUBLE in kinds else TensorProto.FLOAT
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an op: what is known of each input (None: left out) and the attributes, defaults filled in."""
+
+    schema: OpSchema
+    inputs: Mapping[str, TensorType | None]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls, schema: OpSchema, inputs: Iterable[TensorType | None], attributes: Mapping[str, Any] | None = None
+    ) -> Call:
+        given = list(inputs)
+        names = [parameter.name for parameter in schema.inputs]
+        if len(given) > len(names):
+            raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
+        filled = given + [None] * (len(names) - len(given))
+        return cls(schema, dict(zip(names, filled, strict=True)), {**defaults(schema), **(attributes or {})})
+
+    def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
+        return OpError(self.schema.name, problem, status)
+
+    def shape_error(self, name: str, expected: str) -> OpError:
+        shape = self.shape(name)
+        assert shape is not None
+        return self.error(f"input '{name}' has shape {shape_text(shape)}, expected {expected}")
+
+    def present(self, name: str) -> bool:
+        return self.inputs[name] is not None
+
+    def dtype(self, name: str) -> int | None:
+        tensor = self.inputs[name]
+        return tensor.dtype if tensor else None
+
+    def shape(self, name: str) -> Shape | None:
+        tensor = self.inputs[name]
+        return tensor.shape if tensor else None
+
+    def check(self) -> None:
+        """Refuse a missing required input, a dtype outside the schema's constraint, a rank above the limit."""
+        for parameter in self.schema.inputs:
+            tensor = self.inputs[parameter.name]
+            if tensor is None:
+                if parameter.option == OpSchema.FormalParameterOption.Single:
+                    raise self.error(
+                        f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR
+                    )
+                continue
+            if tensor.dtype is not None and f"tensor({dtype_name(tensor.dtype)})" not in parameter.types:
+                allowed = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in parameter.types))
+                raise self.error(
+                    f"input '{parameter.name}' has dtype {dtype_name(tensor.dtype)}, expected one of {allowed}"
+                )
+            if tensor.shape is not None and len(tensor.shape) > MAX_RANK:
+                raise self.shape_error(parameter.name, f"at most {MAX_RANK} dimensions")
+
+    def check_choice(self, attribute: str, choices: Mapping[int, str]) -> None:
+        """Refuse an enumerated attribute outside its values."""
+        value = self.attributes[attribute]
+        if value not in choices:
+            expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
+            raise self.error(f"attribute '{attribute}' is {value}, expected one of {expected}")
+
+    def broadcast(self, first: str, second: str) -> Shape | None:
+        """Multidirectional broadcast of two inputs' shapes."""
+        a, b = self.shape(first), self.shape(second)
+        if a is None or b is None:
+            return None
+        rank = max(len(a), len(b))
+        dims: list[Dim] = []
+        for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+            if x == y or y == 1:
+                dims.append(x)
+            elif x == 1:
+                dims.append(y)
+            elif isinstance(x, int) and isinstance(y, int):
+                raise self.shape_error(second, f"one that broadcasts with '{first}', which has shape {shape_text(a)}")
+            else:  # a dimension that is not known yet can only be 1 or the number that stands against it
+                dims.append(x if isinstance(x, int) else y if isinstance(y, int) else None)
+        return tuple(dims)
+
+    def broadcast_to(self, name: str, shape: Shape | None, what: str) -> None:
+        """Refuse an input that does not broadcast into `shape`, which `what` describes."""
+        own = self.shape(name)
+        if own is None or shape is None:
+            return
+        tail = shape[len(shape) - len(own) :] if len(own) <= len(shape) else None
+        if tail is None or any(_differ(x, y) and x != 1 for x, y in zip(own, tail, strict=True)):
+            raise self.shape_error(name, f"one that broadcasts to {what}, {shape_text(shape)}")
+
+    def same_shape(self, name: str, shape: Shape | None, what: str) -> None:
+        """Refuse an input whose shape is not `shape`, which `what` describes."""
+        own = self.shape(name)
+        if own is None or shape is None:
+            return
+        if len(own) != len(shape) or any(_differ(x, y) for x, y in zip(own, shape, strict=True)):
+            raise self.shape_error(name, f"{shape_text(shape)}, {what}")
+
+
+def _differ(x: Dim, y: Dim) -> bool:
+    return isinstance(x, int) and isinstance(y, int) and x != y
+
+
+def defaults(schema: OpSchema) -> dict[str, Any]:
+    """Default values of a schema's attributes."""
+    return {
+        name: helper.get_attribute_value(attribute.default_value) for name, attribute in schema.attributes.items()
+    }
