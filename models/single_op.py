@@ -32,38 +32,47 @@ def single_op_model(
         attributes: the attributes to set; `reduction` also by name.
 
     Returns:
-        The model. The output's type is the one that the schema infers; it has none where the schema refuses the node.
+        The model. The output's type is the one that the schema infers, or where the schema refuses the node the type of
+        the first input.
     """
     schema = onnx.defs.get_schema(op_type, onnx_ops.OPSET_VERSION, onnx_ops.DOMAIN)
     formal_names = [parameter.name for parameter in schema.inputs]
     if len(input_types) > len(formal_names):
         raise ValueError(f"{op_type}: {len(input_types)} input types given, expected at most {len(formal_names)}")
     names = ["" if input_type is None else name for name, input_type in zip(formal_names, input_types, strict=False)]
-    outputs = [parameter.name for parameter in schema.outputs]
+    (output,) = [parameter.name for parameter in schema.outputs]
     settled = dict(attributes or {})
     if isinstance(settled.get("reduction"), str):
         settled["reduction"] = onnx_ops.Reduction[settled["reduction"].upper()]
 
     graph = helper.make_graph(
-        [helper.make_node(op_type, names, outputs, domain=onnx_ops.DOMAIN, **settled)],
+        [helper.make_node(op_type, names, [output], domain=onnx_ops.DOMAIN, **settled)],
         op_type,
         [
             helper.make_tensor_value_info(name, onnx_element_type(input_type[0]), input_type[1])
             for name, input_type in zip(names, input_types, strict=True)
             if input_type is not None
         ],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [helper.make_empty_tensor_value_info(output)],
     )
     model = helper.make_model(
         graph,
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()],
     )
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    types = {value.name: value.type for value in [*inferred.output, *inferred.value_info]}
-    for output in model.graph.output:
-        output.type.CopyFrom(types[output.name])
+    model.graph.output[0].type.CopyFrom(_output_type(model))
     return model
+
+
+def _output_type(model: onnx.ModelProto) -> onnx.TypeProto:
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+    except onnx_ops.OpError:
+        inferred = onnx.GraphProto()
+    types = [value.type for value in [*inferred.output, *inferred.value_info] if value.type.HasField("tensor_type")]
+    # onnx.checker wants some type here before it looks at the node.
+    candidates = [*types, *(value.type for value in model.graph.input)]
+    return candidates[0] if candidates else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
 
 
 def onnx_element_type(dtype: DTypeLike | int) -> int:

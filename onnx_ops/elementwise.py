@@ -34,6 +34,7 @@ class Elementwise:
         ranks: least and greatest rank of the index space.
         prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
             prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
+        core_uniform: the core for a stretch of one channel: of inputs of role CHANNEL it reads element 0 alone.
     """
 
     roles: Mapping[str, Role]
@@ -45,6 +46,7 @@ class Elementwise:
     check: Callable[[Call], None] = field(default=lambda call: None)
     ranks: tuple[int, int] = (0, MAX_RANK)
     prepare: Prepare | None = None
+    core_uniform: Core | None = None
 
     @property
     def typed_inputs(self) -> tuple[str, ...]:
@@ -124,4 +126,6 @@ class Elementwise:
                 "begin": compiled(engine.begin, ALONE),
                 "prepare": compiled(self.prepare, engine.PREPARE),
             }
+        if self.core_uniform:
+            fields["core_uniform"] = compiled(self.core_uniform, engine.core_signature(width))
         return fields

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
@@ -58,9 +59,9 @@ def main() -> int:
 
     heading("2. The five gradients on real data")
     say(
-        "First what each op is tried on. Then a table: the largest difference from the same formula computed in "
-        "float64 by NumPy, and how long one run takes, with the compiled kernel and with the portable body, which is "
-        "what the same model falls back on in an onnxruntime that does not have the kernel."
+        "First what each op is tried on. Then a table: how far a result is off the same formula computed by NumPy in "
+        "float64, and how long one run takes: with the compiled kernel, and with the portable body, which the same "
+        "model falls back on in an onnxruntime that does not have the kernel."
     )
     targets = one_hot(labels)
     grad_images = classifier.pixel_gradient(images, targets)
@@ -76,7 +77,7 @@ def main() -> int:
 
     wrong = [m for m in measurements if not m.difference <= m.allowed]  # so written that NaN counts as wrong
     for m in wrong:
-        fail(f"{m.case.title} differs from its reference by {m.difference:.1e}, allowed are {m.allowed:.1e}")
+        fail(f"{m.case.title} is off its float64 reference by {m.difference:.1e}, allowed is {m.allowed:.1e}")
     if wrong:
         return 1
     seconds = time.perf_counter() - start
@@ -326,12 +327,14 @@ def table(measurements: list[Measurement]) -> Table:
     result = Table(
         caption=f"Allowed: {TOLERANCE:.0e} of the largest value in the result. Times: median of {TIMED_RUNS} runs.",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    result.add_column("Op")
-    for header in ("Difference", "Allowed", "Kernel", "Portable body"):
+    result.add_column("Op", no_wrap=True)
+    for header in ("Off by", "Allowed", "Kernel", "Portable body"):
         result.add_column(header, justify="right")
     for m in measurements:
-        portable = "no portable body yet" if m.portable_time is None else milliseconds(m.portable_time)
+        portable = "no portable\nbody yet" if m.portable_time is None else milliseconds(m.portable_time)
         result.add_row(m.case.title, f"{m.difference:.1e}", f"{m.allowed:.1e}", milliseconds(m.kernel_time), portable)
     return result
 

@@ -108,6 +108,14 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = ((grad_out[i] - offset[i]) - ((x[i] - mean[i]) * invstd[i]) * slope[i]) * scale[i]
 
 
+def kernel_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for elements of one channel."""
+    grad_out, x, mean, invstd = operands[0], operands[1], operands[2][0], operands[3][0]
+    scale, offset, slope = operands[4][0], operands[5][0], operands[6][0]
+    for i in range(count):
+        out[i] = ((grad_out[i] - offset) - ((x[i] - mean) * invstd) * slope) * scale
+
+
 def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
     invstd, weight, sum_dy, sum_dy_xmu = channel_inputs[1], channel_inputs[2], channel_inputs[3], channel_inputs[4]
     n = count[0]
@@ -163,6 +171,7 @@ OP = Op(
         output_dtype="input",
         ranks=(2, MAX_RANK),
         prepare=prepare,
+        core_uniform=kernel_of_channel,
     ),
     reference,
     body,

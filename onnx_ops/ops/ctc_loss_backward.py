@@ -15,7 +15,18 @@ from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import rounded
 from onnx_ops.runtime.layout import JOB, KERNEL
-from onnx_ops.runtime.primitives import array_at, exp_parts, free, helper, load, malloc, number_at, record_at, store
+from onnx_ops.runtime.primitives import (
+    array_at,
+    exp_parts,
+    free,
+    helper,
+    load,
+    malloc,
+    number_at,
+    record_at,
+    store,
+    total_of,
+)
 from onnx_ops.signature import FLOATS, Call, TensorType, attribute, dtype_name, tensor_types
 
 TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -356,34 +367,44 @@ def scaled_step(
         outside += 0 if exponent <= LARGEST_EXPONENT else 1
         value, first, second = exp_parts(exponent)
         weights[s] = (value * first) * second
+    # One loop for each array: LLVM vectorises all but the one that adds up labels, whose indices may coincide.
+    silence = probabilities[blank]
     for c in range(classes):
         result[c] = 0.0
-    occupied = 0.0
-    for k in range(blank_low, blank_high + 1):
-        occupied += weights[2 * k] * sums[k]
     for k in range(label_low, label_high + 1):
-        result[labels[k]] += weights[2 * k + 1] * label_sums[k]
-        emitted[k] = probabilities[labels[k]]
-    result[blank] += occupied
+        emitted[k] = weights[2 * k + 1] * label_sums[k]
+    for k in range(label_low, label_high + 1):
+        result[labels[k]] += emitted[k]
+    for k in range(blank_low, blank_high + 1):
+        emitted[k] = weights[2 * k] * sums[k]
+    result[blank] += total_of(emitted, blank_low, blank_high + 1 - blank_low)
 
-    largest = 0.0
-    silence = probabilities[blank]
+    for k in range(label_low, label_high + 1):
+        emitted[k] = probabilities[labels[k]]
     for k in range(blank_low, blank_high + 1):
         blanks[k] = sums[k] * silence
-        largest = max(largest, blanks[k])
     for k in range(label_low, label_high + 1):
         labelled[k] = label_sums[k] * emitted[k]
-        largest = max(largest, labelled[k])
-    if outside or not largest < np.inf:
+    fair, large = 0, 0  # counts, for a maximum that minds NaN is not vectorised
+    for k in range(blank_low, blank_high + 1):
+        fair += 1 if blanks[k] >= SMALL else 0
+        large += 0 if blanks[k] <= LARGE else 1
+    for k in range(label_low, label_high + 1):
+        fair += 1 if labelled[k] >= SMALL else 0
+        large += 0 if labelled[k] <= LARGE else 1
+    if outside > 0:
         return np.nan
-    if largest < SMALL or largest > LARGE:
-        grow = largest < SMALL
-        factor = GROW if grow else SMALL
+    if fair == 0 or large > 0:
+        factor = SMALL if large > 0 else GROW
         for k in range(blank_low, blank_high + 1):
             blanks[k] *= factor
+            if not blanks[k] < np.inf:
+                return np.nan
         for k in range(label_low, label_high + 1):
             labelled[k] *= factor
-        return log_scale - LOG_GROW if grow else log_scale + LOG_GROW
+            if not labelled[k] < np.inf:
+                return np.nan
+        return log_scale + LOG_GROW if large > 0 else log_scale - LOG_GROW
     return log_scale
 
 

@@ -36,6 +36,7 @@ from onnx_ops.runtime.native import (
     stack,
     u2_at,
 )
+from onnx_ops.runtime.primitives import total_of
 
 VOID_OF = {4: types.CPointer(types.float32), 8: types.CPointer(types.float64)}
 
@@ -61,6 +62,8 @@ SHAPE, INTO, SAME, CHANNEL, COUNT, UNREAD = (
 )  # fmt: skip
 BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
 AXES = 8 * MAX_RANK
+LONG = 32
+"""From this length on a run of memory is worth a chunk of its own."""
 MAX_SLICES = 64
 PARAMETERS = 8
 JOB_PARAMETERS = JOB.fields["parameters"][1]
@@ -354,7 +357,7 @@ def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
         role = kernel.role[i]
         job.source_type[i] = kernel.element_type[i]
         if role & CHANNEL:
-            job.source_type[i] = DOUBLE  # as `begin` leaves it
+            job.source_type[i] = kernel.compute_type  # as `begin` leaves it
             job.dims[i, 0] = job.extent[1]
             lay_out(job, i, 1, 1, order)
         elif role & (UNREAD | COUNT) or kernel.element_type[i] == 0:
@@ -362,6 +365,10 @@ def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
         else:
             lay_out(job, i, job.axes - job.rank[i], job.rank[i], order)
 
+    job.inner = 1
+    if channels > 0:
+        for axis in range(2, job.axes):
+            job.inner *= job.extent[axis]
     job.summed_rows = rows_are_summed
     job.slices = 1
     if not summed:
@@ -396,7 +403,7 @@ def kept_axis(job, like, axis):  # type: ignore[no-untyped-def]
 
 
 def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
-    """Per-channel inputs as float64 in the scratch memory, worked over by the op before the elements are."""
+    """Per-channel inputs in the scratch memory: worked over by the op in float64, then in the computing dtype."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     if job.size == 0:
         return
@@ -407,26 +414,32 @@ def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
         if kernel.role[i] & COUNT:
             total += count_up(job, i, kernel.element_type[i])
         if kernel.role[i] & CHANNEL:
-            address = job.scratch + 8 * place * channels
-            values = f8_at(address)
+            pointers[place] = job.scratch + 8 * place * channels
+            values = f8_at(pointers[place])
             for c in range(channels):
                 present = kernel.element_type[i] != 0
                 values[c] = number_at(job.data[i], kernel.element_type[i], c) if present else 1.0
-            job.data[i] = address
-            pointers[place] = address
+            job.data[i] = pointers[place]
             place += 1
     job.parameters[DIVISOR] = total
     call(kernel.prepare, (pointers_address, channels, job_address + JOB_PARAMETERS))
+    if kernel.compute_type == FLOAT:
+        for k in range(place):
+            wide, narrow = f8_at(pointers[k]), f4_at(pointers[k])
+            for c in range(channels):
+                narrow[c] = f4(wide[c])
 
 
 # --- elements ------------------------------------------------------------------------------------------------------
 
 
 @njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def gather(job, i, start, count, width, load, buffer, filled):  # type: ignore[no-untyped-def]
-    """Bring elements [start, start + count) of a strided operand into a buffer, one run of memory after another.
+def gather(job, i, start, count, width, element_type, load, buffer, filled, uniform):  # type: ignore[no-untyped-def]
+    """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
-    filled[i] is the address of the one element that fills the buffer already, where that is what it holds.
+    They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
+    place. filled[i] is the address of the one element that fills the buffer already, where that is what it holds. With
+    `uniform` an element that fills the whole stretch is wanted only once.
     """
     source_type, axes = job.source_type[i], job.operand_axes[i]
     size = item_size(source_type)
@@ -442,18 +455,21 @@ def gather(job, i, start, count, width, load, buffer, filled):  # type: ignore[n
             rest //= extent
         run = min(inner - within, count - done)
         source = job.data[i] + offset * size
-        if step == 0 and run == count:
+        if run == count and source_type == element_type and (step == 1 or (step == 0 and uniform)):
+            return source
+        if run == count and step == 0:
             if filled[i] != source:
                 call(load, (source, source_type, 0, CHUNK, buffer))
                 filled[i] = source
-            return
+            return buffer
         call(load, (source, source_type, step, run, buffer + done * width))
         done += run
     filled[i] = 0
+    return buffer
 
 
 @njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def evaluate(kernel, job, start, count, width, load, core, state, out):  # type: ignore[no-untyped-def]
+def evaluate(kernel, job, start, count, width, load, core, uniform, state, out):  # type: ignore[no-untyped-def]
     """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
 
     state is the address of what a task keeps from chunk to chunk: operand pointers, what fills which buffer, the
@@ -472,7 +488,7 @@ def evaluate(kernel, job, start, count, width, load, core, state, out):  # type:
             size = item_size(job.source_type[i])
             call(load, (job.data[i] + start * size, job.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
-            gather(job, i, start, count, width, load, buffer, filled)
+            pointers[i] = gather(job, i, start, count, width, element_type, load, buffer, filled, uniform)
         elif filled[i] == 0:  # one value throughout, which is 1 for an input that was left out
             filled[i] = 1
             if kind == SCALAR:
@@ -511,31 +527,29 @@ def map_task(kernel, job, number):  # type: ignore[no-untyped-def]
     width = 8 if kernel.compute_type == DOUBLE else 4
     start_task(job, width, state)
     direct = kernel.output_type == kernel.compute_type
+    uniform = job.inner >= LONG and kernel.core_uniform != 0
+    core = kernel.core_uniform if uniform else kernel.core
     step = BLOCK
     for i in range(kernel.inputs):
-        if not (job.kind[i] == LINEAR and job.source_type[i] == kernel.compute_type) or not direct:
+        in_place = job.source_type[i] == kernel.compute_type and (
+            job.kind[i] == LINEAR or (uniform and kernel.role[i] & CHANNEL)
+        )
+        if not direct or not (in_place or kernel.role[i] & (UNREAD | COUNT)):
             step = CHUNK
     position, stop = number * BLOCK, min((number + 1) * BLOCK, job.size)
     while position < stop:
         count = min(step, stop - position)
+        for i in range(kernel.inputs):  # up to where the run of an operand ends, so that it can be used in place
+            if job.kind[i] == STRIDED:
+                inner = job.operand_extent[i, job.operand_axes[i] - 1]
+                if inner >= LONG:
+                    count = min(count, inner - position % inner)
         out = job.output + position * width if direct else result
-        evaluate(kernel, job, position, count, width, kernel.load, kernel.core, state, out)
+        evaluate(kernel, job, position, count, width, kernel.load, core, uniform, state, out)
         if not direct:
             target = job.output + position * item_size(kernel.output_type)
             call(kernel.store, (result, kernel.output_type, count, target))
         position += count
-
-
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def total_of(values, start, count):  # type: ignore[no-untyped-def]
-    """Sum of values[start:start + count] by halves, which spoils them: vectorised, and exact to a few roundings."""
-    while count > 1:
-        half = count // 2
-        upper = start + count - half
-        for i in range(half):
-            values[start + i] += values[upper + i]
-        count -= half
-    return values[start] if count == 1 else 0.0
 
 
 @njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
@@ -568,7 +582,7 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
         while row < stop:
             rows = min(together, stop - row)
             evaluate(
-                kernel, job, row * columns + first, rows * count, 8, kernel.load_wide, kernel.core_wide, state, result
+                kernel, job, row * columns + first, rows * count, 8, kernel.load_wide, kernel.core_wide, False, state, result
             )
             for k in range(rows):
                 for c in range(count):
@@ -584,7 +598,7 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
             if columns <= CHUNK:
                 rows = min(CHUNK // max(columns, 1), stop - row, CHUNK)
                 evaluate(
-                    kernel, job, row * columns, rows * columns, 8, kernel.load_wide, kernel.core_wide, state, result
+                    kernel, job, row * columns, rows * columns, 8, kernel.load_wide, kernel.core_wide, False, state, result
                 )
                 for k in range(rows):
                     totals[k] = total_of(terms, k * columns, columns)
@@ -593,7 +607,7 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
                 while column < end_column:
                     count = min(CHUNK, end_column - column)
                     evaluate(
-                        kernel, job, row * columns + column, count, 8, kernel.load_wide, kernel.core_wide, state, result
+                        kernel, job, row * columns + column, count, 8, kernel.load_wide, kernel.core_wide, False, state, result
                     )
                     total += total_of(terms, 0, count)
                     column += count

@@ -32,6 +32,7 @@ KERNEL = np.dtype(
         ("finish", i8),
         # elementwise kernels: the loop, and the conversions before and after it; wide: in float64, for sums
         ("core", i8),
+        ("core_uniform", i8),
         ("load", i8),
         ("store", i8),
         ("core_wide", i8),
@@ -65,6 +66,7 @@ JOB = np.dtype(
         # elementwise kernels: the index space, and how each operand lies in it
         ("size", i8),
         ("axes", i8),
+        ("inner", i8),  # elements from one channel to the next
         ("extent", i8, (MAX_RANK,)),
         ("source_type", i8, (MAX_INPUTS,)),
         ("kind", i8, (MAX_INPUTS,)),
