@@ -70,26 +70,6 @@ class Body:
         self.emit(f"{name} = Constant <value = {kind} {{{value}}}> ()")
         return name
 
-    def like(self, value: str, other: str) -> str:
-        """A float constant in the dtype of another value."""
-        if all(self.op.kernel.infer(c).dtype == TensorProto.FLOAT for c in self.calls):
-            return value
-        self.emit(f"{value}_like = CastLike ({value}, {other})")
-        return f"{value}_like"
-
-    def promoted(self, name: str, other: str) -> str:
-        """An input in the dtype that it and another promote to; LinkError if no operator can say so."""
-        results = {self.op.kernel.infer(c).dtype for c in self.calls}
-        if all(c.dtype(name) == self.op.kernel.infer(c).dtype for c in self.calls):
-            return name
-        if len(results) == 1 and None not in results:
-            self.emit(f"{name}_promoted = Cast <to = {results.pop()}> ({name})")
-        elif all(c.dtype(other) == self.op.kernel.infer(c).dtype for c in self.calls):
-            self.emit(f"{name}_promoted = CastLike ({name}, {other})")
-        else:
-            raise LinkError(f"{self.op.name} is used with several mixtures of dtypes")
-        return f"{name}_promoted"
-
     def divisor(self, attribute: str, whole: str) -> str | None:
         """What a mean divides by, in the computing dtype; None if no use takes one."""
         kinds = {Reduction(c.attributes[attribute]) for c in self.calls}
@@ -115,16 +95,25 @@ class Body:
         self.emit(f"divisor = Cast <to = {self.compute}> ({count})")
         return "divisor"
 
-    def store(self, value: str, like: str) -> None:
-        """Give a value of the computing dtype out, in the dtype of an input."""
-        dtypes = {c.dtype(like) for c in self.calls}
+    def store(self, value: str, *like: str) -> None:
+        """Give a value of the computing dtype out, in the output's dtype, which for any use is that of one of `like`."""
+        dtypes = [self.op.kernel.infer(c).dtype for c in self.calls]
         out = self.op.output_name
-        if dtypes == {self.compute}:
+        if set(dtypes) == {self.compute}:
             self.statements = [re.sub(rf"\b{value}\b", out, s) for s in self.statements]
-        elif len(dtypes) == 1 and None not in dtypes:
-            self.emit(f"{out} = Cast <to = {dtypes.pop()}> ({value})")
-        else:
-            self.emit(f"{out} = CastLike ({value}, {like})")
+            return
+        if len(set(dtypes)) == 1 and None not in dtypes:
+            self.emit(f"{out} = Cast <to = {dtypes[0]}> ({value})")
+            return
+        for name in like:
+            if [c.dtype(name) for c in self.calls] == dtypes:
+                self.emit(f"{out} = CastLike ({value}, {name})")
+                return
+        raise LinkError(f"{self.op.name} is used with several mixtures of dtypes")
+
+    def widen(self) -> None:
+        """Compute in double."""
+        self.compute = TensorProto.DOUBLE
 
     def function(self, opset: int) -> onnx.FunctionProto:
         """The body as a function, under the name of the op's kernel."""

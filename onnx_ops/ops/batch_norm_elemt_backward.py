@@ -151,7 +151,7 @@ def body(b: Body) -> None:
     b.emit(f"grad_centred = Sub ({grad}, offset)")
     b.emit("grad_projected = Sub (grad_centred, along_input)")
     b.emit(f"result = Mul (grad_projected, {scale})")
-    b.store("result", like="input")
+    b.store("result", "input")
 
 
 OP = Op(

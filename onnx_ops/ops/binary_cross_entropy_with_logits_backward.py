@@ -14,7 +14,7 @@ from onnx_ops.elementwise import Elementwise
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Reduction, Role
-from onnx_ops.runtime.primitives import ONE, exp_parts
+from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, ZERO, exp_parts, fma
 from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
@@ -102,23 +102,34 @@ def reference(
 
 
 def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal.
+    """parameters: the divisor's reciprocal, and last what that lost to rounding.
 
     With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
     the factor e. Where the other term is 0, e is multiplied in last and in parts, so that the result keeps its digits
-    even if e alone would be subnormal.
+    even if e alone would be subnormal. What the quotient and the products before it lose to rounding is put back.
     """
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
-    share = parameters[0]
+    share, share_lost = parameters[0], parameters[LAST_PARAMETER]
     for i in range(count):
         y, p = target[i], pos_weight[i]
         value, first, second = exp_parts(-abs(x[i]))
-        scale = grad_output[i] * weight[i] * (share / (ONE + value * first * second))
+        e = value * first * second
+        denominator = ONE + e
+        side = ONE / denominator
+        side = fma(side, fma(-denominator, side, ONE) - (e - (denominator - ONE)) * side, side)
+
+        product = grad_output[i] * weight[i]
+        product_lost = fma(grad_output[i], weight[i], -product)
+        scale = product * share
+        lost = fma(product, share, -scale) + fma(product, share_lost, product_lost * share)
+        lost = lost if lost == lost else ZERO  # inf - inf, where the scale is infinite and loses nothing
+
         infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
         positive, negative = infinite - p * y, ONE - y
         near = positive if x[i] < 0 else negative
         far = ((negative if x[i] < 0 else positive) * value) * first
-        out[i] = (scale * far) * second if near == 0 else scale * (near + far * second)
+        terms = side * fma(far, second, near)
+        out[i] = (scale * (side * far)) * second if near == 0 else fma(scale, terms, lost * terms)
 
 
 def body(b: Body) -> None:
@@ -131,15 +142,25 @@ def body(b: Body) -> None:
     b.emit("opposite = Neg (magnitude)")
     b.emit("e = Exp (opposite)")
     b.emit(f"denominator = Add (e, {one})")
-    b.emit("s = Div (numerator, denominator)")
-    positive = y
     if b.has("pos_weight"):
+        # sigmoid(-x) in the same way, for ((1 - y)*sigmoid(x) - p*y*sigmoid(-x)): p*y + 1 - y would lose digits
         b.emit(f"positive = Mul ({b.load('pos_weight')}, {y})")
-        positive = "positive"
-    b.emit(f"positive_and_one = Add ({positive}, {one})")
-    b.emit(f"factor = Sub (positive_and_one, {y})")
-    b.emit("expected = Mul (factor, s)")
-    b.emit(f"difference = Sub (expected, {positive})")
+        b.emit(f"reflected = Neg ({x})")
+        b.emit(f"above = Min (reflected, {zero})")
+        b.emit("opposite_numerator = Exp (above)")
+        b.emit(f"negative = Sub ({one}, {y})")
+        b.emit("infinite = Sub (positive, positive)")  # NaN where the formula has inf - inf, else 0
+        b.emit("positive_term = Mul (positive, opposite_numerator)")
+        b.emit("negative_term = Mul (negative, numerator)")
+        b.emit("terms = Sub (negative_term, positive_term)")
+        b.emit("total = Add (terms, infinite)")
+        b.emit("difference = Div (total, denominator)")
+    else:
+        b.emit("s = Div (numerator, denominator)")
+        b.emit(f"target_and_one = Add ({y}, {one})")
+        b.emit(f"factor = Sub (target_and_one, {y})")  # 1, or NaN for a target that is infinite
+        b.emit("expected = Mul (factor, s)")
+        b.emit(f"difference = Sub (expected, {y})")
     if b.has("weight"):
         b.emit(f"scale = Mul ({grad}, {b.load('weight')})")
         grad = "scale"
@@ -148,7 +169,7 @@ def body(b: Body) -> None:
     if divisor := b.divisor("reduction", "d"):
         b.emit(f"mean = Div (d, {divisor})")
         result = "mean"
-    b.store(result, like="target")
+    b.store(result, "target")
 
 
 def _check(call: Call) -> None:

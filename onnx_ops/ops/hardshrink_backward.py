@@ -80,13 +80,14 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def body(b: Body) -> None:
-    grad, x = b.promoted("grad_output", "self"), b.load("self")
+    grad, x = b.load("grad_output"), b.load("self")
     b.emit("lambd = Constant <value_float: float = @lambd> ()")
     b.emit("nothing = Constant <value_float = 0.0> ()")
     b.emit("threshold = Max (lambd, nothing)")
     b.emit(f"magnitude = Abs ({x})")
     b.emit(f"passes = Greater (magnitude, {b.cast('threshold', b.compute)})")
-    b.emit(f"grad_input = Where (passes, {grad}, {b.like('nothing', grad)})")
+    b.emit(f"gradient = Where (passes, {grad}, {b.cast('nothing', b.compute)})")
+    b.store("gradient", "grad_output", "self")
 
 
 def _parameters(attributes: Mapping[str, Any]) -> tuple[float]:

@@ -115,6 +115,9 @@ def kernel_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 def body(b: Body) -> None:
+    sums = not all(map(_covers, b.calls))
+    if sums:
+        b.widen()
     grad, target = b.load("grad_output"), b.load("target")
     if b.attribute("log_target") != 0:
         b.emit(f"probability = Exp ({target})")
@@ -123,7 +126,6 @@ def body(b: Body) -> None:
             b.emit("is_logarithm = Cast <to = 9> (log_target)")
             b.emit(f"weight = Where (is_logarithm, probability, {target})")
         target = "probability" if b.attribute("log_target") else "weight"
-    sums = not all(map(_covers, b.calls))
     b.emit(f"product = Mul ({target}, {grad})")
     b.emit("d = Neg (product)")
     d = "d"
@@ -153,7 +155,7 @@ def body(b: Body) -> None:
         b.emit(f"total = ReduceSum <keepdims = 1, noop_with_empty_axes = 1> ({d}, axes)")
         b.emit("result = Reshape <allowzero = 1> (total, self_shape)")
         d = "result"
-    b.store(d, like="self")
+    b.store(d, "self")
 
 
 def _covers(call: Call) -> bool:

@@ -36,7 +36,7 @@ from onnx_ops.runtime.native import (
     stack,
     u2_at,
 )
-from onnx_ops.runtime.primitives import total_of
+from onnx_ops.runtime.primitives import LAST_PARAMETER, total_of
 
 VOID_OF = {4: types.CPointer(types.float32), 8: types.CPointer(types.float64)}
 
@@ -64,6 +64,9 @@ BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
 AXES = 8 * MAX_RANK
 LONG = 32
 """From this length on a run of memory is worth a chunk of its own."""
+PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
+"""Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
+elements of one channel are worth going through by themselves."""
 MAX_SLICES = 64
 PARAMETERS = 8
 JOB_PARAMETERS = JOB.fields["parameters"][1]
@@ -335,6 +338,16 @@ def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
     for k in range(4):
         job.parameters[1 + k] = kernel.parameters[k]
 
+    job.inner, job.pattern, job.patterned = 1, 0, 1
+    if channels > 0 and job.size > 0:
+        for axis in range(2, job.axes):
+            job.inner *= job.extent[axis]
+        job.pattern = job.extent[1]
+        job.patterned = job.inner < LONG or (job.inner < ROW and job.inner * job.extent[1] <= LARGEST_PATTERN)
+        if job.patterned:  # `begin` lays the channels out as they recur along the elements
+            job.pattern *= job.inner
+            job.pattern *= (PATTERN + job.pattern - 1) // job.pattern
+
     last = job.axes - 1
     while last > 0 and job.extent[last] == 1:
         last -= 1
@@ -359,21 +372,23 @@ def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
         if role & CHANNEL:
             job.source_type[i] = kernel.compute_type  # as `begin` leaves it
             job.dims[i, 0] = job.extent[1]
-            lay_out(job, i, 1, 1, order)
+            if not job.patterned:
+                lay_out(job, i, 1, 1, order)
+            else:
+                job.kind[i] = LINEAR if job.pattern >= job.size else STRIDED
+                job.operand_axes[i] = 2
+                job.operand_extent[i, 0], job.operand_stride[i, 0] = job.size, 0
+                job.operand_extent[i, 1], job.operand_stride[i, 1] = job.pattern, 1
         elif role & (UNREAD | COUNT) or kernel.element_type[i] == 0:
             job.kind[i] = ABSENT
         else:
             lay_out(job, i, job.axes - job.rank[i], job.rank[i], order)
 
-    job.inner = 1
-    if channels > 0:
-        for axis in range(2, job.axes):
-            job.inner *= job.extent[axis]
     job.summed_rows = rows_are_summed
     job.slices = 1
     if not summed:
         job.tasks = (job.size + BLOCK - 1) // BLOCK
-        job.scratch_bytes = 8 * channels * job.extent[1] if job.size > 0 else 0
+        job.scratch_bytes = 8 * channels * job.pattern
     elif rows_are_summed:
         job.blocks = (job.columns + CHUNK - 1) // CHUNK
         job.slice = job.rows
@@ -402,6 +417,20 @@ def kept_axis(job, like, axis):  # type: ignore[no-untyped-def]
     return own >= 0 and (job.dims[like, own] != 1 or job.extent[axis] == 1)
 
 
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def recur(values, channels, job):  # type: ignore[no-untyped-def]
+    """One number per channel into the pattern in which they recur along the elements."""
+    if job.pattern == channels:
+        return
+    for c in range(channels - 1, -1, -1):
+        value = values[c]
+        for k in range(job.inner):
+            values[c * job.inner + k] = value
+    period = channels * job.inner
+    for i in range(period, job.pattern):
+        values[i] = values[i - period]
+
+
 def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
     """Per-channel inputs in the scratch memory: worked over by the op in float64, then in the computing dtype."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
@@ -414,7 +443,7 @@ def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
         if kernel.role[i] & COUNT:
             total += count_up(job, i, kernel.element_type[i])
         if kernel.role[i] & CHANNEL:
-            pointers[place] = job.scratch + 8 * place * channels
+            pointers[place] = job.scratch + 8 * place * job.pattern
             values = f8_at(pointers[place])
             for c in range(channels):
                 present = kernel.element_type[i] != 0
@@ -423,14 +452,48 @@ def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
             place += 1
     job.parameters[DIVISOR] = total
     call(kernel.prepare, (pointers_address, channels, job_address + JOB_PARAMETERS))
-    if kernel.compute_type == FLOAT:
-        for k in range(place):
-            wide, narrow = f8_at(pointers[k]), f4_at(pointers[k])
+    for k in range(place):
+        wide, narrow = f8_at(pointers[k]), f4_at(pointers[k])
+        if kernel.compute_type == FLOAT:
             for c in range(channels):
                 narrow[c] = f4(wide[c])
+            recur(narrow, channels, job)
+        else:
+            recur(wide, channels, job)
 
 
 # --- elements ------------------------------------------------------------------------------------------------------
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def stretch(data, source_type, size, start, count, inner, width, load, buffer):  # type: ignore[no-untyped-def]
+    """Elements each of which stands `inner` times in a row."""
+    spare = stack(BUFFER)
+    first = start // inner
+    call(load, (data + first * size, source_type, 1, (start + count - 1) // inner + 1 - first, spare))
+    within, k = start - first * inner, 0
+    for i in range(count):
+        if width == 8:
+            f8_at(buffer)[i] = f8_at(spare)[k]
+        else:
+            f4_at(buffer)[i] = f4_at(spare)[k]
+        within += 1
+        if within == inner:
+            within = 0
+            k += 1
+
+
+@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def tile(data, source_type, size, start, count, inner, width, load, buffer):  # type: ignore[no-untyped-def]
+    """A row of `inner` elements that recurs."""
+    within = start % inner
+    call(load, (data + within * size, source_type, 1, inner - within, buffer))
+    call(load, (data, source_type, 1, within, buffer + (inner - within) * width))
+    for i in range(inner, count):
+        if width == 8:
+            f8_at(buffer)[i] = f8_at(buffer)[i - inner]
+        else:
+            f4_at(buffer)[i] = f4_at(buffer)[i - inner]
 
 
 @njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
@@ -444,6 +507,13 @@ def gather(job, i, start, count, width, element_type, load, buffer, filled, unif
     source_type, axes = job.source_type[i], job.operand_axes[i]
     size = item_size(source_type)
     inner, step = job.operand_extent[i, axes - 1], job.operand_stride[i, axes - 1]
+    if axes == 2 and inner < LONG and job.operand_stride[i, 0] == (1 if step == 0 else 0) and count > inner:
+        filled[i] = 0
+        if step == 0:
+            stretch(job.data[i], source_type, size, start, count, inner, width, load, buffer)
+        else:
+            tile(job.data[i], source_type, size, start, count, inner, width, load, buffer)
+        return buffer
     done = 0
     while done < count:
         rest = (start + done) // inner
@@ -509,6 +579,11 @@ def start_task(job, width, state):  # type: ignore[no-untyped-def]
             f8_at(state + PARAMETERS_AT)[k] = job.parameters[k]
         else:
             f4_at(state + PARAMETERS_AT)[k] = f4(job.parameters[k])
+    share = job.parameters[DIVISOR]
+    if width == 8:
+        f8_at(state + PARAMETERS_AT)[LAST_PARAMETER] = 0.0
+    else:
+        f4_at(state + PARAMETERS_AT)[LAST_PARAMETER] = f4(share - f8(f4(share)))
 
 
 def task(job_address, number):  # type: ignore[no-untyped-def]
@@ -527,7 +602,7 @@ def map_task(kernel, job, number):  # type: ignore[no-untyped-def]
     width = 8 if kernel.compute_type == DOUBLE else 4
     start_task(job, width, state)
     direct = kernel.output_type == kernel.compute_type
-    uniform = job.inner >= LONG and kernel.core_uniform != 0
+    uniform = not job.patterned and kernel.core_uniform != 0
     core = kernel.core_uniform if uniform else kernel.core
     step = BLOCK
     for i in range(kernel.inputs):

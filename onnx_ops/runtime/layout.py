@@ -67,6 +67,8 @@ JOB = np.dtype(
         ("size", i8),
         ("axes", i8),
         ("inner", i8),  # elements from one channel to the next
+        ("patterned", i8),  # per-channel operands are laid out as they recur along the elements
+        ("pattern", i8),  # length of a per-channel operand as it is laid out
         ("extent", i8, (MAX_RANK,)),
         ("source_type", i8, (MAX_INPUTS,)),
         ("kind", i8, (MAX_INPUTS,)),

@@ -174,6 +174,19 @@ def double_to_odd_float(value):  # type: ignore[no-untyped-def]
     return near if near != near else odd
 
 
+@intrinsic
+def _fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return a(a, a, a), codegen
+
+
+@overload(primitives.fma, inline="always", jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
+def _fma(a, b, c):  # type: ignore[no-untyped-def]
+    return lambda a, b, c: _fused(a, b, c)
+
+
 # --- exponentials: range reduction and a polynomial, which LLVM vectorises; libm goes one number at a time --------
 
 # e**r on |r| <= ln(2)/2 as 1 + r + r*r*q(r). Chebyshev fits of q, relative error of e**r 8e-9 and 1.3e-17.
@@ -197,7 +210,9 @@ def _exp_parts4(x):  # type: ignore[no-untyped-def]
     y = f4(176) if high else y
     shifted = y * f4(LOG2E) + ROUND4
     n = shifted - ROUND4
-    r = (y - n * LN2_HIGH4) - n * LN2_LOW4
+    rest, low_part = y - n * LN2_HIGH4, n * LN2_LOW4
+    r = rest - low_part
+    lost = (rest - r) - low_part  # what rounding took from r: half of the error otherwise
     q = Q4[0]
     q = q * r + Q4[1]
     q = q * r + Q4[2]
@@ -209,7 +224,7 @@ def _exp_parts4(x):  # type: ignore[no-untyped-def]
     second = _bitcast(i4((power - half + i4(127)) << i4(23)), f4(0))
     second = f4(0) if low else second
     second = f4(np.inf) if high else second
-    return (q * (r * r) + r) + f4(1), first, second
+    return ((q * (r * r) + lost) + r) + f4(1), first, second
 
 
 @njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed

@@ -14,6 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ONE = np.float32(1)
 ZERO = np.float32(0)
+LAST_PARAMETER = 7
+"""Place of what the divisor's reciprocal, parameters[0] of an elementwise core, lost to rounding."""
 
 HELPERS: list[Callable[..., Any]] = []
 """Functions that kernels call, to be compiled along with them."""
@@ -36,6 +38,12 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     with np.errstate(over="ignore", under="ignore"):
         root = np.exp(x / dtype(2))
     return dtype(1), root, root
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a*b + c, rounded once, in the dtype of a."""
+    with np.errstate(all="ignore"):
+        return type(a)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
 
 
 @helper

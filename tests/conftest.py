@@ -1,0 +1,11 @@
+"""Settings that all tests share."""
+
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`, which is no part of the package
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
+settings.load_profile("repeatable")
