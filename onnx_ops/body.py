@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
+from onnx.defs import OpSchema
 
 from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.errors import LinkError
@@ -96,7 +97,7 @@ class Body:
         return "divisor"
 
     def store(self, value: str, *like: str) -> None:
-        """Give a value of the computing dtype out, in the output's dtype, which for any use is that of one of `like`."""
+        """Give a value of the computing dtype out, in the output's dtype: for all uses that of one of `like`."""
         dtypes = [self.op.kernel.infer(c).dtype for c in self.calls]
         out = self.op.output_name
         if set(dtypes) == {self.compute}:
@@ -119,17 +120,21 @@ class Body:
         """The body as a function, under the name of the op's kernel."""
         assert self.op.body is not None
         self.op.body(self)
-        lines = "\n".join(self.statements)
+        head, lines = function_head(self.op, kernel_name(self.op.name)), "\n".join(self.statements)
         return onnx.parser.parse_function(
-            f'<domain: "{KERNEL_DOMAIN}", opset_import: ["": {opset}]>\n{function_head(self.op, kernel_name(self.op.name))}'
-            f" {{\n{lines}\n}}"
+            f'<domain: "{KERNEL_DOMAIN}", opset_import: ["": {opset}]>\n{head} {{\n{lines}\n}}'
         )
+
+
+def attribute_type(attribute: OpSchema.Attribute) -> str:
+    """The type of an attribute in ONNX's text syntax."""
+    return "float" if attribute.type == OpSchema.AttrType.FLOAT else "int"
 
 
 def function_head(op: Op, name: str) -> str:
     """Name, attributes with their defaults, inputs and outputs of an op, in ONNX's text syntax."""
     attributes = ", ".join(
-        f"{key}: {'float' if isinstance(value, float) else 'int'} = {value}"
-        for key, value in ((k, helper.get_attribute_value(a.default_value)) for k, a in op.schema.attributes.items())
+        f"{key}: {attribute_type(a)} = {helper.get_attribute_value(a.default_value)}"
+        for key, a in op.schema.attributes.items()
     )
     return f"{name} {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)}) => ({op.output_name})"

@@ -7,15 +7,14 @@ Where the kernel is registered, onnxruntime takes it; where it is not, the secon
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, parser, shape_inference
 
-from onnx_ops.body import MINIMUM_OPSET, Body, function_head
+from onnx_ops.body import MINIMUM_OPSET, Body, attribute_type, function_head
 from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, kernel_name
 from onnx_ops.errors import LinkError, OpError
 from onnx_ops.op import Op
@@ -154,9 +153,10 @@ def _check_names(model: onnx.ModelProto) -> None:
             if attribute.name not in schema.attributes:
                 expected = ", ".join(schema.attributes) or "none"
                 raise OpError(node.op_type, f"unknown attribute '{attribute.name}', expected {expected}")
-            kind = schema.attributes[attribute.name].type
-            if int(attribute.type) != int(kind.value):
-                raise OpError(node.op_type, f"attribute '{attribute.name}' has another type than {kind.name}")
+            expected = schema.attributes[attribute.name].default_value.type
+            if attribute.type != expected:
+                got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))
+                raise OpError(node.op_type, f"attribute '{attribute.name}' has type {got}, expected {wanted}")
         if len(node.output) != 1 or not node.output[0]:
             raise OpError(node.op_type, f"got {len(node.output)} outputs, expected 1")
 
@@ -191,7 +191,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             )
     for tensor in graph.initializer:
         external = tensor.data_location == TensorProto.EXTERNAL
-        if external or helper.np.prod(tensor.dims, dtype=float) > LARGE:
+        if external or math.prod(tensor.dims) > LARGE:
             light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
         else:
             light.graph.initializer.append(tensor)
@@ -203,9 +203,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     return shape_inference.infer_shapes(model, data_prop=True)
 
 
-def _typed_nodes(
-    graph: onnx.GraphProto, outer: Types
-) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto, Types]]:
+def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto, Types]]:
     types = dict(outer)
     for tensor in graph.initializer:
         types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
@@ -224,9 +222,7 @@ def tensor_type(proto: onnx.TypeProto) -> TensorType:
     tensor = proto.tensor_type
     shape = None
     if tensor.HasField("shape"):
-        shape = tuple(
-            d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
-        )
+        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
     return TensorType(tensor.elem_type or None, shape)
 
 
@@ -301,16 +297,9 @@ def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
 
 def _public_function(op: Op) -> onnx.FunctionProto:
     """The op as a function whose body is its kernel."""
-    attributes = ", ".join(
-        f"{name}: {'float' if a.type.name == 'FLOAT' else 'int'} = @{name}" for name, a in op.schema.attributes.items()
-    )
+    attributes = ", ".join(f"{name}: {attribute_type(a)} = @{name}" for name, a in op.schema.attributes.items())
     return parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["{KERNEL_DOMAIN}": 1]>\n{function_head(op, op.name)} {{\n'
         f"{op.output_name} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
         f" {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)})\n}}"
     )
-
-
-def infer_node_type(op: Op, inputs: Sequence[TensorType | None], attributes: dict[str, Any]) -> TensorType:
-    """Dtype and shape of a node's output."""
-    return op.kernel.infer(op.call(inputs, attributes))

@@ -51,15 +51,11 @@ def make_node(
         raise OpError(op_type, f"got {len(values)} inputs, expected at most {len(op.input_names)}")
     for parameter, value in zip(op.schema.inputs, values + [""] * len(op.input_names), strict=False):
         if not value and parameter.option == OpSchema.FormalParameterOption.Single:
-            raise OpError(
-                op_type, f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR
-            )
+            raise OpError(op_type, f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
     if len(outputs) != 1:
         raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
-    settled = {key: _attribute_value(op_type, key, value) for key, value in attributes.items()}
-    return helper.make_node(
-        op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled
-    )
+    settled: dict[str, Any] = {key: _attribute_value(op_type, key, value) for key, value in attributes.items()}
+    return helper.make_node(op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled)
 
 
 def _attribute_value(op_type: str, name: str, value: Any) -> int | float:

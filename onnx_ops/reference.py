@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def reference_ops() -> "list[type[OpRun]]":
+def reference_ops() -> list[type[OpRun]]:
     """The NumPy definitions of all ops: ReferenceEvaluator(model, new_ops=onnx_ops.reference_ops())."""
     return [_evaluator(op) for op in OPS.values()]
 
 
-def _evaluator(op: Op) -> "type[OpRun]":
+def _evaluator(op: Op) -> type[OpRun]:
     from onnx.reference.op_run import OpRun
 
-    def run(self: Any, *inputs: "np.ndarray | None", **attributes: Any) -> "tuple[np.ndarray]":
-        given = {name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None}
+    def run(self: Any, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray]:
+        given = {
+            name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
+        }
         arrays = [*inputs, *[None] * (len(op.input_names) - len(inputs))]
         call = op.check_arrays(arrays, given)
         return (op.reference(*arrays, **call.attributes),)

@@ -39,7 +39,7 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
     return options
 
 
-class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
+class InferenceSession(ort.InferenceSession):
     """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
 
     Args:

@@ -107,9 +107,7 @@ class Call:
             tensor = self.inputs[parameter.name]
             if tensor is None:
                 if parameter.option == OpSchema.FormalParameterOption.Single:
-                    raise self.error(
-                        f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR
-                    )
+                    raise self.error(f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
                 continue
             if tensor.dtype is not None and f"tensor({dtype_name(tensor.dtype)})" not in parameter.types:
                 allowed = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in parameter.types))
@@ -168,6 +166,4 @@ def _differ(x: Dim, y: Dim) -> bool:
 
 def defaults(schema: OpSchema) -> dict[str, Any]:
     """Default values of a schema's attributes."""
-    return {
-        name: helper.get_attribute_value(attribute.default_value) for name, attribute in schema.attributes.items()
-    }
+    return {name: helper.get_attribute_value(attribute.default_value) for name, attribute in schema.attributes.items()}

@@ -294,7 +294,7 @@ def take_turns(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]
 
 def warm_up(run: Run) -> float:
     """Seconds that a call takes, after some."""
-    seconds = []
+    seconds: list[float] = []
     end = time.perf_counter() + 0.02
     while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MOST_CALLS):
         seconds.append(call_time(run))

@@ -164,11 +164,11 @@ on_careful_engines = pytest.mark.parametrize("engine", [KERNEL, EVALUATOR, REFER
 # Largest error in units in the last place of the largest term, by op and dtype of the result.
 # float32: a handful of roundings, each at most 0.5; one more for exp and for the division by a sum.
 # 16 bits: one rounding at the store, of a float32 result that is off by a few 2**-13 (float16) or 2**-16 of a unit.
-# float64: as float32. Hardshrink copies, so nothing may differ.
+# float64: as float32, far below the 1e-12 (4504 units) that are promised. Hardshrink copies, so nothing may differ.
 ULPS: dict[str, dict[str, float]] = {
-    "KlDivBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 4},
-    "BinaryCrossEntropyWithLogitsBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 4},
-    "BatchNormElemtBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 4},
+    "KlDivBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
+    "BinaryCrossEntropyWithLogitsBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
+    "BatchNormElemtBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
     "HardshrinkBackward": {"float16": 0, "bfloat16": 0, "float32": 0, "float64": 0},
 }
 # The bodies go by the formula one operator at a time, and onnxruntime's float32 exp is off by up to 2.

@@ -88,7 +88,7 @@ target outside [0, C), a target that is no whole number, and lengths that do not
     ],
 )
 
-WIDTHS = {TensorProto.FLOAT16: 1, TensorProto.BFLOAT16: 1, TensorProto.FLOAT: 2, TensorProto.DOUBLE: 3}
+WIDTHS: dict[int, int] = {TensorProto.FLOAT16: 1, TensorProto.BFLOAT16: 1, TensorProto.FLOAT: 2, TensorProto.DOUBLE: 3}
 
 
 def reference(
@@ -153,7 +153,7 @@ BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, 
 OK, REFUSED, NO_MEMORY = 0, 1, 2
 
 LARGEST_EXPONENT = 650.0
-"""Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, what it lost is < 1e-20."""
+"""Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, it lost < 1e-20."""
 SMALL, GROW, LOG_GROW = 2.0**-64, 2.0**64, 64 * np.log(2.0)
 LARGE = 2.0**64
 
@@ -253,7 +253,11 @@ def task(job_address: int, n: int) -> None:
     for k in range(length):
         skips[k] = 1.0 if k + 1 < length and labels[k] != labels[k + 1] else 0.0
 
-    probs_type, alpha_type, out_type = kernel.element_type[LOG_PROBS], kernel.element_type[LOG_ALPHA], kernel.output_type
+    probs_type, alpha_type, out_type = (
+        kernel.element_type[LOG_PROBS],
+        kernel.element_type[LOG_ALPHA],
+        kernel.output_type,
+    )
     probs_step, alpha_step = batch * classes * size_of(probs_type), job.dims[LOG_ALPHA, 2] * size_of(alpha_type)
     probs = job.data[LOG_PROBS] + n * classes * size_of(probs_type)
     alphas = job.data[LOG_ALPHA] + n * steps * alpha_step
@@ -445,8 +449,8 @@ class Ctc:
 
     def infer(self, call: Call) -> TensorType:
         call.check()
-        for attribute in ("zero_infinity", "through_log_softmax"):
-            call.check_choice(attribute, {0: "no", 1: "yes"})
+        for flag in ("zero_infinity", "through_log_softmax"):
+            call.check_choice(flag, {0: "no", 1: "yes"})
         dtype = call.dtype("log_probs")
         if dtype is not None:
             if call.dtype("grad_out") not in (dtype, None):
@@ -479,13 +483,12 @@ class Ctc:
 
     def _dtype_error(self, call: Call, name: str, expected: str) -> Exception:
         own, dtype = call.dtype(name), call.dtype("log_probs")
-        assert own is not None and dtype is not None
+        assert own is not None
+        assert dtype is not None
         return call.error(f"input '{name}' has dtype {dtype_name(own)}, expected {expected}, {dtype_name(dtype)}")
 
     def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
-        _, log_probs, targets, input_lengths, target_lengths, _, log_alpha = arrays
-        assert log_probs is not None and targets is not None and log_alpha is not None
-        assert input_lengths is not None and target_lengths is not None
+        _, log_probs, targets, input_lengths, target_lengths, _, log_alpha = (np.asarray(a) for a in arrays)
         steps, _, classes = log_probs.shape
         for n, value in enumerate(input_lengths.tolist()):
             if not 0 <= value <= steps:

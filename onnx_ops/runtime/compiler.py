@@ -48,7 +48,7 @@ def cache_directory() -> Path | None:
     return path if os.access(path, os.W_OK) else None
 
 
-class _Locator(caching._CacheLocator):  # type: ignore[misc]  # Numba is not typed
+class _Locator(caching._CacheLocator):
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         self._py_file = py_file
         self._function = py_func
@@ -68,11 +68,11 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]  # Numba is not typ
         return cls(py_func, py_file)
 
 
-class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]  # Numba is not typed
+class _CacheImpl(caching.CompileResultCacheImpl):
     _locator_classes = (_Locator,)
 
 
-class _Cache(caching.FunctionCache):  # type: ignore[misc]  # Numba is not typed
+class _Cache(caching.FunctionCache):
     _impl_class = _CacheImpl
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -94,7 +94,7 @@ def compile_native(function: Callable[..., Any], signature: Any) -> int:
     native.install()
     arguments, result = signature.args, signature.return_type
     with _LOCK:
-        compiled = CFunc(
+        compiled: Any = CFunc(
             function,
             (arguments, result),
             locals={},

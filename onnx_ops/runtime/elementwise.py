@@ -1,18 +1,17 @@
 """The engine of elementwise kernels: broadcasting, dtypes, blocks and sums around an op's inner loop.
 
-An op brings a loop over plain arrays of float32 or float64 (its core) and says what role each input plays in the shapes.
+An op brings a loop over plain arrays of float32 or float64 (its core) and says what role each input plays in shapes.
 The index space is cut into blocks of fixed size, a block into chunks that stay in cache. For a chunk each operand is
 brought into the core's dtype, one element after another, unless it lies in memory like that already.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit, types
 
 from onnx_ops.roles import Divisor, Role
 from onnx_ops.runtime.launch import OK, REFUSED
-from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK
+from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, offset
 from onnx_ops.runtime.native import (
     BFLOAT16,
     DOUBLE,
@@ -26,13 +25,13 @@ from onnx_ops.runtime.native import (
     f4_at,
     f8,
     f8_at,
-    number_at,
     float_to_bfloat,
     float_to_half,
     half_to_float,
     i8_at,
     job_at,
     kernel_at,
+    number_at,
     stack,
     u2_at,
 )
@@ -69,7 +68,7 @@ PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
 elements of one channel are worth going through by themselves."""
 MAX_SLICES = 64
 PARAMETERS = 8
-JOB_PARAMETERS = JOB.fields["parameters"][1]
+JOB_PARAMETERS = offset(JOB, "parameters")
 # What a task keeps on its stack, see `evaluate`.
 POINTERS = 8 * MAX_INPUTS
 PARAMETERS_AT = 2 * POINTERS
@@ -84,7 +83,7 @@ DIVISOR = 0
 # --- dtypes --------------------------------------------------------------------------------------------------------
 
 
-def load4(source, element_type, step, count, out):  # type: ignore[no-untyped-def]
+def load4(source, element_type, step, count, out):
     if element_type == FLOAT:
         f = f4_at(source)
         if step == 1:
@@ -132,7 +131,7 @@ def load4(source, element_type, step, count, out):  # type: ignore[no-untyped-de
                 out[i] = bfloat_to_float(b[i * step])
 
 
-def load8(source, element_type, step, count, out):  # type: ignore[no-untyped-def]
+def load8(source, element_type, step, count, out):
     if element_type == DOUBLE:
         d = f8_at(source)
         if step == 1:
@@ -163,7 +162,7 @@ def load8(source, element_type, step, count, out):  # type: ignore[no-untyped-de
             out[i] = f8(bfloat_to_float(b[i * step]))
 
 
-def store4(source, element_type, count, destination):  # type: ignore[no-untyped-def]
+def store4(source, element_type, count, destination):
     if element_type == FLOAT16:
         h = u2_at(destination)
         for i in range(count):
@@ -178,7 +177,7 @@ def store4(source, element_type, count, destination):  # type: ignore[no-untyped
             f[i] = source[i]
 
 
-def store8(source, element_type, count, destination):  # type: ignore[no-untyped-def]
+def store8(source, element_type, count, destination):
     if element_type == DOUBLE:
         d = f8_at(destination)
         for i in range(count):
@@ -201,8 +200,8 @@ LOADS = {4: load4, 8: load8}
 STORES = {4: store4, 8: store8}
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def item_size(element_type):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def item_size(element_type):
     if element_type == DOUBLE:
         return 8
     if element_type == FLOAT:
@@ -213,8 +212,8 @@ def item_size(element_type):  # type: ignore[no-untyped-def]
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def broadcast_shapes(kernel, job):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def broadcast_shapes(kernel, job):
     """The index space: the shapes of all inputs with a shaping role, broadcast. False if they do not."""
     rank = 0
     for i in range(kernel.inputs):
@@ -238,8 +237,8 @@ def broadcast_shapes(kernel, job):  # type: ignore[no-untyped-def]
     return kernel.ranks[0] <= rank <= kernel.ranks[1]
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def fits(kernel, job, i):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def fits(kernel, job, i):
     """Whether the shape of an input suits its role in the index space."""
     role = kernel.role[i]
     if role & COUNT:
@@ -256,8 +255,8 @@ def fits(kernel, job, i):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def lay_out(job, i, lead, rank, order):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def lay_out(job, i, lead, rank, order):
     """Strides of an operand over the index space, axes in `order`, neighbours merged where they run on.
 
     The operand's own axes stand at `lead` of the index space and after.
@@ -292,8 +291,8 @@ def lay_out(job, i, lead, rank, order):  # type: ignore[no-untyped-def]
         job.kind[i] = STRIDED
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def count_up(job, i, element_type):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def count_up(job, i, element_type):
     """Sum of all elements of an input, in float64."""
     size, total = 1, 0.0
     for axis in range(job.rank[i]):
@@ -303,7 +302,7 @@ def count_up(job, i, element_type):  # type: ignore[no-untyped-def]
     return total
 
 
-def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
+def plan(kernel_address, job_address):
     """Shapes of one run into the layout that its tasks follow."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     if not broadcast_shapes(kernel, job):
@@ -410,15 +409,15 @@ def plan(kernel_address, job_address):  # type: ignore[no-untyped-def]
     return OK
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def kept_axis(job, like, axis):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def kept_axis(job, like, axis):
     """Whether an axis of the index space is one of the output, not one that is summed over."""
     own = axis - (job.axes - job.rank[like])
     return own >= 0 and (job.dims[like, own] != 1 or job.extent[axis] == 1)
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def recur(values, channels, job):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def recur(values, channels, job):
     """One number per channel into the pattern in which they recur along the elements."""
     if job.pattern == channels:
         return
@@ -431,7 +430,7 @@ def recur(values, channels, job):  # type: ignore[no-untyped-def]
         values[i] = values[i - period]
 
 
-def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
+def begin(kernel_address, job_address):
     """Per-channel inputs in the scratch memory: worked over by the op in float64, then in the computing dtype."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     if job.size == 0:
@@ -465,8 +464,8 @@ def begin(kernel_address, job_address):  # type: ignore[no-untyped-def]
 # --- elements ------------------------------------------------------------------------------------------------------
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def stretch(data, source_type, size, start, count, inner, width, load, buffer):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def stretch(data, source_type, size, start, count, inner, width, load, buffer):
     """Elements each of which stands `inner` times in a row."""
     spare = stack(BUFFER)
     first = start // inner
@@ -483,8 +482,8 @@ def stretch(data, source_type, size, start, count, inner, width, load, buffer): 
             k += 1
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def tile(data, source_type, size, start, count, inner, width, load, buffer):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def tile(data, source_type, size, start, count, inner, width, load, buffer):
     """A row of `inner` elements that recurs."""
     within = start % inner
     call(load, (data + within * size, source_type, 1, inner - within, buffer))
@@ -496,8 +495,8 @@ def tile(data, source_type, size, start, count, inner, width, load, buffer):  # 
             f4_at(buffer)[i] = f4_at(buffer)[i - inner]
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def gather(job, i, start, count, width, element_type, load, buffer, filled, uniform):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def gather(job, i, start, count, width, element_type, load, buffer, filled, uniform):
     """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
     They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
@@ -538,8 +537,8 @@ def gather(job, i, start, count, width, element_type, load, buffer, filled, unif
     return buffer
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def evaluate(kernel, job, start, count, width, load, core, uniform, state, out):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def evaluate(kernel, job, start, count, width, load, core, uniform, state, out):
     """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
 
     state is the address of what a task keeps from chunk to chunk: operand pointers, what fills which buffer, the
@@ -569,8 +568,8 @@ def evaluate(kernel, job, start, count, width, load, core, uniform, state, out):
     call(core, (state, out, count, state + PARAMETERS_AT))
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def start_task(job, width, state):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def start_task(job, width, state):
     filled = i8_at(state + POINTERS)
     for i in range(MAX_INPUTS):
         filled[i] = 0
@@ -586,7 +585,7 @@ def start_task(job, width, state):  # type: ignore[no-untyped-def]
         f4_at(state + PARAMETERS_AT)[LAST_PARAMETER] = f4(share - f8(f4(share)))
 
 
-def task(job_address, number):  # type: ignore[no-untyped-def]
+def task(job_address, number):
     """One block of the index space, or of the sums over it."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
@@ -596,8 +595,8 @@ def task(job_address, number):  # type: ignore[no-untyped-def]
         map_task(kernel, job, number)
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def map_task(kernel, job, number):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def map_task(kernel, job, number):
     state, result = stack(STATE), stack(BUFFER)
     width = 8 if kernel.compute_type == DOUBLE else 4
     start_task(job, width, state)
@@ -627,8 +626,8 @@ def map_task(kernel, job, number):  # type: ignore[no-untyped-def]
         position += count
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def deliver(kernel, job, totals, piece, first, count):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def deliver(kernel, job, totals, piece, first, count):
     """Sums of output elements [first, first + count), over one slice, to the output or to where `finish` looks."""
     if job.slices == 1:
         target = job.output + first * item_size(kernel.output_type)
@@ -640,8 +639,8 @@ def deliver(kernel, job, totals, piece, first, count):  # type: ignore[no-untype
             partial[i] = values[i]
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def sum_task(kernel, job, number):
     state, result, totals_address = stack(STATE), stack(BUFFER), stack(BUFFER)
     terms, totals = f8_at(result), f8_at(totals_address)
     start_task(job, 8, state)
@@ -657,7 +656,16 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
         while row < stop:
             rows = min(together, stop - row)
             evaluate(
-                kernel, job, row * columns + first, rows * count, 8, kernel.load_wide, kernel.core_wide, False, state, result
+                kernel,
+                job,
+                row * columns + first,
+                rows * count,
+                8,
+                kernel.load_wide,
+                kernel.core_wide,
+                False,
+                state,
+                result,
             )
             for k in range(rows):
                 for c in range(count):
@@ -673,7 +681,16 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
             if columns <= CHUNK:
                 rows = min(CHUNK // max(columns, 1), stop - row, CHUNK)
                 evaluate(
-                    kernel, job, row * columns, rows * columns, 8, kernel.load_wide, kernel.core_wide, False, state, result
+                    kernel,
+                    job,
+                    row * columns,
+                    rows * columns,
+                    8,
+                    kernel.load_wide,
+                    kernel.core_wide,
+                    False,
+                    state,
+                    result,
                 )
                 for k in range(rows):
                     totals[k] = total_of(terms, k * columns, columns)
@@ -682,7 +699,16 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
                 while column < end_column:
                     count = min(CHUNK, end_column - column)
                     evaluate(
-                        kernel, job, row * columns + column, count, 8, kernel.load_wide, kernel.core_wide, False, state, result
+                        kernel,
+                        job,
+                        row * columns + column,
+                        count,
+                        8,
+                        kernel.load_wide,
+                        kernel.core_wide,
+                        False,
+                        state,
+                        result,
                     )
                     total += total_of(terms, 0, count)
                     column += count
@@ -691,7 +717,7 @@ def sum_task(kernel, job, number):  # type: ignore[no-untyped-def]
             row += rows
 
 
-def finish(kernel_address, job_address):  # type: ignore[no-untyped-def]
+def finish(kernel_address, job_address):
     """Add up the slices of the sums, always in the same order."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     if not job.sums or job.slices == 1:

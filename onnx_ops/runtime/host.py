@@ -17,12 +17,12 @@ from __future__ import annotations
 import ctypes as C
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
@@ -33,7 +33,8 @@ from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.abi import API_VERSION, FUNCTION, I64, SZ, VP, Api, OrtApi, OrtCustomOp
 from onnx_ops.runtime.layout import KERNEL
-from onnx_ops.signature import FLOATS, Call, TensorType
+from onnx_ops.runtime.primitives import array_at
+from onnx_ops.signature import FLOATS, Call, TensorType, promote
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")
@@ -48,9 +49,9 @@ _lock = threading.RLock()
 
 
 class _Struct:
-    """An OrtCustomOp that is registered: an op (None: the probe) for certain dtypes of the inputs that settle its output's."""
+    """A registered OrtCustomOp: an op (None: the probe), for certain dtypes of the inputs that settle its output's."""
 
-    by_address: dict[int, _Struct] = {}
+    by_address: ClassVar[dict[int, _Struct]] = {}
 
     def __init__(self, op: Op | None, dtypes: dict[str, int], output: int) -> None:
         self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
@@ -89,7 +90,7 @@ def _callbacks() -> dict[str, Any]:
         "GetStartVersion": lambda own: 1,
         "GetEndVersion": lambda own: LAST_VERSION,
     }
-    types = dict(OrtCustomOp._fields_)
+    types: dict[str, Any] = dict(OrtCustomOp._fields_)
     return {name: types[name](function) for name, function in given.items()}
 
 
@@ -215,24 +216,17 @@ def _infer_output_shape(own: int, context: int) -> None:
         return
 
 
-@FUNCTION(VP, VP, VP, I64)
-def _fail(kernel: int, context: int, code: int) -> int | None:
-    """The OrtStatus of a run that the native code could not do; the Python checks find the words."""
-    return _explain(kernel, context, code)
-
-
 @_guarded
 def _explain(kernel: int, context: int, code: int) -> None:
+    """The error of a run that the native code could not do: the Python checks find the words."""
     from onnx_ops.runtime.launch import NO_MEMORY
 
-    record = np.frombuffer((C.c_char * KERNEL.itemsize).from_address(kernel), KERNEL)[0]
+    record = array_at(kernel, 1, KERNEL)[0]
     op = list(OPS.values())[record["op"]]
     if code == NO_MEMORY:
         raise MemoryError(f"{op.name}: no memory for intermediate results")
     assert _api is not None
-    arrays = [
-        _array(_api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))
-    ]
+    arrays = [_array(_api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
     integers, floats = iter(record["integer"].tolist()), iter(record["floating"].tolist())
     attributes = {
         name: next(floats) if attribute.type == OpSchema.AttrType.FLOAT else next(integers)
@@ -242,18 +236,23 @@ def _explain(kernel: int, context: int, code: int) -> None:
     raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
 
 
+_fail: Any = FUNCTION(VP, VP, VP, I64)(_explain)
+"""`_explain` for the native code."""
+
+
 def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
     """An input of a run, in place."""
     value = api.word(Api.KernelContext_GetInput, context, index)
     info = api.word(Api.GetTensorTypeAndShape, value)
     assert info is not None
-    shape, dtype = api.dimensions(info), helper.tensor_dtype_to_np_dtype(api.element_type(info))
+    shape = tuple(int(d) for d in api.dimensions(info) if isinstance(d, int))
+    dtype = helper.tensor_dtype_to_np_dtype(api.element_type(info))
     api(Api.ReleaseTensorTypeAndShapeInfo, info)
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     address = api.word(Api.GetTensorMutableData, value)
     if size == 0 or not address:
         return np.empty(shape, dtype)
-    return np.frombuffer((C.c_char * (size * dtype.itemsize)).from_address(address), dtype).reshape(shape)
+    return np.asarray(array_at(address, size, dtype)).reshape(shape)
 
 
 # --- registration --------------------------------------------------------------------------------------------------
@@ -269,8 +268,6 @@ def _structs() -> list[_Struct]:
 
 
 def _output_dtype(dtypes: Sequence[int]) -> int:
-    from onnx_ops.signature import promote
-
     dtype = promote(dtypes)
     assert dtype is not None
     return dtype
@@ -303,7 +300,9 @@ def _library() -> str:
 def _probe(options: ort.SessionOptions) -> None:
     """Make a session of one probe node: the first hands over the OrtApi, and any shows that the kernels are there."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)], "probe", value[:1], value[1:])
+    graph = helper.make_graph(
+        [helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)], "probe", value[:1], value[1:]
+    )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(KERNEL_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from numba import types
 
 from onnx_ops.runtime.abi import Api
-from onnx_ops.runtime.layout import JOB, MAX_RANK
+from onnx_ops.runtime.layout import JOB, MAX_RANK, offset
 from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, stack
 
 COMPUTE = types.int64(types.int64, types.int64)
 """Signature of `compute`: (kernel, context) -> OrtStatus*."""
 PLAN = types.int64(types.int64, types.int64)
-"""Signature of a plan, (kernel, job): from the inputs to the numbers that the tasks need. It answers `OK` or `REFUSED`."""
+"""Signature of a plan, (kernel, job): from the inputs to what the tasks need. It answers `OK` or `REFUSED`."""
 TASK = types.void(types.int64, types.int64)
 """Signature of a task: (address of the job, number of the task)."""
 ALONE = types.void(types.int64, types.int64)
@@ -20,8 +20,8 @@ ALONE = types.void(types.int64, types.int64)
 OK, REFUSED, NO_MEMORY = 0, 1, 2
 
 JOB_BYTES = JOB.itemsize
-DIMS, DIMS_STEP = JOB.fields["dims"][1], 8 * MAX_RANK
-OUTPUT_DIMS = JOB.fields["output_dims"][1]
+DIMS, DIMS_STEP = offset(JOB, "dims"), 8 * MAX_RANK
+OUTPUT_DIMS = offset(JOB, "output_dims")
 
 # As plain integers: the native code takes these for constants.
 GET_INPUT_COUNT, GET_INPUT, GET_OUTPUT = (
@@ -34,7 +34,7 @@ GET_RANK, GET_DIMENSIONS, GET_DATA = (
 PARALLEL_FOR = int(Api.KernelContext_ParallelFor)
 
 
-def compute(kernel_address, context):  # type: ignore[no-untyped-def]
+def compute(kernel_address, context):
     """Run a kernel once; the answer is an OrtStatus, 0 where all went well."""
     job_address = stack(JOB_BYTES)
     kernel, job = kernel_at(kernel_address), job_at(job_address)

@@ -15,6 +15,13 @@ BLOCK = 16384
 
 i8 = np.int64
 
+
+def offset(layout: np.dtype, field: str) -> int:
+    """Bytes from the beginning of a record to one of its fields."""
+    assert layout.fields is not None
+    return layout.fields[field][1]
+
+
 KERNEL = np.dtype(
     [
         ("api", i8),  # OrtApi*

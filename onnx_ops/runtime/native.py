@@ -146,13 +146,13 @@ def float_to_half(typing: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def bfloat_to_float(bits):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def bfloat_to_float(bits):
     return _bitcast(i4(i4(bits) << i4(16)), f4(0))  # Numba widens int32 arithmetic to int64
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def float_to_bfloat(value):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def float_to_bfloat(value):
     """Round to nearest, ties to even; a NaN stays one whatever its low bits."""
     bits = _bitcast(value, i4(0))
     rounded = (bits + i4(0x7FFF) + ((bits >> i4(16)) & i4(1))) >> i4(16)
@@ -160,8 +160,8 @@ def float_to_bfloat(value):  # type: ignore[no-untyped-def]
     return u2((quiet if value != value else rounded) & i4(0xFFFF))
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def double_to_odd_float(value):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def double_to_odd_float(value):
     """To float32, towards zero, with the last bit set if anything was lost.
 
     A second rounding, to a 16-bit type, then gives what one rounding of the float64 would have given.
@@ -182,8 +182,8 @@ def _fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, a, a), codegen
 
 
-@overload(primitives.fma, inline="always", jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _fma(a, b, c):  # type: ignore[no-untyped-def]
+@overload(primitives.fma, inline="always", jit_options=OPTIONS)
+def _fma(a, b, c):
     return lambda a, b, c: _fused(a, b, c)
 
 
@@ -203,8 +203,8 @@ LN2_HIGH8, LN2_LOW8 = 0.693147180369123816, 1.9082149292705877e-10
 ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _exp_parts4(x):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def _exp_parts4(x):
     low, high = x < f4(-174), x > f4(176)
     y = f4(-174) if low else x
     y = f4(176) if high else y
@@ -227,8 +227,8 @@ def _exp_parts4(x):  # type: ignore[no-untyped-def]
     return ((q * (r * r) + lost) + r) + f4(1), first, second
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _reduced8(y):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def _reduced8(y):
     """e**y as a number in [0.7, 1.5] and the power of two that it lacks."""
     shifted = y * LOG2E + ROUND8
     n = shifted - ROUND8
@@ -240,13 +240,13 @@ def _reduced8(y):  # type: ignore[no-untyped-def]
     return ((odd * r + even) * s + r) + 1.0, _bitcast(shifted, i8(0)) - _bitcast(ROUND8, i8(0))
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _power8(n):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def _power8(n):
     return _bitcast((n + i8(1023)) << i8(52), f8(0))
 
 
-@njit(inline="always", **OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _exp_parts8(x):  # type: ignore[no-untyped-def]
+@njit(inline="always", **OPTIONS)
+def _exp_parts8(x):
     low, high = x < -1416.0, x > 1417.0
     y = -1416.0 if low else x
     y = 1417.0 if high else y
@@ -258,8 +258,8 @@ def _exp_parts8(x):  # type: ignore[no-untyped-def]
     return value, _power8(half), second
 
 
-@overload(primitives.exp_parts, inline="always", jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _exp_parts(x):  # type: ignore[no-untyped-def]
+@overload(primitives.exp_parts, inline="always", jit_options=OPTIONS)
+def _exp_parts(x):
     if x == types.float32:
         return lambda x: _exp_parts4(x)
     return lambda x: _exp_parts8(x)
@@ -272,20 +272,20 @@ _POINTERS = {
 }  # fmt: skip
 
 
-@overload(primitives.array_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _array_at(address, count, dtype):  # type: ignore[no-untyped-def]
+@overload(primitives.array_at, jit_options=OPTIONS)
+def _array_at(address, count, dtype):
     pointer = _POINTERS[dtype.dtype.name]
     return lambda address, count, dtype: carray(pointer(address), count)
 
 
-@overload(primitives.record_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _record_at(address, layout):  # type: ignore[no-untyped-def]
+@overload(primitives.record_at, jit_options=OPTIONS)
+def _record_at(address, layout):
     pointer = job_at if layout.dtype == from_dtype(JOB) else kernel_at
     return lambda address, layout: pointer(address)
 
 
-@njit(**OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def number_at(address, element_type, index):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def number_at(address, element_type, index):
     if element_type == FLOAT:
         return f8(f4_at(address)[index])
     if element_type == DOUBLE:
@@ -305,32 +305,32 @@ def number_at(address, element_type, index):  # type: ignore[no-untyped-def]
     return f8(u1_at(address)[index])  # uint8 and bool
 
 
-@overload(primitives.number_at, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _number_at(address, element_type, index):  # type: ignore[no-untyped-def]
+@overload(primitives.number_at, jit_options=OPTIONS)
+def _number_at(address, element_type, index):
     return lambda address, element_type, index: number_at(address, element_type, index)
 
 
-@overload(primitives.load, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _load(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
-    def implementation(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+@overload(primitives.load, jit_options=OPTIONS)
+def _load(function, source, element_type, count, target):
+    def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, 1, count, target))
 
     return implementation
 
 
-@overload(primitives.store, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _store(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
-    def implementation(function, source, element_type, count, target):  # type: ignore[no-untyped-def]
+@overload(primitives.store, jit_options=OPTIONS)
+def _store(function, source, element_type, count, target):
+    def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, count, target))
 
     return implementation
 
 
-@overload(primitives.malloc, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _malloc(size):  # type: ignore[no-untyped-def]
+@overload(primitives.malloc, jit_options=OPTIONS)
+def _malloc(size):
     return lambda size: malloc(size)
 
 
-@overload(primitives.free, jit_options=OPTIONS)  # type: ignore[misc]  # Numba is not typed
-def _free(address):  # type: ignore[no-untyped-def]
+@overload(primitives.free, jit_options=OPTIONS)
+def _free(address):
     return lambda address: free(address)

@@ -1,0 +1,39 @@
+# Each target sets up what it needs: `make demo` and `make test` work on a fresh machine with Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test lint types unit bench accuracy clean
+
+demo: $(VENV)/ready
+	$(RUN) -m scripts.demo
+
+test: lint types unit
+
+lint: $(VENV)/ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(VENV)/ready
+	$(RUN) -m mypy
+
+unit: $(VENV)/ready
+	$(RUN) -m pytest -q -n auto
+
+bench: $(VENV)/ready
+	$(RUN) -m scripts.bench
+
+accuracy: $(VENV)/ready
+	$(RUN) -m scripts.accuracy
+
+$(VENV)/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "onnx_ops needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --editable '.[demo,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Programs to run: `python -m scripts.NAME` from the root of the repository."""

@@ -1,0 +1,367 @@
+"""Measures how far the ops' results are off the exact ones, and prints the tables of the README.
+
+Run it from the repository's root: `python -m scripts.accuracy`. The exact result is the formula evaluated from the same
+inputs in float64 by tests/oracles.py (float64 itself is judged in numpy.longdouble). Errors are in units in the last
+place of the largest term of an element's formula; correct rounding gives at most 0.5. The inputs are random, of both
+signs, with magnitudes spread evenly on a logarithmic scale; in the 16-bit dtypes also each of the 65536 values there
+are, NaN and infinities included, for one operand after the other.
+
+torch is judged where all inputs and the exact result are finite: what it gives elsewhere is sometimes meant differently.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import onnx_ops
+from scripts import cases
+from scripts.cases import Case
+from tests import oracles
+
+SEED = 0
+RANDOM = 300_000
+# So many sets of the other operands does each value of a 16-bit operand meet.
+MEETINGS = 6
+COLUMNS = 100
+CHANNELS = 64
+
+# Exponents of 2 of the factors: three of them multiply without leaving the range of the dtype that is computed in, which
+# is float32 for the 16-bit ones. Where one operand takes all values, the others lie between the exponents in OTHERS.
+FACTORS = {"float16": (-24, 15), "bfloat16": (-40, 40), "float32": (-40, 40), "float64": (-300, 300)}
+OTHERS = (-4, 0)
+LOGITS = {"float16": (-20, 15), "bfloat16": (-20, 6.6), "float32": (-20, 6.6), "float64": (-20, 9.5)}
+STATISTICS = (-8, 8)
+SMALLEST_PROBABILITY = -20
+
+CTC_STEPS = (100, 500, 1000)
+CTC_BATCH, CTC_CLASSES, STEPS_PER_LABEL, CTC_SPREAD = 4, 40, 5, 2.0
+
+# What the kernels promise: units in the last place, and for CTC in float32 the absolute error. For float64 it is 1e-12
+# of the largest term.
+PROMISED = {"float16": 1.0, "bfloat16": 1.0, "float32": 4.0, "float64": 1e-12 * 2**52}
+CTC_PROMISED = 1e-6
+
+Array = np.ndarray
+Range = tuple[float, float]
+
+
+@dataclass
+class Row:
+    """Largest errors of one op in one dtype, over `values` results; None for what there is not."""
+
+    op: str
+    dtype: str
+    values: int
+    kernel: float
+    body: float | None
+    torch: float | None
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit status: 1 if a kernel breaks its promise."""
+    options = cases.argument_parser(__doc__, list(cases.DTYPES), "build/accuracy.json").parse_args()
+    start = time.perf_counter()
+    if cases.torch:
+        cases.torch.set_num_threads(options.threads)
+    machine = cases.machine(options.threads)
+    relative, absolute = measure(options)
+
+    print("Largest errors, in units in the last place of the largest term:\n")
+    print_table(
+        ["op", "dtype", "results", "kernel", "portable body", "torch"],
+        [[r.op, r.dtype, f"{r.values:,}", *map(places, (r.kernel, r.body, r.torch))] for r in relative],
+    )
+    if absolute:
+        print("\nLargest absolute errors of CtcLossBackward in float32, by the number of time steps:\n")
+        print_table(
+            ["T", "results", "kernel", "torch"],
+            [[r.op.rpartition(" ")[2], f"{r.values:,}", *map(scientific, (r.kernel, r.torch))] for r in absolute],
+        )
+    broken = [row for row in relative if row.kernel > PROMISED[row.dtype] and not in_absolute_terms(row)]
+    broken += [row for row in absolute if row.kernel > CTC_PROMISED]
+    for row in broken:
+        print(f"\nThe kernel is less accurate than promised: {row.op} {row.dtype}")
+    print(f"\n{', '.join(f'{key} {value}' for key, value in machine.items())}")
+    content = {"machine": machine, "ulp": list(map(asdict, relative)), "absolute": list(map(asdict, absolute))}
+    cases.write_json(options.json, content)
+    print(f"Measured in {time.perf_counter() - start:.0f} s, written to {options.json}.")
+    return 1 if broken else 0
+
+
+def measure(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """The rows of both tables: in units in the last place, and absolute ones of the CTC loss."""
+    relative, absolute = [], []
+    chosen = [(v, dtype) for v in VARIANTS if v.op_type in options.op for dtype in options.dtype]
+    with tqdm(chosen, unit="row", leave=False) as progress:
+        for variant, dtype in progress:
+            progress.set_description(f"{variant.title} {dtype}")
+            rows = [judge(case, variant, dtype, options.threads) for case in variant.cases(dtype)]
+            relative.append(worst(variant.title, [in_places for in_places, _ in rows]))
+            if variant.op_type == "CtcLossBackward" and dtype == "float32":
+                absolute = [in_numbers for _, in_numbers in rows]
+    return relative, absolute
+
+
+def in_absolute_terms(row: Row) -> bool:
+    """Whether the row is promised an absolute error."""
+    return row.op == "CtcLossBackward" and row.dtype == "float32"
+
+
+def worst(op: str, rows: Sequence[Row]) -> Row:
+    """The rows of several cases in one."""
+    errors = [
+        max((error for error in column if error is not None), default=None)
+        for column in zip(*((row.kernel, row.body, row.torch) for row in rows), strict=True)
+    ]
+    return Row(op, rows[0].dtype, sum(row.values for row in rows), errors[0] or 0.0, *errors[1:])
+
+
+# Judging
+
+
+def judge(case: Case, variant: "Variant", dtype: str, threads: int) -> tuple[Row, Row]:
+    """Errors of one case, in units in the last place and absolute."""
+    exact = np.longdouble if dtype == "float64" else np.float64
+    expected = variant.exact(case, exact)
+    largest = variant.largest_term(case, expected)
+    options = cases.quiet_options(threads)
+    sessions = {
+        "kernel": onnx_ops.InferenceSession(case.model, options),
+        "body": cases.portable_session(case, cases.quiet_options(threads)),
+    }
+    results: dict[str, Array | None] = {"kernel": None, "body": None, "torch": None}
+    for name, session in sessions.items():
+        if session:
+            results[name] = output = case.empty_output()
+            cases.bound_run(session, case.feeds, output)()
+    if call := cases.torch_call(case):
+        results["torch"] = cases.from_torch(call())
+
+    relative: dict[str, Any] = {}
+    absolute: dict[str, Any] = {}
+    for name, result in results.items():
+        everywhere: Array = np.ones(expected.shape, bool)
+        judged = comparable_with_torch(case, expected) if name == "torch" else everywhere
+        if result is None or not judged.any():
+            relative[name] = absolute[name] = None
+            continue
+        relative[name] = float(oracles.ulp_error(result, expected, largest)[judged].max())
+        difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))[judged]
+        absolute[name] = float(difference.max())
+    return Row(case.op_type, dtype, expected.size, **relative), Row(case.title, dtype, expected.size, **absolute)
+
+
+def comparable_with_torch(case: Case, expected: Array) -> Array:
+    """Where the exact result is finite, and with it all inputs of its shape."""
+    finite = np.isfinite(expected)
+    for value in case.feeds.values():
+        if value.shape == finite.shape:
+            finite &= np.isfinite(value.astype(np.float64))
+    return finite
+
+
+# Inputs
+
+
+Sampler = Callable[[np.random.Generator, int, Range], Array]
+
+
+def factors(rng: np.random.Generator, count: int, exponents: Range) -> Array:
+    """Numbers of both signs, their magnitudes between two powers of 2, evenly on a logarithmic scale."""
+    return rng.choice([-1.0, 1.0], count) * positive(rng, count, exponents)
+
+
+def positive(rng: np.random.Generator, count: int, exponents: Range) -> Array:
+    return np.exp2(rng.uniform(*exponents, count))
+
+
+def probabilities(rng: np.random.Generator, count: int, exponents: Range) -> Array:
+    """A quarter zeros, a quarter ones, and in between small ones as well as evenly spread ones."""
+    kinds = [np.zeros(count), np.ones(count), positive(rng, count, (SMALLEST_PROBABILITY, 0)), rng.random(count)]
+    return np.choose(rng.integers(4, size=count), kinds)
+
+
+def around_threshold(rng: np.random.Generator, count: int, exponents: Range) -> Array:
+    """One in eight numbers is the threshold of hardshrink, 0.5, or its negative."""
+    return np.where(rng.random(count) < 1 / 8, rng.choice([-0.5, 0.5], count), factors(rng, count, exponents))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How numbers for an input are drawn; `exponents` by dtype."""
+
+    draw: Sampler
+    exponents: Mapping[str, Range]
+
+
+FACTOR = Operand(factors, FACTORS)
+POSITIVE = Operand(positive, FACTORS)
+LOGIT = Operand(factors, LOGITS)
+PROBABILITY = Operand(probabilities, FACTORS)
+HARDSHRINK_INPUT = Operand(around_threshold, FACTORS)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An op with certain attributes and inputs: a row of the table per dtype.
+
+    Attributes:
+        cases: the inputs for a dtype, all that a row is judged by.
+    """
+
+    op_type: str
+    cases: Callable[[str], Iterator[Case]]
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.op_type}{', ' if self.note else ''}{self.note}"
+
+    def exact(self, case: Case, dtype: oracles.Reals) -> Array:
+        """The formula's value."""
+        oracle: Callable[..., Array] = getattr(oracles, ORACLES[self.op_type])
+        return oracle(*case.inputs, **case.attributes, dtype=dtype)
+
+    def largest_term(self, case: Case, expected: Array) -> Array:
+        """The largest term of each element's formula."""
+        if self.op_type == "CtcLossBackward":
+            grad_out, log_probs = (case.feeds[name].astype(np.float64) for name in ("grad_out", "log_probs"))
+            first = grad_out[:, None] * np.exp(log_probs)
+            return np.maximum(np.abs(first), np.abs(first - expected.astype(np.float64)))
+        oracle: Callable[..., Array] = getattr(oracles, f"{ORACLES[self.op_type]}_largest_term")
+        return oracle(*case.inputs, **case.attributes)
+
+
+ORACLES = {
+    "KlDivBackward": "kl_div_backward",
+    "BinaryCrossEntropyWithLogitsBackward": "binary_cross_entropy_with_logits_backward",
+    "CtcLossBackward": "ctc_loss_backward",
+    "BatchNormElemtBackward": "batch_norm_elemt_backward",
+    "HardshrinkBackward": "hardshrink_backward",
+}
+
+
+def draws(operands: Sequence[Operand], dtype: str) -> Iterator[list[Array]]:
+    """Values of the operands: random ones, and for the 16-bit dtypes all of one operand after the other."""
+    rng = np.random.default_rng(SEED)
+    kind = cases.DTYPES[dtype]
+    with np.errstate(over="ignore"):
+        yield [operand.draw(rng, RANDOM, operand.exponents[dtype]).astype(kind) for operand in operands]
+        if kind.itemsize == 2:
+            everything = np.tile(np.arange(2**16, dtype=np.uint16).view(kind), MEETINGS)
+            for i in range(len(operands)):
+                values = [operand.draw(rng, everything.size, OTHERS).astype(kind) for operand in operands]
+                values[i] = everything
+                yield values
+
+
+def pointwise(
+    op_type: str, operands: Mapping[str, Operand], attributes: Mapping[str, Any] | None = None, note: str = ""
+) -> Variant:
+    """An op whose inputs have the shape of the output; what is not in `operands` is left out.
+
+    Losses are judged without a reduction, and once more as a mean, whose gradient is one number.
+    """
+
+    op = onnx_ops.OPS[op_type]
+    is_loss = "reduction" in op.schema.attributes
+
+    def case(values: Sequence[Array], reduction: onnx_ops.Reduction = onnx_ops.Reduction.NONE) -> Case:
+        given = {name: value.reshape(-1, COLUMNS) for name, value in zip(operands, values, strict=True)}
+        if reduction == onnx_ops.Reduction.MEAN:
+            given["grad_output"] = np.ones((), values[0].dtype)
+        unread = np.zeros((values[0].size // COLUMNS, COLUMNS), values[0].dtype)
+        inputs = [unread if (op_type, name) in cases.UNREAD else given.get(name) for name in op.input_names]
+        return Case(op_type, inputs, {**(attributes or {}), **({"reduction": reduction} if is_loss else {})})
+
+    def make(dtype: str) -> Iterator[Case]:
+        for i, values in enumerate(draws(list(operands.values()), dtype)):
+            yield case(values)
+            if is_loss and i == 0:
+                yield case(values, onnx_ops.Reduction.MEAN)
+
+    return Variant(op_type, make, note)
+
+
+def summed_kl_div(dtype: str) -> Iterator[Case]:
+    """Terms summed over each of two axes along which self was broadcast."""
+    rng = np.random.default_rng(SEED)
+    kind = cases.DTYPES[dtype]
+    shape = (RANDOM // COLUMNS, COLUMNS)
+    for own in ((1, COLUMNS), (shape[0], 1)):
+        grad_output = factors(rng, RANDOM, OTHERS).astype(kind).reshape(shape)
+        target = probabilities(rng, RANDOM, OTHERS).astype(kind).reshape(shape)
+        yield Case("KlDivBackward", [grad_output, np.zeros(own, kind), target], {"reduction": onnx_ops.Reduction.NONE})
+
+
+def batch_norm(dtype: str) -> Iterator[Case]:
+    """Images with statistics in float32, or float64 if they are."""
+    rng = np.random.default_rng(SEED)
+    wide = np.promote_types(cases.DTYPES[dtype], np.float32)
+    for grad_out, images in draws([FACTOR, FACTOR], dtype):
+        signed = [factors(rng, CHANNELS, STATISTICS).astype(wide) for _ in range(4)]
+        mean, weight, sum_dy, sum_dy_xmu = signed
+        invstd = positive(rng, CHANNELS, STATISTICS).astype(wide)
+        counter = np.array([7, 1000], np.int32)
+        count = images.size // CHANNELS // COLUMNS * CHANNELS * COLUMNS
+        tensors = [values[:count].reshape(-1, CHANNELS, COLUMNS) for values in (grad_out, images)]
+        yield Case("BatchNormElemtBackward", [*tensors, mean, invstd, weight, sum_dy, sum_dy_xmu, counter])
+
+
+def ctc_loss(dtype: str) -> Iterator[Case]:
+    """Sequences of several lengths."""
+    rng = np.random.default_rng(SEED)
+    for steps in CTC_STEPS:
+        kind = cases.DTYPES[dtype]
+        yield cases.ctc_case(steps, CTC_BATCH, CTC_CLASSES, steps // STEPS_PER_LABEL, kind, rng, CTC_SPREAD)
+
+
+VARIANTS = [
+    pointwise("KlDivBackward", {"grad_output": FACTOR, "target": FACTOR}),
+    pointwise("KlDivBackward", {"grad_output": FACTOR, "target": LOGIT}, {"log_target": 1}, "log_target"),
+    Variant("KlDivBackward", summed_kl_div, "summed"),
+    pointwise("BinaryCrossEntropyWithLogitsBackward", {"grad_output": FACTOR, "self": LOGIT, "target": PROBABILITY}),
+    pointwise(
+        "BinaryCrossEntropyWithLogitsBackward",
+        {"grad_output": FACTOR, "self": LOGIT, "target": PROBABILITY, "weight": FACTOR, "pos_weight": POSITIVE},
+        note="weighted",
+    ),
+    Variant("CtcLossBackward", ctc_loss),
+    Variant("BatchNormElemtBackward", batch_norm),
+    pointwise("HardshrinkBackward", {"grad_output": FACTOR, "self": HARDSHRINK_INPUT}),
+]
+
+
+# Printing
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A Markdown table, numbers to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    left = [not rows or not rows[0][i][:1].isdigit() and rows[0][i] != "-" for i in range(len(header))]
+    rule = ["-" * width if is_left else "-" * (width - 1) + ":" for width, is_left in zip(widths, left, strict=True)]
+    for row in [header, rule, *rows]:
+        cells = [
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def places(error: float | None) -> str:
+    """Units in the last place, or a dash."""
+    return "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.1e}"
+
+
+def scientific(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,468 @@
+"""CtcLossBackward: what it computes, on every engine that has it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import cases
+import engines
+import golden
+import numpy as np
+import oracles
+import pytest
+from engines import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, Array, Engine, check
+from hypothesis import given
+from hypothesis import strategies as st
+
+OP = "CtcLossBackward"
+INF, NAN = math.inf, math.nan
+TARGET_DTYPES = [np.dtype(t) for t in (np.int64, np.int32, np.bool_, np.float32, np.float16)]
+LENGTH_DTYPES = [np.dtype(t) for t in (np.uint8, np.int8, np.int16, np.int32, np.int64)]
+# (grad_out, log_probs and out; neg_log_likelihood; log_alpha): the same, or wider
+WIDENINGS = [
+    (own, loss, alpha)
+    for own, *wider in ((FLOAT16, FLOAT32, FLOAT64), (BFLOAT16, FLOAT32, FLOAT64), (FLOAT32, FLOAT64), (FLOAT64,))
+    for loss, alpha in itertools.product([own, *wider], repeat=2)
+]
+
+
+def log_softmax(logits: Array) -> Array:
+    return np.asarray(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+
+
+def padded(samples: Sequence[Sequence[int]], fill: int = -1) -> Array:
+    """(N, S), garbage beyond each target's length."""
+    rows = np.full((len(samples), max(map(len, samples), default=0)), fill, np.int64)
+    for row, sample in zip(rows, samples, strict=True):
+        row[: len(sample)] = sample
+    return rows
+
+
+def make(
+    samples: Sequence[Sequence[int]],
+    input_lengths: Sequence[int],
+    classes: int = 4,
+    *,
+    steps: int | None = None,
+    blank: int = 0,
+    dtype: object = np.float64,
+    wide: object = None,
+    flat: bool = False,
+    log_probs: Array | None = None,
+    grad: Array | None = None,
+) -> list[Array]:
+    """All inputs, the forward op's results worked out from log_probs as `dtype` holds them.
+
+    wide: the dtype of neg_log_likelihood and log_alpha; the same as `dtype` unless told.
+    """
+    shape = (max(input_lengths, default=0) if steps is None else steps, len(samples), classes)
+    if log_probs is None:
+        log_probs = log_softmax(cases.normal(shape, np.float64, "logits", scale=2.0))
+    log_probs = log_probs.astype(dtype)
+    targets = np.array([label for sample in samples for label in sample], np.int64) if flat else padded(samples)
+    lengths, target_lengths = np.array(input_lengths, np.int64), np.array([len(s) for s in samples], np.int64)
+    loss, log_alpha = oracles.ctc_loss(log_probs, targets, lengths, target_lengths, blank)
+    kind = np.dtype(wide or dtype)
+    if grad is None:
+        grad = cases.uniform((len(samples),), np.float64, "grad", low=-1.0, high=2.0)
+    with np.errstate(over="ignore"):
+        return [
+            grad.astype(dtype), log_probs, targets, lengths, target_lengths, loss.astype(kind), log_alpha.astype(kind),
+        ]  # fmt: skip
+
+
+# --- closed forms, hand-made numbers, brute force ------------------------------------------------------------------
+
+
+@engines.on_typed_engines
+@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
+def test_by_hand(engine: Engine, dtype: np.dtype) -> None:
+    """T = 2, classes blank and 1, target 1, all probabilities 1/2: paths 01, 10, 11, so P(1 at t) = 2/3."""
+    inputs = make([[1]], [2], 2, dtype=dtype, wide=FLOAT64, log_probs=np.full((2, 1, 2), math.log(0.5)), grad=np.ones(1))
+    expected = np.broadcast_to([0.5 - 1 / 3, 0.5 - 2 / 3], (2, 1, 2))
+    np.testing.assert_allclose(engine(OP, inputs).astype(np.float64), expected, rtol=0.02 if dtype.itemsize == 2 else 1e-6)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+@pytest.mark.parametrize("label", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "length"), [(1, 0), (5, 0), (5, 1), (5, 2), (7, 4)], ids=lambda value: str(value)
+)
+def test_uniform_closed_form(engine: Engine, steps: int, length: int, label: int, through_log_softmax: int) -> None:
+    """Equal probabilities 1/C: posteriors are counts of alignments, the same for all permutations of classes."""
+    classes = 3
+    target = [1 + (label + k) % 2 for k in range(length)]
+    inputs = make([target], [steps], classes, log_probs=np.full((steps, 1, classes), -math.log(classes)), grad=np.ones(1))
+    counts = np.zeros((steps, classes))
+    for path in oracles.ctc_alignments(np.array(target, np.int64), steps, classes):
+        counts[np.arange(steps), path] += 1
+    expected = through_log_softmax / classes - counts / counts[0].sum()
+    actual = engine(OP, inputs, {"through_log_softmax": through_log_softmax})
+    np.testing.assert_allclose(actual[:, 0], expected, rtol=1e-13, atol=1e-14)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("sample", [[1], [2, 1], [1, 2, 3, 1], [1, 2, 1, 2, 1, 2], [1, 0, 1], [1, 0, 0, 1, 0, 1]])
+def test_single_path(engine: Engine, sample: list[int]) -> None:
+    """Exactly one alignment: as many steps as labels, or with the blanks between repeats made part of the time."""
+    target = [label for label in sample if label != 0]
+    steps = len(target) + sum(a == b for a, b in itertools.pairwise(target))
+    inputs = make([target], [steps])
+    path = []
+    for before, label in zip([None, *target[:-1]], target, strict=True):
+        path += [0, label] if before == label else [label]
+    expected = np.exp(inputs[1][:, 0]) - np.eye(4)[path]
+    np.testing.assert_allclose(engine(OP, inputs)[:, 0], inputs[0][0] * expected, rtol=1e-12, atol=1e-13)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+@pytest.mark.parametrize("zero_infinity", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "input_lengths", "blank"),
+    [
+        ([[1, 2], [2], [], [1, 1]], [5, 4, 3, 5], 0),
+        ([[1, 2], [2, 2], [2], []], [5, 3, 0, 0], 0),
+        ([[0, 2], [2], [0, 0, 2]], [4, 5, 5], 1),
+        ([[0, 1], [1, 1], [1, 0, 1]], [4, 5, 3], 2),
+        ([[1, 1, 1], [1, 1], [2, 1, 2, 1]], [5, 2, 3], 0),  # the last two are too short
+    ],
+    ids=["mixed", "no_time", "blank_1", "blank_2", "impossible"],
+)
+def test_against_all_alignments(
+    engine: Engine,
+    samples: list[list[int]],
+    input_lengths: list[int],
+    blank: int,
+    zero_infinity: int,
+    through_log_softmax: int,
+    flat: bool,
+) -> None:
+    inputs = make(samples, input_lengths, 3, steps=5, blank=blank, flat=flat)
+    settings = {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
+    actual = engine(OP, inputs, settings)
+    expected = oracles.ctc_brute_force_gradient(*inputs[:5], **settings)
+    if not zero_infinity:  # NaN at every class of the sample, as in the formula
+        impossible = np.isinf(inputs[5])
+        inside = np.arange(5)[:, None] < inputs[3]
+        expected[inside & impossible] = NAN
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-13)
+    check(engine, OP, inputs, settings)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+@pytest.mark.parametrize("samples", [[[0, 1]], [[1, 0]], [[1, 0, 1], [0]], [[0, 0], [2, 0, 2]]])
+def test_target_that_contains_the_blank(engine: Engine, samples: list[list[int]], through_log_softmax: int) -> None:
+    """Both kinds of states of one class add up; no alignment means this, so the formula alone is the judge."""
+    check(engine, OP, make(samples, [6] * len(samples)), {"through_log_softmax": through_log_softmax})
+
+
+# --- dtypes --------------------------------------------------------------------------------------------------------
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize(
+    ("dtype", "loss_dtype", "alpha_dtype"), WIDENINGS, ids=lambda dtype: dtype.name
+)
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+def test_floating_dtypes(
+    engine: Engine, dtype: np.dtype, loss_dtype: np.dtype, alpha_dtype: np.dtype, through_log_softmax: int
+) -> None:
+    """Sums that use what is given, whatever is lost in it."""
+    inputs = make([[1, 2, 2], [3], []], [9, 7, 4], dtype=dtype)
+    wide = make([[1, 2, 2], [3], []], [9, 7, 4], dtype=dtype, wide=FLOAT64)
+    inputs[5], inputs[6] = wide[5].astype(loss_dtype), wide[6].astype(alpha_dtype)
+    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax})
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+@pytest.mark.parametrize("target_dtype", TARGET_DTYPES, ids=cases.shape_id)
+@pytest.mark.parametrize("input_dtype", LENGTH_DTYPES, ids=cases.shape_id)
+@pytest.mark.parametrize("length_dtype", LENGTH_DTYPES, ids=cases.shape_id)
+def test_integer_dtypes(
+    engine: Engine, target_dtype: np.dtype, input_dtype: np.dtype, length_dtype: np.dtype, flat: bool
+) -> None:
+    if target_dtype == np.bool_:
+        inputs = make([[1, 1], [0], [0, 1, 0]], [7, 3, 6], 3, flat=flat, blank=2)
+    else:
+        inputs = make([[0, 1], [1], [1, 1, 0]], [7, 3, 6], 3, flat=flat, blank=2)
+    expected = KERNEL(OP, inputs, {"blank": 2})
+    inputs[2:5] = inputs[2].astype(target_dtype), inputs[3].astype(input_dtype), inputs[4].astype(length_dtype)
+    engines.assert_same_bits(KERNEL(OP, inputs, {"blank": 2}), expected)
+    check(engine, OP, inputs, {"blank": 2})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_lengths_up_to_the_end_of_their_dtype(dtype: type) -> None:
+    longest = int(np.iinfo(dtype).max)
+    inputs = make([[1] * 40, [2]], [longest, 100], dtype=np.float64)
+    inputs[3], inputs[4] = inputs[3].astype(dtype), inputs[4].astype(dtype)
+    check(KERNEL, OP, inputs)
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize(
+    ("steps", "batch"), [(0, 0), (0, 3), (5, 0), (0, 1)], ids=["T0_N0", "T0_N3", "N0", "T0_N1"]
+)
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+def test_empty(engine: Engine, steps: int, batch: int, flat: bool) -> None:
+    inputs = make([[]] * batch, [0] * batch, steps=steps, flat=flat)
+    assert check(engine, OP, inputs).shape == (steps, batch, 4)
+
+
+@engines.on_every_engine
+def test_no_time_with_targets(engine: Engine) -> None:
+    """T = 0 and targets: nothing to write, nothing to refuse."""
+    assert check(engine, OP, make([[1, 2], [3]], [0, 0], steps=0)).shape == (0, 2, 4)
+
+
+@engines.on_every_engine
+def test_one_class(engine: Engine) -> None:
+    """Only the blank: the empty target has probability 1."""
+    np.testing.assert_allclose(check(engine, OP, make([[]], [4], 1)), np.zeros((4, 1, 1)), atol=1e-15)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("extra", [1, 2, 9])
+def test_more_states_than_needed(engine: Engine, extra: int) -> None:
+    """log_alpha past 2 * target_length + 1 is not looked at."""
+    inputs = make([[1, 2], [3]], [6, 5])
+    expected = engine(OP, inputs)
+    rest = np.full((2, 6, extra), NAN)
+    engines.assert_same_bits(engine(OP, [*inputs[:6], np.concatenate([inputs[6], rest], axis=2)]), expected)
+
+
+@engines.on_every_engine
+def test_what_lies_beyond_the_lengths_is_not_used(engine: Engine) -> None:
+    inputs = make([[1, 2], [3], []], [6, 4, 0])
+    expected = engine(OP, inputs)
+    for n, length in enumerate(inputs[3]):
+        inputs[1][length:, n] = NAN
+        inputs[6][n, length:] = NAN
+        inputs[6][n, :, 2 * inputs[4][n] + 1 :] = NAN
+    inputs[2] = np.where(inputs[2] < 0, 10**9, inputs[2])
+    actual = engine(OP, inputs)
+    engines.assert_same_bits(actual, expected)
+    for n, length in enumerate(inputs[3]):
+        engines.assert_result(actual[length:, n], np.zeros((6 - length, 4)), np.float64)
+
+
+@given(
+    data=st.data(),
+    dtypes=st.sampled_from(WIDENINGS),
+    classes=st.integers(2, 6),
+    flat=st.booleans(),
+    zero_infinity=st.integers(0, 1),
+    through_log_softmax=st.integers(0, 1),
+)
+def test_any_batch(
+    data: st.DataObject,
+    dtypes: tuple[np.dtype, ...],
+    classes: int,
+    flat: bool,
+    zero_infinity: int,
+    through_log_softmax: int,
+) -> None:
+    blank = data.draw(st.integers(0, classes - 1))
+    labels = st.sampled_from([c for c in range(classes) if c != blank])
+    samples = data.draw(st.lists(st.lists(labels, max_size=6), min_size=1, max_size=4))
+    lengths = data.draw(st.lists(st.integers(0, 14), min_size=len(samples), max_size=len(samples)))
+    inputs = make(samples, lengths, classes, steps=14, blank=blank, dtype=dtypes[0], wide=FLOAT64, flat=flat)
+    with np.errstate(over="ignore"):
+        inputs[5], inputs[6] = inputs[5].astype(dtypes[1]), inputs[6].astype(dtypes[2])
+    settings = {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
+    check(KERNEL, OP, inputs, settings)
+
+
+# --- special values ------------------------------------------------------------------------------------------------
+
+
+@engines.on_typed_engines
+@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
+@pytest.mark.parametrize("zero_infinity", [0, 1])
+def test_impossible_sample(engine: Engine, dtype: np.dtype, zero_infinity: int) -> None:
+    """NaN up to its input length and 0 after it, or 0 throughout; the neighbours are not touched."""
+    inputs = make([[1], [1, 1, 1], [2, 3]], [6, 4, 6], dtype=dtype)
+    assert np.isinf(inputs[5]).tolist() == [False, True, False]
+    actual = check(engine, OP, inputs, {"zero_infinity": zero_infinity}).astype(np.float64)
+    assert np.isfinite(actual[:, [0, 2]]).all()
+    engines.assert_result(actual[:4, 1], np.full((4, 4), 0.0 if zero_infinity else NAN), np.float64)
+    engines.assert_result(actual[4:, 1], np.zeros((2, 4)), np.float64)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("zero_infinity", [0, 1])
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+def test_loss_of_infinity_from_probabilities(engine: Engine, zero_infinity: int, through_log_softmax: int) -> None:
+    """A sample that would fit, but every path through its label has probability 0."""
+    inputs = make([[1], [2]], [4, 4])
+    log_probs = inputs[1].copy()
+    log_probs[:, 0, 1] = -INF
+    inputs = make([[1], [2]], [4, 4], log_probs=log_probs)
+    assert np.isinf(inputs[5]).tolist() == [True, False]
+    check(engine, OP, inputs, {"zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax})
+
+
+@engines.on_typed_engines
+@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+def test_masked_classes(engine: Engine, dtype: np.dtype, through_log_softmax: int) -> None:
+    """log_probs of -inf: gradient 0 and not NaN, in classes of the target at some steps and in others throughout."""
+    logits = cases.normal((8, 2, 5), np.float64, scale=2.0)
+    logits[:, :, 4] = -INF  # in no target
+    logits[:3, 0, 2] = -INF  # the last label, where it cannot be yet
+    logits[2, 1, 0] = -INF  # a blank in the middle
+    logits[5, 1, 1] = -INF
+    inputs = make([[1, 2], [1, 3, 1]], [8, 8], 5, dtype=dtype, log_probs=log_softmax(logits))
+    assert np.isfinite(inputs[5]).all()
+    actual = check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}).astype(np.float64)
+    assert np.isfinite(actual).all()
+    np.testing.assert_array_equal(actual[inputs[1] == -INF], 0)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+def test_nan_stays_in_its_sample(engine: Engine, through_log_softmax: int) -> None:
+    inputs = make([[1, 2], [3], [2, 2]], [7, 7, 7], 5)
+    clean = engine(OP, inputs, {"through_log_softmax": through_log_softmax})
+    for step, label in [(0, 3), (3, 3), (6, 0), (3, 4)]:  # class 4 is in no target
+        log_probs = inputs[1].copy()
+        log_probs[step, 1, label] = NAN
+        dirty = make([[1, 2], [3], [2, 2]], [7, 7, 7], 5, log_probs=log_probs)
+        actual = check(engine, OP, dirty, {"through_log_softmax": through_log_softmax})
+        engines.assert_same_bits(actual[:, [0, 2]], clean[:, [0, 2]])
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.0, -3.0])
+def test_gradients_of_the_loss(engine: Engine, value: float) -> None:
+    """grad_out is a factor of its sample alone."""
+    inputs = make([[1, 2], [3]], [6, 5], grad=np.array([value, 1.0]))
+    actual = check(engine, OP, inputs)
+    engines.assert_same_bits(actual[:, 1], engine(OP, [np.ones(2), *inputs[1:]])[:, 1])
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("scale", [-1000.0, 1000.0, -20.0, 3.0], ids=str)
+def test_the_loss_is_taken_as_given(engine: Engine, scale: float) -> None:
+    """exp(1000) is infinite, exp(-1000) is 0, and exp(3) scales every posterior."""
+    inputs = make([[1, 2], [3]], [6, 5])
+    inputs[5] = inputs[5] + scale
+    actual = engine(OP, inputs, {"through_log_softmax": 0})
+    error = engines.errors(OP, actual, inputs, {"through_log_softmax": 0})
+    assert error.max() <= 1e-12 * max(1.0, np.exp(min(scale, 700.0)))
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+def test_log_alpha_is_taken_as_given(engine: Engine, through_log_softmax: int) -> None:
+    """Where no forward pass would have put it, too."""
+    inputs = make([[1, 2], [3]], [6, 5])
+    inputs[6] = np.where(np.isfinite(inputs[6]), inputs[6] + cases.normal(inputs[6].shape, np.float64), -INF)
+    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}, limit=1e-11)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+@pytest.mark.parametrize("level", [-1000.0, -300.0, 800.0], ids=str)
+def test_beyond_the_range_of_float64(engine: Engine, level: float, through_log_softmax: int) -> None:
+    """Products of rows like these leave float64 after one step; sums of logarithms do not."""
+    log_probs = cases.uniform((12, 2, 4), np.float64, low=level - 5, high=level + 5)
+    inputs = make([[1, 2, 1], [3]], [12, 9], log_probs=log_probs, grad=np.ones(2))
+    if level > 0 and through_log_softmax:
+        pytest.skip("exp(log_probs) itself is infinite")
+    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}, limit=1e-10)  # 12 * 1000 * 2**-53, rounded up
+
+
+@engines.on_every_engine
+def test_one_unlikely_step(engine: Engine) -> None:
+    """A bottleneck of e**-1000 that every path goes through, and classes e**-1000 apart in all rows."""
+    log_probs = log_softmax(cases.normal((30, 2, 4), np.float64))
+    log_probs[15, 0] -= 1000
+    log_probs[:, 1, 1:] -= np.array([0.0, 500.0, 1000.0])
+    check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), limit=1e-11)
+
+
+# --- long sequences ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through_log_softmax", [0, 1])
+@pytest.mark.parametrize(
+    ("steps", "length", "classes", "scale"),
+    [(1000, 50, 30, 1.0), (1000, 200, 32, 5.0), (1000, 480, 3, 1.0), (1000, 0, 4, 1.0), (400, 399, 5, 10.0)],
+    ids=lambda value: str(value),
+)
+@pytest.mark.parametrize("dtypes", [(FLOAT32, FLOAT32), (FLOAT32, FLOAT64), (FLOAT64, FLOAT64)], ids=lambda d: d[1].name)
+def test_long_sequences(
+    dtypes: tuple[np.dtype, np.dtype], steps: int, length: int, classes: int, scale: float, through_log_softmax: int
+) -> None:
+    """float32 within 1e-6 of the formula in float64 on the same inputs; float64 within what its exponents allow."""
+    labels = cases.rng("labels", length).integers(1, classes, length)
+    labels[1:] += labels[1:] == labels[:-1]  # few repeats, so that the longest target fits
+    labels = np.where(labels == classes, 1, labels)
+    log_probs = log_softmax(cases.normal((steps, 1, classes), np.float64, "long", scale=scale))
+    inputs = make([labels.tolist()], [steps], classes, dtype=dtypes[0], wide=dtypes[1], log_probs=log_probs, grad=np.ones(1))
+    assert np.isfinite(inputs[5]).all()
+    limit = None if dtypes[0] == FLOAT32 else max(1e-12, float(inputs[5][0]) * 2.0**-50)
+    check(KERNEL, OP, inputs, {"through_log_softmax": through_log_softmax}, limit=limit)
+
+
+def test_scaled_sums_grow_and_shrink() -> None:
+    """Rows that are not normalized, whose products run from e**-600 to e**600 and back."""
+    ramp = np.concatenate([np.full(60, -20.0), np.full(120, 15.0), np.full(60, -10.0)])
+    log_probs = cases.normal((240, 1, 5), np.float64) + ramp[:, None, None]
+    inputs = make([[1, 2, 3, 3, 4, 1]], [240], 5, log_probs=log_probs, grad=np.ones(1))
+    check(KERNEL, OP, inputs, {"through_log_softmax": 0}, limit=1e-11)
+
+
+# --- against others ------------------------------------------------------------------------------------------------
+
+
+@engines.on_typed_engines
+@pytest.mark.parametrize("case", cases.golden_cases("ctc_loss_backward"), ids=str)
+def test_golden(engine: Engine, case: golden.Golden) -> None:
+    actual = check(engine, OP, list(case.inputs.values()), case.attributes)
+    np.testing.assert_allclose(
+        actual.astype(np.float64), case.expected.astype(np.float64), rtol=2 * case.rtol, atol=2 * case.atol
+    )
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+def test_against_torch(flat: bool) -> None:
+    torch = pytest.importorskip("torch")
+    samples, lengths = [[1, 2, 2, 3], [4], [], [1, 1]], [12, 9, 7, 3]
+    inputs = make(samples, lengths, 5, flat=flat)
+    leaf = torch.from_numpy(inputs[1]).requires_grad_()
+    targets = torch.from_numpy(np.maximum(inputs[2], 0))
+    given = [torch.from_numpy(a) for a in inputs[3:5]]
+    losses = torch.nn.functional.ctc_loss(leaf, targets, *given, reduction="none")
+    losses.backward(torch.from_numpy(inputs[0]))
+    np.testing.assert_allclose(losses.detach().numpy(), inputs[5], rtol=1e-13)
+    np.testing.assert_allclose(KERNEL(OP, inputs), leaf.grad.numpy(), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("blank", [0, 2])
+@pytest.mark.parametrize("samples", [[[1, 3], [3]], [[1, 1], []], [[3, 1, 3], [1, 3, 3]]])
+def test_is_the_derivative(samples: list[list[int]], blank: int) -> None:
+    """By log_probs on rows that are not normalized, and by the scores under log_softmax."""
+    rows = cases.normal((6, 2, 4), np.float64, "rows")
+    inputs = make(samples, [6, 5], blank=blank, log_probs=rows)
+
+    def loss(log_probs: Array) -> float:
+        return float(inputs[0] @ oracles.ctc_loss(log_probs, *inputs[2:5], blank)[0])
+
+    actual = KERNEL(OP, inputs, {"blank": blank, "through_log_softmax": 0})
+    np.testing.assert_allclose(actual, oracles.finite_difference(loss, rows), rtol=1e-6, atol=1e-8)
+
+    inputs = make(samples, [6, 5], blank=blank, log_probs=log_softmax(rows))
+    expected = oracles.finite_difference(lambda scores: loss(log_softmax(scores)), rows)
+    np.testing.assert_allclose(KERNEL(OP, inputs, {"blank": blank}), expected, rtol=1e-6, atol=1e-8)
