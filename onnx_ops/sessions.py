@@ -27,16 +27,21 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
     linked models then run on the portable bodies.
     """
     global _warned
-    from onnx_ops.runtime import host
-
-    options = ort.SessionOptions() if options is None else options
     try:
-        host.register(options)
+        return _register(options)
     except KernelsUnavailable as reason:
         if not _warned:
             _warned = True
             warnings.warn(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel=2)
-    return options
+        return ort.SessionOptions() if options is None else options
+
+
+def _register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    try:
+        from onnx_ops.runtime import host
+    except ImportError as error:
+        raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
+    return host.register(options)
 
 
 class InferenceSession(ort.InferenceSession):

@@ -1,25 +1,20 @@
 """The ops of the domain, one file each: schema, checks, NumPy reference, kernel and portable body together."""
 
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from onnx_ops.ops import (
-    batch_norm_elemt_backward,
-    binary_cross_entropy_with_logits_backward,
-    ctc_loss_backward,
-    hardshrink_backward,
-    kl_div_backward,
-)
+from onnx_ops.op import Op
 
-OPS = MappingProxyType(
-    {
-        module.OP.name: module.OP
-        for module in (
-            kl_div_backward,
-            binary_cross_entropy_with_logits_backward,
-            ctc_loss_backward,
-            batch_norm_elemt_backward,
-            hardshrink_backward,
-        )
-    }
-)
-"""All ops by op_type."""
+
+def _found() -> dict[str, Op]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    ops = [importlib.import_module(f"{__name__}.{name}").OP for name in names]
+    return {op.name: op for op in ops}
+
+
+OPS: Mapping[str, Op] = MappingProxyType(_found())
+"""All ops by op_type: every module of this package whose name has no leading underscore defines one, OP."""

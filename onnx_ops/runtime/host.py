@@ -32,6 +32,8 @@ from onnx_ops.errors import KernelsUnavailable, OpError
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.abi import API_VERSION, FUNCTION, I64, SZ, VP, Api, OrtApi, OrtCustomOp
+from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.launch import COMPUTE, NO_MEMORY, compute
 from onnx_ops.runtime.layout import KERNEL
 from onnx_ops.runtime.primitives import array_at
 from onnx_ops.signature import FLOATS, Call, TensorType, promote
@@ -42,8 +44,6 @@ PROVIDER = C.create_string_buffer(b"CPUExecutionProvider")
 OPTIONAL = 1
 LAST_VERSION = 2**31 - 1
 
-_libc = C.CDLL(None)
-_libc.malloc.restype, _libc.malloc.argtypes = VP, [SZ]
 _fresh = itertools.count()
 _lock = threading.RLock()
 
@@ -61,11 +61,19 @@ class _Struct:
         single = OpSchema.FormalParameterOption.Single
         self.optional = [int(p.option != single) for p in op.schema.inputs] if op else [0]
         self.native = OrtCustomOp(version=API_VERSION, **_callbacks())
-        self.native.KernelDestroy = C.cast(_libc.free, VP).value
+        self.native.KernelComputeV2 = compile_native(compute, COMPUTE)
+        self.native.KernelDestroy = C.cast(_libc().free, VP).value
         self.by_address[C.addressof(self.native)] = self
 
 
 _Self = _Struct.by_address
+
+
+@functools.cache
+def _libc() -> C.CDLL:
+    library = C.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = VP, [SZ]
+    return library
 
 
 @functools.cache
@@ -121,18 +129,13 @@ def _create_kernel(own: int, api_address: int, info: int, kernel: Any) -> None:
     if _api is None:
         _api = OrtApi(api_address)
     struct, api = _Self[own], _api
-    handle = _libc.malloc(KERNEL.itemsize)
+    handle = _libc().malloc(KERNEL.itemsize)
     if not handle:
         raise MemoryError
     kernel[0] = handle
     if struct.op is None:
         return
     record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
-    if not struct.native.KernelComputeV2:
-        from onnx_ops.runtime.compiler import compile_native
-        from onnx_ops.runtime.launch import COMPUTE, compute
-
-        struct.native.KernelComputeV2 = compile_native(compute, COMPUTE)
     C.memmove(handle, record.ctypes.data, KERNEL.itemsize)
 
 
@@ -219,8 +222,6 @@ def _infer_output_shape(own: int, context: int) -> None:
 @_guarded
 def _explain(kernel: int, context: int, code: int) -> None:
     """The error of a run that the native code could not do: the Python checks find the words."""
-    from onnx_ops.runtime.launch import NO_MEMORY
-
     record = array_at(kernel, 1, KERNEL)[0]
     op = list(OPS.values())[record["op"]]
     if code == NO_MEMORY:
@@ -274,46 +275,76 @@ def _output_dtype(dtypes: Sequence[int]) -> int:
 
 
 @functools.cache
-def _library() -> str:
-    """Path of the library that hosts the kernels, with all of them added; KernelsUnavailable where it cannot be."""
+def _library() -> str | KernelsUnavailable:
+    """Path of the library that hosts the kernels, with all of them added; or why that cannot be. Settled once."""
     try:
         import onnxruntime_extensions
-    except ImportError as error:
-        raise KernelsUnavailable(f"onnxruntime-extensions cannot be imported: {error}") from error
-    path = str(onnxruntime_extensions.get_library_path())
-    try:
+
+        path = str(onnxruntime_extensions.get_library_path())
         add = C.CDLL(path).AddExternalCustomOp
+    except ImportError as error:
+        return KernelsUnavailable(f"onnxruntime-extensions cannot be imported: {error}")
     except (OSError, AttributeError) as error:
-        raise KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}") from error
+        return KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}")
     add.argtypes, add.restype = [VP], C.c_bool
     for struct in _structs():
         add(C.addressof(struct.native))
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
-    try:
-        _probe(options)
-    except Exception as error:
-        raise KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {error}") from error
+    if failure := _probe(options):
+        return KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
     return path
 
 
-def _probe(options: ort.SessionOptions) -> None:
-    """Make a session of one probe node: the first hands over the OrtApi, and any shows that the kernels are there."""
+def _probe(options: ort.SessionOptions) -> str | None:
+    """Make a session of one probe node: the first hands over the OrtApi, any shows whether the kernels are there.
+
+    The answer is what stands in the way, or None.
+    """
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)], "probe", value[:1], value[1:]
-    )
+    node = helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)
+    graph = helper.make_graph([node], "probe", value[:1], value[1:])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(KERNEL_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    # What a session writes to disk is not to be written for the probe.
+    profiling, saved_model = options.enable_profiling, options.optimized_model_filepath
+    options.enable_profiling, options.optimized_model_filepath = False, ""
+    try:
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return str(error)
+    finally:
+        options.enable_profiling, options.optimized_model_filepath = profiling, saved_model
+    return None
 
 
-def register(options: ort.SessionOptions) -> None:
-    """Register the kernels with options, once; KernelsUnavailable where that cannot be done."""
+def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    """Options, new ones if there are none, with the kernels registered once; KernelsUnavailable if that cannot be.
+
+    Raises RuntimeError for options with which somebody has registered onnxruntime-extensions before the kernels were
+    added to it: that library can be registered only once.
+    """
     with _lock:
         path = _library()
-        try:
-            options.get_session_config_entry(MARK)
-        except RuntimeError:
-            options.register_custom_ops_library(path)
-            options.add_session_config_entry(MARK, "1")
+        if isinstance(path, KernelsUnavailable):
+            raise path
+        fresh = options is None
+        options = ort.SessionOptions() if options is None else options
+        if not fresh and (_is_marked(options) or _probe(options) is None):
+            return options
+        options.register_custom_ops_library(path)
+        if not fresh and (failure := _probe(options)):
+            raise RuntimeError(
+                "onnx_ops cannot add its kernels to these SessionOptions. If onnxruntime-extensions was registered with"
+                f" them before, leave that to onnx_ops.session_options, which registers both: {failure}"
+            )
+        options.add_session_config_entry(MARK, "1")
+        return options
+
+
+def _is_marked(options: ort.SessionOptions) -> bool:
+    try:
+        options.get_session_config_entry(MARK)
+    except RuntimeError:
+        return False
+    return True

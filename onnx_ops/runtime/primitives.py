@@ -89,14 +89,13 @@ def store(function: int, source: int, element_type: int, count: int, target: int
 
 def malloc(size: int) -> int:
     """Address of a new block of memory, 0 if there is none to be had."""
-    return _LIBC.malloc(size) or 0
+    return _raw_malloc(size) or 0
 
 
 def free(address: int) -> None:
     """Give a block of memory back."""
-    _LIBC.free(address)
+    _raw_free(address)
 
 
-_LIBC = ctypes.CDLL(None)
-_LIBC.malloc.restype, _LIBC.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-_LIBC.free.restype, _LIBC.free.argtypes = None, [ctypes.c_void_p]
+_raw_malloc = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("PyMem_RawMalloc", ctypes.pythonapi))
+_raw_free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.pythonapi))

@@ -1,0 +1,165 @@
+"""The 16-bit kernels over all 65536 bit patterns of one operand, against the correctly rounded result.
+
+A result that float64 arithmetic and one rounding would not give may be off by one unit in the last place at most; NaN
+and infinities stand exactly where they are expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cases
+import engines
+import ml_dtypes
+import numpy as np
+import oracles
+import pytest
+from engines import BFLOAT16, FLOAT16, KERNEL, PORTABLE, Array, Engine
+
+HALVES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=cases.shape_id)
+BODIES = pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+
+
+def assert_within_one_unit(actual: Array, expected: Array, largest: Array | None = None) -> None:
+    """largest: the size of the terms where the result is a difference of theirs."""
+    assert np.array_equal(np.isnan(actual), np.isnan(expected))
+    error = oracles.ulp_error(actual, expected, largest)
+    worst = int(error.argmax())
+    # 0.5 from the rounding; what float32 arithmetic adds shows only near ties.
+    assert error.max() <= 0.51, f"{error.flat[worst]} units at {worst}: {actual.flat[worst]}, not {expected.flat[worst]}"
+    numbers = np.isfinite(expected) & (np.abs(expected) >= float(ml_dtypes.finfo(actual.dtype).smallest_normal))
+    if largest is None:
+        got, want = (a[numbers].view(np.int16).astype(int) for a in (actual, expected.astype(actual.dtype)))
+        assert np.abs(got - want).max() <= 1  # in steps of the format, across powers of two as well
+
+
+@HALVES
+@BODIES
+@pytest.mark.parametrize("lambd", [0.0, 0.5, 0.123456789, 1e-7, 40000.0])
+def test_hardshrink_self(engine: Engine, dtype: np.dtype, lambd: float) -> None:
+    x = cases.all_bits(dtype)
+    g = np.ones((), dtype)
+    actual = engine("HardshrinkBackward", [g, x], {"lambd": lambd})
+    expected = oracles.hardshrink_backward(g, x, lambd).astype(dtype)
+    engines.assert_same_bits(actual, expected)
+
+
+@HALVES
+def test_hardshrink_grad_output(dtype: np.dtype) -> None:
+    """Every bit of the gradient, NaN payloads included."""
+    g = cases.all_bits(dtype)
+    engines.assert_same_bits(KERNEL("HardshrinkBackward", [g, np.ones((), dtype)]), g)
+    engines.assert_same_bits(KERNEL("HardshrinkBackward", [g, np.zeros((), dtype)]), np.zeros_like(g))
+
+
+@HALVES
+@BODIES
+@pytest.mark.parametrize("log_target", [0, 1])
+@pytest.mark.parametrize(("grad", "reduction"), [(1.0, 0), (-0.7, 0), (3.0, 1), (1e-3, 0)])
+def test_kl_div_target(engine: Engine, dtype: np.dtype, grad: float, reduction: int, log_target: int) -> None:
+    q = cases.all_bits(dtype)
+    inputs = [np.array(grad, dtype), q, q]
+    attributes = {"reduction": reduction, "log_target": log_target}
+    actual = engine("KlDivBackward", inputs, attributes)
+    expected = oracles.kl_div_backward(*inputs, **attributes)
+    if dtype == BFLOAT16 and log_target and grad == 1e-3:
+        # exp beyond float32 times a small gradient: the body overflows where the kernel does not.
+        within = np.ones(q.shape, bool) if engine is KERNEL else ~(q.astype(np.float64) > 88.72)
+        actual, expected = actual[within], expected[within]
+    assert_within_one_unit(actual, expected)
+
+
+@HALVES
+def test_kl_div_grad_output(dtype: np.dtype) -> None:
+    g = cases.all_bits(dtype)
+    inputs = [g, g, np.array(0.3, dtype)]
+    for log_target in (0, 1):
+        attributes = {"reduction": 0, "log_target": log_target}
+        expected = oracles.kl_div_backward(*inputs, **attributes)
+        assert_within_one_unit(KERNEL("KlDivBackward", inputs, attributes), expected)
+
+
+def _binary_cross_entropy(inputs: Sequence[Array | None], engine: Engine) -> tuple[Array, Array, Array]:
+    op, attributes = "BinaryCrossEntropyWithLogitsBackward", {"reduction": 0}
+    actual = engine(op, inputs, attributes)
+    name = engines.snake(op)
+    if engine is KERNEL:
+        expected = getattr(oracles, f"{name}_split")(*inputs, **attributes)
+    else:
+        expected = getattr(oracles, name)(*inputs, **attributes)
+    return actual, expected, getattr(oracles, f"{name}_largest_term")(*inputs, **attributes)
+
+
+@HALVES
+@BODIES
+@pytest.mark.parametrize("target", [0.0, 1.0, 0.25, 0.9, -0.5, 2.0])
+def test_binary_cross_entropy_logits(engine: Engine, dtype: np.dtype, target: float) -> None:
+    """The kernel keeps its digits in the tails, so that it is judged by the result where only one term is left."""
+    x = cases.all_bits(dtype)
+    y = np.full(x.shape, target, dtype)
+    actual, expected, largest = _binary_cross_entropy([np.ones((), dtype), x, y], engine)
+    alone = engine is KERNEL and target in (0.0, 1.0)
+    assert_within_one_unit(actual, expected, None if alone else largest)
+
+
+@HALVES
+def test_binary_cross_entropy_logits_with_weights(dtype: np.dtype) -> None:
+    x = cases.all_bits(dtype)
+    y = np.full(x.shape, 1.0, dtype)
+    inputs = [np.array(0.3, dtype), x, y, np.array(1.7, dtype), np.array(2.6, dtype)]
+    actual, expected, _ = _binary_cross_entropy(inputs, KERNEL)
+    assert_within_one_unit(actual, expected)
+
+
+@HALVES
+@pytest.mark.parametrize("logit", [0.0, -2.0, 1.3, 9.0])
+def test_binary_cross_entropy_target(dtype: np.dtype, logit: float) -> None:
+    y = cases.all_bits(dtype)
+    x = np.full(y.shape, logit, dtype)
+    op = "BinaryCrossEntropyWithLogitsBackward"
+    inputs = [np.ones((), dtype), x, y]
+    actual = KERNEL(op, inputs, {"reduction": 0})
+    expected = oracles.binary_cross_entropy_with_logits_backward(*inputs, reduction=0)
+    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*inputs, reduction=0)
+    assert_within_one_unit(actual, expected, largest)
+
+
+@HALVES
+@BODIES
+@pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no_weight"])
+@pytest.mark.parametrize("place", [0, 1], ids=["grad_out", "input"])
+def test_batch_norm(engine: Engine, dtype: np.dtype, place: int, weighted: bool) -> None:
+    """float32 statistics, as beside 16-bit activations; two channels, the bits of one operand along both."""
+    bits = cases.all_bits(dtype).reshape(2, 2, 128, 128)
+    other = np.full(bits.shape, 0.3, dtype)
+    statistics = [np.float32([0.1, -0.4]), np.float32([0.7, 1.9]), np.float32([1.3, -0.2]) if weighted else None]
+    sums = [np.float32([3.1, -2.2]), np.float32([0.9, 5.3]), np.int32([3, 8])]
+    inputs = [bits, other] if place == 0 else [other, bits]
+    inputs = [*inputs, *statistics, *sums]
+    actual = engine("BatchNormElemtBackward", inputs)
+    largest = oracles.batch_norm_elemt_backward_largest_term(*inputs)
+    assert_within_one_unit(actual, oracles.batch_norm_elemt_backward(*inputs), largest)
+
+
+@HALVES
+@pytest.mark.parametrize("other", [np.float32, np.float64])
+def test_rounding_of_wider_numbers(dtype: np.dtype, other: type) -> None:
+    """A wider operand leads past every tie of the format: halfway, a hair below and a hair above it."""
+    numbers = cases.all_bits(dtype)
+    finite = numbers[np.isfinite(numbers.astype(np.float64)) & (numbers.astype(np.float64) > 0)].astype(np.float64)
+    ties = (np.sort(finite)[1:] + np.sort(finite)[:-1]) / 2
+    hair = 2.0 ** (-12 if other == np.float32 and dtype == FLOAT16 else -14 if other == np.float32 else -40)
+    q = np.concatenate([ties, ties * (1 + hair), ties * (1 - hair)]).astype(other)
+    inputs = [np.array(-1.0, other), np.zeros(q.shape, dtype), q]
+    actual = KERNEL("KlDivBackward", inputs, {"reduction": 0})
+    wanted = q.astype(np.float64)
+    if dtype == FLOAT16:
+        engines.assert_same_bits(actual, wanted.astype(np.float16))
+    else:
+        below = ties.astype(np.float64)
+        lower, upper = np.sort(finite)[:-1], np.sort(finite)[1:]
+        even = np.where(lower.astype(dtype).view(np.uint16) % 2 == 0, lower, upper)
+        nearest = np.concatenate([even, upper, lower])
+        exact = np.concatenate([below, below * (1 + hair), below * (1 - hair)]) == wanted  # float32 holds the hair
+        np.testing.assert_array_equal(actual.astype(np.float64)[exact], nearest[exact])
+        assert exact.mean() > 0.3

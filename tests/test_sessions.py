@@ -1,0 +1,440 @@
+"""Sessions: every way to make one, options of every state, the kernels or the portable bodies underneath."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import onnx_ops
+from onnx_ops import sessions
+from onnx_ops.runtime import host
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(21)
+G, X = (RNG.normal(size=(2, 3)).astype(np.float32) for _ in range(2))
+EXPECTED = np.where(np.abs(X) > np.float32(0.25), G, np.float32(0))
+FEEDS = {"g": G, "x": X}
+KERNEL_NODE = "aclnn_HardshrinkBackward"
+
+
+def model(extra: str = "") -> onnx.ModelProto:
+    return parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {{
+            o = aclnn.HardshrinkBackward <lambd: float = 0.25> (g, x)
+            {extra}
+        }}"""
+    )
+
+
+def linked_bytes() -> bytes:
+    return bytes(onnx_ops.link(model()).SerializeToString())
+
+
+def nodes_that_ran(
+    source: bytes, options: ort.SessionOptions, tmp_path: Path, feeds: Mapping[str, Array] = FEEDS
+) -> set[str]:
+    """The operators of a run, from onnxruntime's profile of it."""
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = ort.InferenceSession(source, options)
+    session.run(None, dict(feeds))
+    events = json.loads(Path(session.end_profiling()).read_text())
+    options.enable_profiling = False
+    return {e["args"]["op_name"] for e in events if "op_name" in e.get("args", {})}
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which the kernels cannot be registered."""
+
+    def unavailable() -> str:
+        raise onnx_ops.KernelsUnavailable("no such library here")
+
+    monkeypatch.setattr(host, "_library", unavailable)
+    monkeypatch.setattr(sessions, "_warned", False)
+
+
+# --- ways to make a session ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(model(), path)
+    return path
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "model": lambda path: onnx.load_model(path),
+    "bytes": lambda path: path.read_bytes(),
+    "str": str,
+    "path": lambda path: path,
+    "linked-model": lambda path: onnx_ops.link(path),
+    "linked-bytes": lambda path: onnx_ops.link(path).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_session_of(source: str, saved: Path) -> None:
+    session = onnx_ops.InferenceSession(SOURCES[source](saved))
+    assert isinstance(session, ort.InferenceSession)
+    (actual,) = session.run(None, FEEDS)
+    np.testing.assert_array_equal(actual, EXPECTED, strict=True)
+    assert [i.name for i in session.get_inputs()] == ["g", "x"]
+    assert [(o.name, o.shape, o.type) for o in session.get_outputs()] == [("o", [2, 3], "tensor(float)")]
+
+
+def test_session_takes_what_onnxruntime_takes(saved: Path) -> None:
+    session = onnx_ops.InferenceSession(
+        saved, ort.SessionOptions(), ["CPUExecutionProvider"], provider_options=[{}], disabled_optimizers=["ConstantFolding"]
+    )
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    np.testing.assert_array_equal(session.run(["o"], FEEDS)[0], EXPECTED)
+
+
+def test_plain_session_with_our_options_runs_the_kernel(tmp_path: Path) -> None:
+    assert nodes_that_ran(linked_bytes(), onnx_ops.session_options(), tmp_path) == {KERNEL_NODE}
+
+
+def test_plain_session_without_our_options_runs_the_portable_body(tmp_path: Path) -> None:
+    ran = nodes_that_ran(linked_bytes(), ort.SessionOptions(), tmp_path)
+    assert "Where" in ran
+    assert KERNEL_NODE not in ran
+
+
+def test_session_that_is_given_no_path_leaves_no_trace_of_one(saved: Path) -> None:
+    options = ort.SessionOptions()
+    onnx_ops.InferenceSession(model(), options)
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry("session.model_external_initializers_file_folder_path")
+
+
+# --- external data ---------------------------------------------------------------------------------------------------
+
+
+def _save_external(folder: Path, values: Array, name: str = "model.onnx") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    proto = model()
+    del proto.graph.input[1]
+    proto.graph.initializer.append(numpy_helper.from_array(values, "x"))
+    onnx.save_model(proto, folder / name, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return folder / name
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_external_data_elsewhere(
+    kind: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _save_external(tmp_path / "there", X)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    np.testing.assert_array_equal(onnx_ops.InferenceSession(kind(path)).run(None, {"g": G})[0], EXPECTED)
+
+
+def test_external_data_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save_external(tmp_path / "there", X)
+    monkeypatch.chdir(tmp_path)
+    session = onnx_ops.InferenceSession("there/model.onnx")
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(session.run(None, {"g": G})[0], EXPECTED)
+
+
+def test_external_data_of_two_models_with_the_same_options(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    first = onnx_ops.InferenceSession(_save_external(tmp_path / "a", X), options)
+    second = onnx_ops.InferenceSession(_save_external(tmp_path / "b", np.ones_like(X)), options)
+    np.testing.assert_array_equal(first.run(None, {"g": G})[0], EXPECTED)
+    np.testing.assert_array_equal(second.run(None, {"g": G})[0], G)
+
+
+def test_external_data_of_a_plain_session_afterwards(tmp_path: Path) -> None:
+    """A session from a path must not make a later one, with the same options, look for its data there."""
+    options = onnx_ops.session_options()
+    onnx_ops.InferenceSession(_save_external(tmp_path / "a", X), options)
+    other = _save_external(tmp_path / "b", np.ones_like(X))
+    onnx.save_model(onnx_ops.link(other), other)
+    session = ort.InferenceSession(other, options)
+    np.testing.assert_array_equal(session.run(None, {"g": G})[0], G)
+
+
+def test_large_external_data_is_not_copied_into_the_model(tmp_path: Path) -> None:
+    path = _save_external(tmp_path, np.resize(X, (2, 3)))
+    assert len(onnx_ops.link(path).SerializeToString()) < 5000
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_new_options_each_time() -> None:
+    first, second = onnx_ops.session_options(), onnx_ops.session_options(None)
+    assert isinstance(first, ort.SessionOptions)
+    assert first is not second
+
+
+def test_options_stay_the_users_own() -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    options.logid = "mine"
+    options.add_session_config_entry("session.set_denormal_as_zero", "0")
+    assert onnx_ops.session_options(options) is options
+    assert options.intra_op_num_threads == 1
+    assert options.inter_op_num_threads == 1
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert options.log_severity_level == 3
+    assert options.logid == "mine"
+    assert options.get_session_config_entry("session.set_denormal_as_zero") == "0"
+    np.testing.assert_array_equal(ort.InferenceSession(linked_bytes(), options).run(None, FEEDS)[0], EXPECTED)
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_options_registered_again_and_again(times: int, tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    for _ in range(times):
+        onnx_ops.session_options(options)
+    assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
+    np.testing.assert_array_equal(onnx_ops.InferenceSession(model(), options).run(None, FEEDS)[0], EXPECTED)
+
+
+def test_options_of_several_sessions() -> None:
+    options = onnx_ops.session_options()
+    alive = [
+        *(ort.InferenceSession(linked_bytes(), options) for _ in range(2)),
+        onnx_ops.InferenceSession(model(), options),
+    ]
+    for session in reversed(alive):
+        np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED)
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_any_optimization_level_and_number_of_threads(level: str, threads: int) -> None:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.intra_op_num_threads = threads
+    np.testing.assert_array_equal(onnx_ops.InferenceSession(model(), options).run(None, FEEDS)[0], EXPECTED)
+
+
+def test_options_that_hold_the_library_already() -> None:
+    """onnxruntime cannot be asked what is registered with options; the session says whose kernels are there twice."""
+    extensions = pytest.importorskip("onnxruntime_extensions")
+    for ours_first in (True, False):
+        options = onnx_ops.session_options() if ours_first else ort.SessionOptions()
+        options.register_custom_ops_library(extensions.get_library_path())
+        onnx_ops.session_options(options)
+        with pytest.raises(Exception, match=r"ai\.onnx\.contrib.*Conflicting"):
+            ort.InferenceSession(linked_bytes(), options)
+
+
+def test_options_with_the_library_registered_by_the_user_alone(tmp_path: Path) -> None:
+    """Once the kernels are in the process, any registration of the library brings them."""
+    extensions = pytest.importorskip("onnxruntime_extensions")
+    onnx_ops.session_options()
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(extensions.get_library_path())
+    assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
+
+
+# --- ways to run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def session() -> ort.InferenceSession:
+    return onnx_ops.InferenceSession(model())
+
+
+def test_run_with_ort_values(session: ort.InferenceSession) -> None:
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in FEEDS.items()}
+    (result,) = session.run_with_ort_values(["o"], values)
+    np.testing.assert_array_equal(result.numpy(), EXPECTED, strict=True)
+
+
+def test_bound_buffers(session: ort.InferenceSession) -> None:
+    binding, out = session.io_binding(), np.full_like(G, 7)
+    for name, array in FEEDS.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("o", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(out, EXPECTED)
+
+
+def test_bound_output_of_unknown_shape(session: ort.InferenceSession) -> None:
+    binding = session.io_binding()
+    for name, array in FEEDS.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("o")
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], EXPECTED, strict=True)
+
+
+def test_output_buffer_may_be_an_input(session: ort.InferenceSession) -> None:
+    binding, both = session.io_binding(), G.copy()
+    binding.bind_input("g", "cpu", 0, np.float32, both.shape, both.ctypes.data)
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("o", "cpu", 0, np.float32, both.shape, both.ctypes.data)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(both, EXPECTED)
+
+
+def test_inputs_are_not_written_to(session: ort.InferenceSession) -> None:
+    g, x = G.copy(), X.copy()
+    for _ in range(3):
+        session.run(None, {"g": g, "x": x})
+    np.testing.assert_array_equal(g, G)
+    np.testing.assert_array_equal(x, X)
+
+
+def test_array_that_is_not_contiguous(session: ort.InferenceSession) -> None:
+    g, x = np.asfortranarray(G), np.repeat(X, 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(session.run(None, {"g": g, "x": x})[0], EXPECTED)
+
+
+def test_session_runs_on_after_a_failed_run() -> None:
+    proto = model()
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    session = onnx_ops.InferenceSession(proto)
+    for _ in range(3):
+        with pytest.raises(
+            Exception, match=r"HardshrinkBackward: input 'self' has shape \(2, 4\), expected .*\(2, 3\).*161002"
+        ):
+            session.run(None, {"g": G, "x": np.ones((2, 4), np.float32)})
+        np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED)
+
+
+# --- without kernels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_one_warning_where_the_kernels_cannot_be_registered() -> None:
+    with pytest.warns(UserWarning, match=r"portable bodies.*no such library here") as caught:
+        options = onnx_ops.session_options()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert onnx_ops.session_options(options) is options
+        session = onnx_ops.InferenceSession(model())
+    np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED, strict=True)
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_warning_points_at_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="portable bodies") as caught:
+        onnx_ops.InferenceSession(model())
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.filterwarnings("ignore:onnx_ops runs on portable bodies")
+def test_portable_body_runs_where_the_kernels_cannot_be_registered(tmp_path: Path) -> None:
+    ran = nodes_that_ran(linked_bytes(), onnx_ops.session_options(), tmp_path)
+    assert "Where" in ran
+    assert KERNEL_NODE not in ran
+
+
+# --- shapes that are known only at the run ---------------------------------------------------------------------------
+
+FLOAT = TensorProto.FLOAT
+CHANNEL = ("mean", "invstd", "sum_dy", "sum_dy_xmu", "counter")
+SHAPES: dict[str, tuple[dict[str, tuple[int, ...]], tuple[int, ...]]] = {
+    "HardshrinkBackward": ({"grad_output": (4, 1, 3), "self": (2, 3)}, (4, 2, 3)),
+    "KlDivBackward": ({"grad_output": (3,), "self": (2, 1), "target": (4, 2, 3)}, (2, 1)),
+    "BinaryCrossEntropyWithLogitsBackward": ({"grad_output": (), "self": (2, 3), "target": (2, 3), "weight": (3,)}, (2, 3)),
+    "BatchNormElemtBackward": ({"grad_out": (2, 3, 5), "input": (2, 3, 5), **dict.fromkeys(CHANNEL, (3,))}, (2, 3, 5)),
+    "CtcLossBackward": (
+        {
+            "grad_out": (2,), "log_probs": (5, 2, 4), "targets": (2, 3), "input_lengths": (2,), "target_lengths": (2,),
+            "neg_log_likelihood": (2,), "log_alpha": (2, 5, 7),
+        },
+        (5, 2, 4),
+    ),
+}  # fmt: skip
+INTEGERS = {"targets": 1, "input_lengths": 5, "target_lengths": 3}
+
+
+def _followed_by_shape(op_type: str, dims: Callable[[str], list[str | int | None] | None]) -> onnx.ModelProto:
+    """The op, the Shape of its output, and the output flattened by a shape computed from that."""
+    shapes, _ = SHAPES[op_type]
+    nodes = [
+        onnx_ops.make_node(op_type, {name: name for name in shapes}, ["out"]),
+        helper.make_node("Shape", ["out"], ["shape"]),
+        helper.make_node("ReduceProd", ["shape"], ["count"], keepdims=1),
+        helper.make_node("Reshape", ["out", "count"], ["flat"]),
+        helper.make_node("Size", ["out"], ["size"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64 if name in INTEGERS else FLOAT, dims(name)) for name in shapes
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, dtype, None)
+        for name, dtype in {"out": FLOAT, "shape": TensorProto.INT64, "flat": FLOAT, "size": TensorProto.INT64}.items()
+    ]
+    graph = helper.make_graph(nodes, "followed", inputs, outputs)
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21), onnx_ops.opset_import()])
+
+
+DECLARED: dict[str, Callable[[str, str], list[str | int | None] | None]] = {
+    "no-shape": lambda op, name: None,
+    "unnamed-dimensions": lambda op, name: [None] * len(SHAPES[op][0][name]),
+    "own-names": lambda op, name: [f"{name}_{i}" for i in range(len(SHAPES[op][0][name]))],
+    "first-unnamed": lambda op, name: [None, *SHAPES[op][0][name][1:]][: len(SHAPES[op][0][name])],
+    "numbers": lambda op, name: list(SHAPES[op][0][name]),
+}
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "portable"])
+@pytest.mark.parametrize("level", ["ORT_ENABLE_ALL", "ORT_DISABLE_ALL"])
+@pytest.mark.parametrize("declared", DECLARED)
+@pytest.mark.parametrize("op_type", SHAPES)
+def test_shapes_known_only_at_the_run(op_type: str, declared: str, level: str, kernels: bool) -> None:
+    """onnxruntime hands a kernel's shape inference rank 0 for an unknown rank, and would fold a dimension of -1."""
+    if not kernels and onnx_ops.OPS[op_type].body is None:
+        pytest.skip("has no portable body")
+    shapes, expected = SHAPES[op_type]
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    if kernels:
+        onnx_ops.session_options(options)
+    linked = onnx_ops.link(_followed_by_shape(op_type, lambda name: DECLARED[declared](op_type, name)))
+    session = ort.InferenceSession(linked.SerializeToString(), options)
+    feeds = {
+        name: np.full(shape, INTEGERS[name], np.int64)
+        if name in INTEGERS
+        else np.random.default_rng(3).uniform(0.5, 2, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    out, shape, flat, size = session.run(None, feeds)
+    assert out.shape == tuple(shape) == expected
+    np.testing.assert_array_equal(flat, out.ravel())
+    assert size == out.size
+
+
+@pytest.mark.parametrize("op_type", SHAPES)
+def test_symbolic_dimensions_reach_the_sessions_outputs(op_type: str) -> None:
+    """What a session tells of its outputs, where the graph does not."""
+    model = _followed_by_shape(op_type, lambda name: DECLARED["own-names"](op_type, name))
+    session = onnx_ops.InferenceSession(model)
+    shape = session.get_outputs()[0].shape
+    assert len(shape) == len(SHAPES[op_type][1])
+    assert all(isinstance(d, str) or d is None or d > 0 for d in shape)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_left_behind() -> Iterator[None]:
+    before = sessions._warned
+    yield
+    assert sessions._warned == before
