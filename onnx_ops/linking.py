@@ -151,8 +151,8 @@ def _check_names(model: onnx.ModelProto) -> None:
         schema = OPS[node.op_type].schema
         for attribute in node.attribute:
             if attribute.name not in schema.attributes:
-                expected = ", ".join(schema.attributes) or "none"
-                raise OpError(node.op_type, f"unknown attribute '{attribute.name}', expected {expected}")
+                known = ", ".join(schema.attributes) or "none"
+                raise OpError(node.op_type, f"unknown attribute '{attribute.name}', expected {known}")
             expected = schema.attributes[attribute.name].default_value.type
             if attribute.type != expected:
                 got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))

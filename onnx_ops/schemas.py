@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import onnx
 from onnx import helper
 from onnx.defs import OpSchema
@@ -34,5 +36,5 @@ def register_schemas() -> None:
     """Make the ops known to onnx.defs, and so to its checker and its shape inference."""
     for op in OPS.values():
         if not onnx.defs.has(op.name, op.schema.domain):
-            op.schema.set_type_and_shape_inference_function(lambda context, op=op: _inference(op, context))
+            op.schema.set_type_and_shape_inference_function(functools.partial(_inference, op))
             onnx.defs.register_schema(op.schema)
