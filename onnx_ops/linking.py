@@ -7,6 +7,7 @@ Where the kernel is registered, onnxruntime takes it; where it is not, the secon
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -52,21 +53,20 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     for op in used:
         for call in calls[op.name]:
             op.kernel.infer(call)
-    _unmix(linked, used, calls)
-    calls = _calls(linked)
+    if _unmix(linked, used, calls):
+        calls = _calls(linked)
     opset = _default_opset(linked)
     for op in used:
-        uses = calls[op.name] or [op.call([TensorType()] * len(op.input_names))]
-        linked.functions.append(_public_function(op))
         if op.body is not None:
             if opset < MINIMUM_OPSET:
                 raise LinkError(
                     f"the model imports opset {opset} of the default domain, {op.name} needs {MINIMUM_OPSET} or newer"
                 )
-            linked.functions.append(Body(op, uses).function(opset))
-    _import(linked, DOMAIN, OPSET_VERSION)
-    _import(linked, KERNEL_DOMAIN, 1)
-    _import(linked, "", opset)
+            linked.functions.append(Body(op, calls[op.name]).function(opset))
+        # After the function that its body calls: ReferenceEvaluator looks no further than what came before.
+        linked.functions.append(_public_function(op))
+    for domain, version in ((DOMAIN, OPSET_VERSION), (KERNEL_DOMAIN, 1), ("", opset)):
+        _import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
     return linked
 
@@ -100,13 +100,18 @@ def _remove_functions(model: onnx.ModelProto) -> None:
         model.functions.extend(kept)
 
 
-def _import(model: onnx.ModelProto, domain: str, version: int) -> None:
-    if all(entry.domain != domain for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(domain, version))
+DEFAULT_DOMAIN = ("", "ai.onnx")
+"""The two spellings of the default domain."""
+
+
+def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version: int) -> None:
+    spellings = DEFAULT_DOMAIN if domain in DEFAULT_DOMAIN else (domain,)
+    if all(entry.domain not in spellings for entry in importer.opset_import):
+        importer.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def _default_opset(model: onnx.ModelProto) -> int:
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
     return versions[0] if versions else MINIMUM_OPSET
 
 
@@ -167,12 +172,24 @@ Types = dict[str, TensorType]
 
 
 def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
-    """All uses of each op, with the functions of the model inlined."""
-    skeleton = inliner.inline_local_functions(_skeleton(model)) if model.functions else _skeleton(model)
+    """All uses of each op, with the functions of the model inlined; one of which nothing is known for an unused op."""
+    skeleton = _skeleton(model)
+    if model.functions:
+        _spell_out_defaults(skeleton)
+        skeleton = inliner.inline_local_functions(skeleton)
     calls: dict[str, list[Call]] = {name: [] for name in OPS}
-    for _, node, types in _typed_nodes(_inferred(skeleton).graph, {}):
+    for node, types in _typed_nodes(_inferred(skeleton).graph, {}):
         calls[node.op_type].append(_call(node, types))
-    return calls
+    return {name: uses or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, uses in calls.items()}
+
+
+def _spell_out_defaults(model: onnx.ModelProto) -> None:
+    """Give calls of functions the attributes that they leave to their defaults, which the inliner forgets."""
+    defaults = {(f.domain, f.name): f.attribute_proto for f in model.functions if f.attribute_proto}
+    for container in _containers(model):
+        for node in container.node:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(a for a in defaults.get((node.domain, node.op_type), ()) if a.name not in given)
 
 
 def _call(node: onnx.NodeProto, types: Types) -> Call:
@@ -203,7 +220,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     return shape_inference.infer_shapes(model, data_prop=True)
 
 
-def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto, Types]]:
+def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """The nodes of the domain in a graph and its subgraphs, with the types of all values they can see."""
     types = dict(outer)
     for tensor in graph.initializer:
         types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
@@ -212,7 +230,7 @@ def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.Gr
             types[info.name] = tensor_type(info.type)
     for node in graph.node:
         if node.domain == DOMAIN and node.op_type in OPS:
-            yield graph, node, types
+            yield node, types
         for subgraph in _subgraphs(node):
             yield from _typed_nodes(subgraph, types)
 
@@ -231,6 +249,7 @@ def tensor_type(proto: onnx.TypeProto) -> TensorType:
 
 def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
     """Give ones to nodes that leave out an input that another node of the same op has."""
+    taken = _value_names(model)
     for op in used:
         optional = [i for i, p in enumerate(op.schema.inputs) if p.option != p.option.Single]
         nodes = [(c, n) for c, n in _nodes(model) if n.op_type == op.name]
@@ -241,22 +260,41 @@ def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
             for container, node in nodes:
                 if not _has_input(node, index):
                     node.input.extend([""] * (index + 1 - len(node.input)))
-                    _insert_before(container, node, _ones(op, node, name))
-                    node.input[index] = f"{node.output[0]}_{name}_ones"
+                    ones = _ones(op, node, name, taken)
+                    node.input[index] = ones[-1].output[0]
+                    _insert_before(container, node, ones)
+                    if isinstance(container, onnx.FunctionProto):
+                        _import(container, "", _default_opset(model))
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
     return index < len(node.input) and bool(node.input[index])
 
 
-def _ones(op: Op, node: onnx.NodeProto, name: str) -> list[onnx.NodeProto]:
-    out = f"{node.output[0]}_{name}_ones"
+def _value_names(model: onnx.ModelProto) -> set[str]:
+    names = {value for container in _containers(model) for n in container.node for value in (*n.input, *n.output)}
+    for container in _containers(model):
+        if isinstance(container, onnx.GraphProto):
+            names.update(v.name for v in (*container.input, *container.output, *container.initializer))
+        else:
+            names.update((*container.input, *container.output))
+    return names
+
+
+def _new_name(wish: str, taken: set[str]) -> str:
+    name = next(n for n in itertools.chain([wish], (f"{wish}_{k}" for k in itertools.count(2))) if n not in taken)
+    taken.add(name)
+    return name
+
+
+def _ones(op: Op, node: onnx.NodeProto, name: str, taken: set[str]) -> list[onnx.NodeProto]:
+    out = _new_name(f"{node.output[0]}_{name}_ones", taken)
     one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     roles: dict[str, Role] = getattr(op.kernel, "roles", {})
     if not roles[name] & Role.CHANNEL:
         return [helper.make_node("Constant", [], [out], value_float=1.0)]
     like = next(i for i, own in enumerate(roles.values()) if own & Role.CHANNEL)
-    shape = f"{out}_shape"
+    shape = _new_name(f"{out}_shape", taken)
     return [
         helper.make_node("Shape", [node.input[like]], [shape]),
         helper.make_node("ConstantOfShape", [shape], [out], value=one),
@@ -264,35 +302,48 @@ def _ones(op: Op, node: onnx.NodeProto, name: str) -> list[onnx.NodeProto]:
 
 
 def _insert_before(container: Container, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    place = next(i for i, other in enumerate(container.node) if other is node or other.output[:] == node.output[:])
+    place = next(i for i, other in enumerate(container.node) if other.output[:] == node.output[:])
     for offset, new in enumerate(nodes):
         container.node.insert(place + offset, new)
 
 
-def _unmix(model: onnx.ModelProto, used: Sequence[Op], calls: dict[str, list[Call]]) -> None:
+def _unmix(model: onnx.ModelProto, used: Sequence[Op], calls: dict[str, list[Call]]) -> bool:
     """Cast the inputs of nodes with mixed dtypes, of ops for which one body cannot serve all the mixtures."""
+    changed = False
     for op in used:
         if op.body is None:
             continue
         try:
-            op.body(Body(op, calls[op.name] or [op.call([TensorType()] * len(op.input_names))]))
+            op.body(Body(op, calls[op.name]))
         except LinkError:
             _cast_inputs(model, op)
+            changed = True
+    return changed
 
 
 def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
-    typed = _typed_nodes(_inferred(_skeleton(model)).graph, {})
-    found = {n.output[0]: _call(n, types) for _, n, types in typed if n.op_type == op.name}
-    for container, node in list(_nodes(model)):
-        if node.op_type != op.name or node.output[0] not in found:
+    taken = _value_names(model)
+    # Inference keeps nodes and subgraphs in their order, so the two walks meet the same nodes.
+    walks = zip(_graph_nodes(model.graph), _typed_nodes(_inferred(_skeleton(model)).graph, {}), strict=True)
+    for (graph, node), (_, types) in list(walks):
+        if node.op_type != op.name:
             continue
-        call = found[node.output[0]]
+        call = _call(node, types)
         dtype = op.kernel.infer(call).dtype
         for index, name in enumerate(op.input_names):
             if call.dtype(name) not in (dtype, None) and dtype is not None:
-                cast = f"{node.output[0]}_{name}_cast"
-                _insert_before(container, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
+                cast = _new_name(f"{node.output[0]}_{name}_cast", taken)
+                _insert_before(graph, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
                 node.input[index] = cast
+
+
+def _graph_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
+    """The nodes of the domain in a graph and its subgraphs, in the order of `_typed_nodes`."""
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type in OPS:
+            yield graph, node
+        for subgraph in _subgraphs(node):
+            yield from _graph_nodes(subgraph)
 
 
 def _public_function(op: Op) -> onnx.FunctionProto:

@@ -10,9 +10,10 @@ from onnx import helper
 from onnx.defs import OpSchema
 
 from onnx_ops.domain import DOMAIN
-from onnx_ops.errors import OpError, Status
+from onnx_ops.errors import OpError
 from onnx_ops.ops import OPS
 from onnx_ops.roles import Reduction
+from onnx_ops.signature import TensorType
 
 
 def make_node(
@@ -49,12 +50,10 @@ def make_node(
         values.pop()
     if len(values) > len(op.input_names):
         raise OpError(op_type, f"got {len(values)} inputs, expected at most {len(op.input_names)}")
-    for parameter, value in zip(op.schema.inputs, values + [""] * len(op.input_names), strict=False):
-        if not value and parameter.option == OpSchema.FormalParameterOption.Single:
-            raise OpError(op_type, f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
     if len(outputs) != 1:
         raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
     settled: dict[str, Any] = {key: _attribute_value(op_type, key, value) for key, value in attributes.items()}
+    op.kernel.infer(op.call([TensorType() if value else None for value in values], settled))
     return helper.make_node(op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled)
 
 
@@ -70,7 +69,7 @@ def _attribute_value(op_type: str, name: str, value: Any) -> int | float:
         if int(value) != value:
             raise ValueError
         return int(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise OpError(op_type, f"attribute '{name}' is {value!r}, expected {_expected(name)}") from None
 
 

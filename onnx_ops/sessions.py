@@ -14,6 +14,8 @@ import onnxruntime as ort
 from onnx_ops.errors import KernelsUnavailable
 from onnx_ops.linking import link
 
+EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
 _warned = False
 
 
@@ -26,13 +28,17 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
     Where the kernels cannot be registered the options come back without them, and one warning per process says so:
     linked models then run on the portable bodies.
     """
+    return _options(options, stacklevel=3)
+
+
+def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
     global _warned
     try:
         return _register(options)
     except KernelsUnavailable as reason:
         if not _warned:
             _warned = True
-            warnings.warn(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel=2)
+            warnings.warn(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel=stacklevel)
         return ort.SessionOptions() if options is None else options
 
 
@@ -63,9 +69,21 @@ class InferenceSession(ort.InferenceSession):
         providers: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        options = session_options(sess_options)
-        if isinstance(model, str | os.PathLike):
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(Path(model).resolve().parent)
-            )
-        super().__init__(link(model).SerializeToString(), options, providers, **kwargs)
+        options = _options(sess_options, stacklevel=3)
+        linked = link(model).SerializeToString()
+        if not isinstance(model, str | os.PathLike):
+            super().__init__(linked, options, providers, **kwargs)
+            return
+        before = _config_entry(options, EXTERNAL_DATA_FOLDER)
+        options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(Path(model).resolve().parent))
+        try:
+            super().__init__(linked, options, providers, **kwargs)
+        finally:
+            options.add_session_config_entry(EXTERNAL_DATA_FOLDER, before)
+
+
+def _config_entry(options: ort.SessionOptions, key: str) -> str:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:
+        return ""

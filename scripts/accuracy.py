@@ -93,8 +93,8 @@ def main() -> int:
     for row in broken:
         print(f"\nThe kernel is less accurate than promised: {row.op} {row.dtype}")
     print(f"\n{', '.join(f'{key} {value}' for key, value in machine.items())}")
-    content = {"machine": machine, "ulp": list(map(asdict, relative)), "absolute": list(map(asdict, absolute))}
-    cases.write_json(options.json, content)
+    ulp, numbers = ([asdict(row, dict_factory=for_json) for row in rows] for rows in (relative, absolute))
+    cases.write_json(options.json, {"machine": machine, "ulp": ulp, "absolute": numbers})
     print(f"Measured in {time.perf_counter() - start:.0f} s, written to {options.json}.")
     return 1 if broken else 0
 
@@ -380,6 +380,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def places(error: float | None) -> str:
     """Units in the last place, or a dash."""
     return "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.1e}"
+
+
+def for_json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A dictionary without infinities, for which JSON has no number."""
+    return {key: "inf" if value == np.inf else value for key, value in items}
 
 
 def scientific(error: float | None) -> str:

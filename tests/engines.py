@@ -18,11 +18,11 @@ import numpy as np
 import onnxruntime as ort
 import oracles
 import pytest
-from models.single_op import Dimension, single_op_model
 from onnx import ModelProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
+from models.single_op import Dimension, single_op_model
 from onnx_ops import OPS
 
 Array = np.ndarray[Any, Any]
@@ -212,7 +212,10 @@ def tolerance(engine: Engine, op: str, dtype: np.dtype[Any], summed: bool = Fals
 
 
 def errors(op: str, actual: Array, inputs: Arrays, attributes: Attributes | None = None) -> Array:
-    """The error of each element, in units in the last place of the largest term; for CTC absolute, 0 if just rounded."""
+    """The error of each element, in units in the last place of the largest term.
+
+    For CTC it is absolute, and 0 where the result is the expected one rounded.
+    """
     settled = dict(attributes or {})
     dtype = np.longdouble if actual.dtype == FLOAT64 else np.float64
     expected = getattr(oracles, snake(op))(*inputs, **settled, dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import cases
 import engines
@@ -23,8 +24,8 @@ COUNTERS = (np.dtype(np.int32), FLOAT16, BFLOAT16, FLOAT32)
 
 def make(
     shape: cases.Shape,
-    dtypes: object = np.float32,
-    statistics: object = None,
+    dtypes: Any = np.float32,
+    statistics: Any = None,
     counter: Array | None = None,
     weighted: bool = True,
 ) -> list[Array | None]:
@@ -132,9 +133,7 @@ def test_dtypes(engine: Engine, dtypes: tuple[np.dtype, ...], weighted: bool) ->
 
 @engines.on_every_engine
 @pytest.mark.parametrize("name", PER_CHANNEL)
-@pytest.mark.parametrize(
-    ("dtype", "other"), list(itertools.permutations(FLOATS, 2)), ids=lambda dtype: dtype.name
-)
+@pytest.mark.parametrize(("dtype", "other"), list(itertools.permutations(FLOATS, 2)), ids=lambda dtype: dtype.name)
 def test_one_statistic_of_another_dtype(engine: Engine, name: str, dtype: np.dtype, other: np.dtype) -> None:
     kinds = tuple(other if name == own else dtype for own in PER_CHANNEL)
     check(engine, OP, make((2, 3, 5), dtype, kinds))
@@ -224,7 +223,8 @@ def test_against_torch(shape: cases.Shape, weighted: bool) -> None:
     weight = cases.normal((3,), np.float64, "weight") if weighted else None
     leaf = torch.from_numpy(x).requires_grad_()
     given_weight = None if weight is None else torch.from_numpy(weight)
-    torch.nn.functional.batch_norm(leaf, None, None, given_weight, training=True, eps=1e-5).backward(torch.from_numpy(g))
+    output = torch.nn.functional.batch_norm(leaf, None, None, given_weight, training=True, eps=1e-5)
+    output.backward(torch.from_numpy(g))
     _, mean, invstd = oracles.batch_norm(x)
     sums = oracles.batch_norm_backward_reduce(g, x, mean)
     actual = KERNEL(OP, [g, x, mean, invstd, weight, *sums, np.array(x.size // 3, np.int32)])

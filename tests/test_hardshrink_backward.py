@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import cases
 import engines
@@ -19,7 +20,7 @@ OP = "HardshrinkBackward"
 INF, NAN = math.inf, math.nan
 
 
-def make(grad_shape: cases.Shape, shape: cases.Shape, grad_dtype: object, dtype: object) -> list[Array]:
+def make(grad_shape: cases.Shape, shape: cases.Shape, grad_dtype: Any, dtype: Any) -> list[Array]:
     return [cases.normal(grad_shape, grad_dtype, "grad"), cases.normal(shape, dtype, "self")]
 
 
@@ -100,7 +101,11 @@ def test_broadcasting(engine: Engine, first: cases.Shape, second: cases.Shape, s
 
 
 @pytest.mark.parametrize("engine", [KERNEL, engines.PORTABLE], ids=str)
-@given(shapes=cases.broadcast_pairs(), dtypes=st.tuples(*[st.sampled_from(FLOATS)] * 2), lambd=st.floats(-1, 2, width=32))
+@given(
+    shapes=cases.broadcast_pairs(),
+    dtypes=st.tuples(*[st.sampled_from(FLOATS)] * 2),
+    lambd=st.floats(-1, 2, width=32),
+)
 def test_any_shapes(engine: Engine, shapes: tuple[cases.Shape, cases.Shape], dtypes: tuple, lambd: float) -> None:
     check(engine, OP, make(*shapes, *dtypes), {"lambd": lambd})
 

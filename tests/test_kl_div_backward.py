@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import cases
 import engines
@@ -22,7 +23,7 @@ TARGET = [[1.0, 2.0], [0.0, -4.0], [0.5, 8.0]]
 
 
 def make(
-    grad: cases.Shape, own: cases.Shape, target: cases.Shape, dtypes: object = np.float32, log_target: int = 0
+    grad: cases.Shape, own: cases.Shape, target: cases.Shape, dtypes: Any = np.float32, log_target: int = 0
 ) -> list[Array]:
     kinds = dtypes if isinstance(dtypes, tuple) else (dtypes,) * 3
     low = -4.0 if log_target else -0.2
@@ -71,7 +72,7 @@ def test_by_hand(engine: Engine, dtype: np.dtype, reduction: int, expected: list
         ([[1.0], [2.0], [-1.0]], np.zeros((3, 1)), NONE, [[-3.0], [8.0], [8.5]]),
         ([[1.0], [2.0], [-1.0]], np.zeros(()), NONE, 13.5),
     ],
-    ids=["rows", "columns", "leading", "leading-mean", "scalar-batchmean", "rank_3", "grad_column", "scalar-grad_column"],
+    ids=["rows", "columns", "leading", "mean", "scalar-batchmean", "rank_3", "grad_column", "scalar-grad_column"],
 )
 def test_sums_over_what_self_was_broadcast_along(
     engine: Engine, grad: object, own: object, reduction: int, expected: object

@@ -170,7 +170,8 @@ def _same_dtype_case(name: str, onnx_type: str, dtype: Any) -> Case:
 def _bfloat16_case() -> Case:
     g, x, y, w = (a.astype(ml_dtypes.bfloat16) for a in (G, X, Y, W))
     wide = [
-        a.astype(np.float32) for a in (hardshrink(g, x, 0.25), kl_div(g, x, y, 2), bce(g, x, y, w, w), batch_norm(g, x, w, w, 1, w, w, w))
+        a.astype(np.float32)
+        for a in (hardshrink(g, x, 0.25), kl_div(g, x, y, 2), bce(g, x, y, w, w), batch_norm(g, x, w, w, 1, w, w, w))
     ]
     return case(
         "every-op-bfloat16",
@@ -320,7 +321,8 @@ CASES = [
     case(
         "optional-inputs-in-float64-and-float16",
         """graph (double[2,3] g8, double[2,3] x8, double[2,3] y8, double[3] w8, float16[2,3] g2, float16[2,3] x2,
-                  float16[2,3] y2, float16[3] w2, int32[2] n) => (double[2,3] a, double[2,3] b, float16[2,3] c, float16[2,3] d) {
+                  float16[2,3] y2, float16[3] w2, int32[2] n)
+                => (double[2,3] a, double[2,3] b, float16[2,3] c, float16[2,3] d) {
             a = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g8, x8, y8)
             c = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g2, x2, y2, w2)
             b = aclnn.BatchNormElemtBackward (g8, x8, w8, w8, , w8, w8, n)
@@ -344,11 +346,20 @@ CASES = [
         bce(G, X, Y, W),
         known_failures={"reference": REFERENCE_INPUTS},
     ),
-    case("mixed-dtypes-hardshrink", MIXTURES, MIXED, *(
-        hardshrink(G2, X2, 0.25), hardshrink(G2, X, 0.25), hardshrink(G, X2, 0.75), hardshrink(G8, X2, 0.75),
-        hardshrink(G2, X8, 0.1), hardshrink(G, X8, 0.1),
-        hardshrink(G2.astype(ml_dtypes.bfloat16).astype(np.float32), X2, 0.2),
-    )),  # fmt: skip
+    case(
+        "mixed-dtypes-hardshrink",
+        MIXTURES,
+        MIXED,
+        *(
+            hardshrink(G2, X2, 0.25),
+            hardshrink(G2, X, 0.25),
+            hardshrink(G, X2, 0.75),
+            hardshrink(G8, X2, 0.75),
+            hardshrink(G2, X8, 0.1),
+            hardshrink(G, X8, 0.1),
+            hardshrink(G2.astype(ml_dtypes.bfloat16).astype(np.float32), X2, 0.2),
+        ),
+    ),
     case(
         "mixed-dtypes-kl-div",
         """graph (float[2,3] g, float16[3] w2, float[2,3] x, double[1,3] t8, float[2,1] s, double[2,2,3] u8)
@@ -386,7 +397,9 @@ CASES = [
             f"if-{chosen}-branch-same-names-other-dtypes",
             """graph (bool q, float16[2,3] g2, float[2,3] x, double[2,3] g8, float16[2,3] x2) => (float[2,3] o) {
                 o = If (q) <
-                    then_branch = yes () => (float[2,3] r) { r = aclnn.HardshrinkBackward <lambd: float = 0.3> (g2, x) },
+                    then_branch = yes () => (float[2,3] r) {
+                        r = aclnn.HardshrinkBackward <lambd: float = 0.3> (g2, x)
+                    },
                     else_branch = no () => (float[2,3] s) {
                         r = aclnn.HardshrinkBackward <lambd: float = 0.3> (g8, x2)
                         s = Cast <to = 1> (r)
@@ -418,13 +431,17 @@ CASES = [
         "if-in-function-in-if",
         """graph (bool q, float[2,3] g, float[2,3] x) => (float[2,3] o) {
             o = If (q) <
-                then_branch = yes () => (float[2,3] r) { r = aclnn.KlDivBackward <reduction: int = 1, log_target: int = 0> (g, x, x) },
+                then_branch = yes () => (float[2,3] r) {
+                    r = aclnn.KlDivBackward <reduction: int = 1, log_target: int = 0> (g, x, x)
+                },
                 else_branch = no () => (float[2,3] s) { s = own.Choose <t: float = 0.3> (q, g, x) }>
         }
         <domain: "own", opset_import: ["aclnn" : 1, "" : 21]>
         Choose <t> (q, g, x) => (o) {
             o = If (q) <
-                then_branch = yes () => (r) { r = aclnn.KlDivBackward <reduction: int = 3, log_target: int = 0> (g, x, g) },
+                then_branch = yes () => (r) {
+                    r = aclnn.KlDivBackward <reduction: int = 3, log_target: int = 0> (g, x, g)
+                },
                 else_branch = no () => (s) { s = aclnn.HardshrinkBackward <lambd: float = @t> (g, x) }>
         }""",
         DATA | {"q": np.array(False)},
@@ -476,7 +493,9 @@ CASES = [
             f"function-attribute-{name}",
             f"""graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {{ o = own.Loss {given} (g, x) }}
             <domain: "own", opset_import: ["aclnn" : 1]>
-            Loss <r: int = 2> (g, x) => (o) {{ o = aclnn.KlDivBackward <reduction: int = @r, log_target: int = 0> (g, x, g) }}""",
+            Loss <r: int = 2> (g, x) => (o) {{
+                o = aclnn.KlDivBackward <reduction: int = @r, log_target: int = 0> (g, x, g)
+            }}""",
             DATA,
             kl_div(G, X, G, reduction),
             imports='"" : 21, "aclnn" : 1, "own" : 1',
@@ -550,7 +569,10 @@ CASES = [
             hardshrink(G, X, 0.25),
             imports=imports,
         )
-        for name, imports in {"no-default-domain": '"aclnn" : 1', "spelled-ai.onnx": '"ai.onnx" : 21, "aclnn" : 1'}.items()
+        for name, imports in {
+            "no-default-domain": '"aclnn" : 1',
+            "spelled-ai.onnx": '"ai.onnx" : 21, "aclnn" : 1',
+        }.items()
     ),
     *(
         case(
@@ -572,7 +594,7 @@ CASES = [
         )
         for opset, ir_version in ((18, 4), (19, 7), (20, 9), (22, 10), (24, 11), (NEWEST_OPSET, 13))
     ),
-]  # fmt: skip
+]
 
 
 def _session(model: onnx.ModelProto, options: ort.SessionOptions, optimized: bool) -> ort.InferenceSession:
@@ -612,7 +634,9 @@ def _runs() -> list[Any]:
             c,
             engine,
             id=f"{c.id}-{engine}",
-            marks=[pytest.mark.xfail(reason=c.known_failures[engine], strict=True)] if engine in c.known_failures else [],
+            marks=[pytest.mark.xfail(reason=c.known_failures[engine], strict=True)]
+            if engine in c.known_failures
+            else [],
         )
         for c, engine in itertools.product(CASES, ENGINES)
     ]
@@ -778,10 +802,24 @@ def _without_what_link_adds(model: onnx.ModelProto, imports: set[str]) -> bytes:
     return copy.SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("model", [_rich_model(), *(by_id(n).model for n in (
-    "nested-functions-with-two-dtypes-and-shapes", "if-in-function-in-if", "loop-body", "scan-body", "several-reductions",
-    "opset-18-ir-4",
-))], ids=lambda m: m.graph.node[0].op_type)  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [
+        _rich_model(),
+        *(
+            by_id(n).model
+            for n in (
+                "nested-functions-with-two-dtypes-and-shapes",
+                "if-in-function-in-if",
+                "loop-body",
+                "scan-body",
+                "several-reductions",
+                "opset-18-ir-4",
+            )
+        ),
+    ],
+    ids=lambda m: m.graph.node[0].op_type,
+)
 def test_everything_else_stays_as_it_was(model: onnx.ModelProto) -> None:
     imports = {i.domain for i in model.opset_import}
     linked = onnx_ops.link(model)
@@ -821,39 +859,91 @@ PLAIN = "graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {{ o = aclnn.{} }}
 LOSS = "BinaryCrossEntropyWithLogitsBackward"
 
 REFUSED = {
-    "opset-17": (PLAIN.format("KlDivBackward (g, x, x)"), '"" : 17, "aclnn" : 1', onnx_ops.LinkError,
-                 r"opset 17 .*KlDivBackward needs 18"),
-    "aclnn-2": (PLAIN.format("KlDivBackward (g, x, x)"), '"" : 21, "aclnn" : 2', onnx_ops.LinkError,
-                r"version 2 of domain aclnn, expected 1"),
-    "unknown-op": (PLAIN.format("HardshrinkForward (g, x)"), None, onnx_ops.OpError,
-                   r"HardshrinkForward: no such op in domain aclnn, expected one of .*HardshrinkBackward"),
-    "unknown-attribute": (PLAIN.format("HardshrinkBackward <lambda: float = 0.5> (g, x)"), None, onnx_ops.OpError,
-                          r"HardshrinkBackward: unknown attribute 'lambda', expected lambd .*161002"),
-    "attribute-of-other-type": (PLAIN.format("HardshrinkBackward <lambd: int = 1> (g, x)"), None, onnx_ops.OpError,
-                                r"HardshrinkBackward: attribute 'lambd' .*FLOAT.*161002"),
-    "attribute-out-of-range": (PLAIN.format(f"{LOSS} <reduction: int = 3> (g, x, x)"), None, onnx_ops.OpError,
-                               rf"{LOSS}: attribute 'reduction' is 3, expected one of .*mean.*161002"),
-    "missing-input": (PLAIN.format("KlDivBackward (g, x)"), None, onnx_ops.OpError,
-                      r"KlDivBackward: required input 'target' is missing .*161001"),
-    "missing-input-in-the-middle": (PLAIN.format("KlDivBackward (g, , x)"), None, onnx_ops.OpError,
-                                    r"KlDivBackward: required input 'self' is missing .*161001"),
-    "too-many-inputs": (PLAIN.format("HardshrinkBackward (g, x, x)"), None, onnx_ops.OpError,
-                        r"HardshrinkBackward: got 3 inputs, expected at most 2.*161002"),
-    "wrong-shape": ("graph (float[2,3] g, float[2,4] x) => (float[2,3] o) { o = aclnn.HardshrinkBackward (g, x) }",
-                    None, onnx_ops.OpError,
-                    r"HardshrinkBackward: input 'self' has shape \(2, 4\), expected .*\(2, 3\).*161002"),
-    "wrong-dtype": ("graph (float[2,3] g, int64[2,3] x) => (float[2,3] o) { o = aclnn.HardshrinkBackward (g, x) }",
-                    None, onnx_ops.OpError,
-                    r"HardshrinkBackward: input 'self' has dtype int64, expected one of .*float16.*161002"),
-    "in-subgraph": ("""graph (bool q, float[2,3] g, float[2,4] x) => (float[2,3] o) { o = If (q) <
-                    then_branch = a () => (float[2,3] r) { r = aclnn.HardshrinkBackward (g, x) },
-                    else_branch = b () => (float[2,3] s) { s = Identity (g) }> }""", None, onnx_ops.OpError,
-                    r"HardshrinkBackward: input 'self' has shape \(2, 4\)"),
-    "in-function": ("""graph (float[2,3] g, float[2,4] x) => (float[2,3] o) { o = own.F (g, x) }
+    "opset-17": (
+        PLAIN.format("KlDivBackward (g, x, x)"),
+        '"" : 17, "aclnn" : 1',
+        onnx_ops.LinkError,
+        r"opset 17 .*KlDivBackward needs 18",
+    ),
+    "aclnn-2": (
+        PLAIN.format("KlDivBackward (g, x, x)"),
+        '"" : 21, "aclnn" : 2',
+        onnx_ops.LinkError,
+        r"version 2 of domain aclnn, expected 1",
+    ),
+    "unknown-op": (
+        PLAIN.format("HardshrinkForward (g, x)"),
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkForward: no such op in domain aclnn, expected one of .*HardshrinkBackward",
+    ),
+    "unknown-attribute": (
+        PLAIN.format("HardshrinkBackward <lambda: float = 0.5> (g, x)"),
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: unknown attribute 'lambda', expected lambd .*161002",
+    ),
+    "attribute-of-other-type": (
+        PLAIN.format("HardshrinkBackward <lambd: int = 1> (g, x)"),
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: attribute 'lambd' .*FLOAT.*161002",
+    ),
+    "attribute-out-of-range": (
+        PLAIN.format(f"{LOSS} <reduction: int = 3> (g, x, x)"),
+        None,
+        onnx_ops.OpError,
+        rf"{LOSS}: attribute 'reduction' is 3, expected one of .*mean.*161002",
+    ),
+    "missing-input": (
+        PLAIN.format("KlDivBackward (g, x)"),
+        None,
+        onnx_ops.OpError,
+        r"KlDivBackward: required input 'target' is missing .*161001",
+    ),
+    "missing-input-in-the-middle": (
+        PLAIN.format("KlDivBackward (g, , x)"),
+        None,
+        onnx_ops.OpError,
+        r"KlDivBackward: required input 'self' is missing .*161001",
+    ),
+    "too-many-inputs": (
+        PLAIN.format("HardshrinkBackward (g, x, x)"),
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: got 3 inputs, expected at most 2.*161002",
+    ),
+    "wrong-shape": (
+        "graph (float[2,3] g, float[2,4] x) => (float[2,3] o) { o = aclnn.HardshrinkBackward (g, x) }",
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: input 'self' has shape \(2, 4\), expected .*\(2, 3\).*161002",
+    ),
+    "wrong-dtype": (
+        "graph (float[2,3] g, int64[2,3] x) => (float[2,3] o) { o = aclnn.HardshrinkBackward (g, x) }",
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: input 'self' has dtype int64, expected one of .*float16.*161002",
+    ),
+    "in-subgraph": (
+        """graph (bool q, float[2,3] g, float[2,4] x) => (float[2,3] o) { o = If (q) <
+                    then_branch = a () => (float[2,3] r) {
+                        r = aclnn.HardshrinkBackward (g, x)
+                    },
+                    else_branch = b () => (float[2,3] s) { s = Identity (g) }> }""",
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: input 'self' has shape \(2, 4\)",
+    ),
+    "in-function": (
+        """graph (float[2,3] g, float[2,4] x) => (float[2,3] o) { o = own.F (g, x) }
                     <domain: "own", opset_import: ["aclnn" : 1]>
-                    F (g, x) => (o) { o = aclnn.HardshrinkBackward (g, x) }""", '"" : 21, "aclnn" : 1, "own" : 1',
-                    onnx_ops.OpError, r"HardshrinkBackward: input 'self' has shape \(2, 4\)"),
-}  # fmt: skip
+                    F (g, x) => (o) { o = aclnn.HardshrinkBackward (g, x) }""",
+        '"" : 21, "aclnn" : 1, "own" : 1',
+        onnx_ops.OpError,
+        r"HardshrinkBackward: input 'self' has shape \(2, 4\)",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -881,3 +971,29 @@ def test_ctc_gets_a_portable_body_or_none_but_no_wrong_one() -> None:
     assert ("aclnn", "CtcLossBackward") in _own_functions(linked)
     assert onnx_ops.link(linked) == linked
     ort.InferenceSession(linked.SerializeToString(), onnx_ops.session_options())
+
+
+@pytest.mark.parametrize("hidden", ["g", "x", "gx"])
+@pytest.mark.parametrize(("grad", "x"), [("float16", "float"), ("double", "float"), ("float", "double")])
+def test_mixture_behind_a_foreign_op_is_right_or_refused(grad: str, x: str, hidden: str) -> None:
+    """No operator promotes; a body of another output dtype than the kernel's would be wrong without a word."""
+    ops = ["com.microsoft.Inverse" if name in hidden else "Identity" for name in "gx"]
+    model = model_of(
+        f"""graph ({grad}[2,2] g, {x}[2,2] x) => ({grad if grad == "double" else x}[2,2] o) {{
+            u = {ops[0]} (g)
+            v = {ops[1]} (x)
+            o = aclnn.HardshrinkBackward <lambd: float = 0.25> (u, v)
+        }}""",
+        imports='"" : 21, "aclnn" : 1, "com.microsoft" : 1',
+    )
+    model.graph.output[0].ClearField("type")
+    dtypes = {"float16": np.float16, "float": np.float32, "double": np.float64}
+    feeds = {"g": np.diag([3, 2]).astype(dtypes[grad]), "x": np.diag([2, 0.5]).astype(dtypes[x])}
+    g, v = (np.diag(1 / np.diag(a)) if name in hidden else a for name, a in feeds.items())
+    try:
+        linked = onnx_ops.link(model)
+    except onnx_ops.LinkError:
+        return
+    expected = hardshrink(g.astype(dtypes[grad]), v.astype(dtypes[x]), 0.25)
+    for engine in ("kernels", "portable"):
+        assert_same(ENGINES[engine](linked, feeds)[0], expected, 1e-3 if grad == "float16" else None)

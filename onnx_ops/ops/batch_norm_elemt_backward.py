@@ -15,6 +15,7 @@ from onnx_ops.elementwise import Elementwise
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Role
+from onnx_ops.runtime.primitives import wide
 from onnx_ops.signature import FLOATS, MAX_RANK, tensor_types
 
 COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
@@ -94,26 +95,33 @@ def reference(
     )
     with np.errstate(all="ignore"):
         n = counter.astype(np.float64).sum()
-        offset, slope, scale = (np.asarray(a).astype(compute) for a in (dy / n, inv * (dy_xmu / n), inv * w))
-        centred = (input.astype(compute) - mu.astype(compute)) * inv.astype(compute)
+        offset, slope, scale = (np.asarray(a).astype(compute) for a in (dy / n, inv * inv * (dy_xmu / n), inv * w))
+        centred = input.astype(compute) - mu.astype(compute)
         out = ((grad_out.astype(compute) - offset) - centred * slope) * scale
     return rounded(out, input.dtype, dtype)
 
 
 def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """After `prepare`: weight holds invstd*weight, sum_dy the offset, sum_dy_xmu the slope."""
-    grad_out, x, mean, invstd = operands[0], operands[1], operands[2], operands[3]
-    scale, offset, slope = operands[4], operands[5], operands[6]
+    """After `prepare`: weight holds the scale, sum_dy the offset, sum_dy_xmu the slope.
+
+    The differences and products are in float64: rounded one by one in float32 they can be off by more than 4 units.
+    """
+    grad_out, x, mean, scale, offset, slope = (
+        operands[0], operands[1], operands[2], operands[4], operands[5], operands[6],
+    )  # fmt: skip
     for i in range(count):
-        out[i] = ((grad_out[i] - offset[i]) - ((x[i] - mean[i]) * invstd[i]) * slope[i]) * scale[i]
+        centred = wide(x[i]) - wide(mean[i])
+        out[i] = ((wide(grad_out[i]) - wide(offset[i])) - centred * wide(slope[i])) * wide(scale[i])
 
 
 def kernel_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for elements of one channel."""
-    grad_out, x, mean, invstd = operands[0], operands[1], operands[2][0], operands[3][0]
-    scale, offset, slope = operands[4][0], operands[5][0], operands[6][0]
+    grad_out, x = operands[0], operands[1]
+    mean, scale, offset, slope = (
+        wide(operands[2][0]), wide(operands[4][0]), wide(operands[5][0]), wide(operands[6][0]),
+    )  # fmt: skip
     for i in range(count):
-        out[i] = ((grad_out[i] - offset) - ((x[i] - mean) * invstd) * slope) * scale
+        out[i] = ((wide(grad_out[i]) - offset) - (wide(x[i]) - mean) * slope) * scale
 
 
 def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
@@ -122,7 +130,7 @@ def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
     for c in range(channels):
         weight[c] *= invstd[c]
         sum_dy[c] /= n
-        sum_dy_xmu[c] = invstd[c] * (sum_dy_xmu[c] / n)
+        sum_dy_xmu[c] = (invstd[c] * invstd[c]) * (sum_dy_xmu[c] / n)
 
 
 def body(b: Body) -> None:
@@ -140,14 +148,14 @@ def body(b: Body) -> None:
         b.emit(f"{name}_column = Reshape ({b.load(name)}, column)")
     b.emit("offset = Div (sum_dy_column, n)")
     b.emit("mean_dy_xmu = Div (sum_dy_xmu_column, n)")
-    b.emit("slope = Mul (mean_dy_xmu, invstd_column)")
+    b.emit("variance_inverse = Mul (invstd_column, invstd_column)")
+    b.emit("slope = Mul (mean_dy_xmu, variance_inverse)")
     scale = "invstd_column"
     if b.has("weight"):
         b.emit("scale = Mul (invstd_column, weight_column)")
         scale = "scale"
     b.emit(f"centred = Sub ({x}, mean_column)")
-    b.emit("normalized = Mul (centred, invstd_column)")
-    b.emit("along_input = Mul (normalized, slope)")
+    b.emit("along_input = Mul (centred, slope)")
     b.emit(f"grad_centred = Sub ({grad}, offset)")
     b.emit("grad_projected = Sub (grad_centred, along_input)")
     b.emit(f"result = Mul (grad_projected, {scale})")

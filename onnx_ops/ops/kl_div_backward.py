@@ -129,7 +129,7 @@ def body(b: Body) -> None:
     b.emit(f"product = Mul ({target}, {grad})")
     b.emit("d = Neg (product)")
     d = "d"
-    if any(c.shape("target") != c.shape("self") or c.shape("self") is None for c in b.calls):
+    if sums or any(c.shape("target") != c.shape("self") for c in b.calls):
         b.emit("self_shape = Shape (self)")
         b.emit(f"target_shape = Shape ({target})")
         b.emit("d_target = Expand (d, target_shape)")

@@ -75,10 +75,16 @@ class _CacheImpl(caching.CompileResultCacheImpl):
 class _Cache(caching.FunctionCache):
     _impl_class = _CacheImpl
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # a file that another hand, or a failing disk, has spoilt; pickle may raise anything
+            return None
+
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
-        except OSError:  # a full or vanished disk costs the next process a compilation, not this one its kernel
+        except Exception:  # a full disk or a spoilt index costs the next process a compilation, not this one its kernel
             self.disable()
 
 

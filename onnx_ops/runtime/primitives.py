@@ -17,6 +17,9 @@ ZERO = np.float32(0)
 LAST_PARAMETER = 7
 """Place of what the divisor's reciprocal, parameters[0] of an elementwise core, lost to rounding."""
 
+wide = np.float64
+"""To float64, in a kernel that computes a step in it whatever its dtype."""
+
 HELPERS: list[Callable[..., Any]] = []
 """Functions that kernels call, to be compiled along with them."""
 

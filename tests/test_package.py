@@ -1,0 +1,114 @@
+"""The package as files: every op complete, nothing of one machine in it, and what a wheel holds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import onnx_ops
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "onnx_ops"
+SOURCES = sorted(p for folder in ("onnx_ops", "models", "scripts", "tests") for p in (ROOT / folder).rglob("*.py"))
+SHIPPED = sorted(PACKAGE.rglob("*.py"))
+
+
+def stem(op_type: str) -> str:
+    """Snake case: KlDivBackward is kl_div_backward."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", op_type).lower()
+
+
+def test_stem() -> None:
+    assert stem("KlDivBackward") == "kl_div_backward"
+    assert stem("BinaryCrossEntropyWithLogitsBackward") == "binary_cross_entropy_with_logits_backward"
+
+
+@pytest.mark.parametrize("op_type", onnx_ops.OPS)
+def test_every_op_has_its_files(op_type: str) -> None:
+    assert (PACKAGE / "ops" / f"{stem(op_type)}.py").is_file()
+    assert (ROOT / "tests" / f"test_{stem(op_type)}.py").is_file()
+
+
+@pytest.mark.parametrize("op_type", onnx_ops.OPS)
+def test_every_op_is_complete(op_type: str) -> None:
+    op = onnx_ops.OPS[op_type]
+    assert op.name == op_type == op.schema.name
+    assert op.reference.__module__ == f"onnx_ops.ops.{stem(op_type)}"
+    assert op.reference.__doc__
+    assert op.schema.doc
+
+
+def test_every_file_of_ops_is_an_op() -> None:
+    files = {p.stem for p in (PACKAGE / "ops").glob("*.py") if not p.stem.startswith("_")}
+    assert files == {stem(op_type) for op_type in onnx_ops.OPS}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_path_of_one_machine(path: Path) -> None:
+    found = re.findall(r"""["'\s(=](/(?:home|root|tmp|work|Users|mnt|opt)/[\w.-]*)""", path.read_text(encoding="utf-8"))
+    assert not found
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_module_says_what_it_is_for_and_stands_alone(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.lstrip().startswith('"""')
+    assert not re.search(r"^\s*(from|import) (models|tests|scripts|torch|pytest)\b", text, re.MULTILINE)
+
+
+def test_runtime_knows_no_op() -> None:
+    """But for `host`, which puts the ops into onnxruntime."""
+    for path in (PACKAGE / "runtime").glob("*.py"):
+        if path.stem != "host":
+            assert "onnx_ops.ops" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_requirements_are_those_of_the_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {re.split(r"[<>=!~\[; ]", r)[0].replace("-", "_") for r in project["dependencies"]}
+    text = "\n".join(p.read_text(encoding="utf-8") for p in SHIPPED)
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)) - set(sys.stdlib_module_names)
+    assert imported - {"onnx_ops"} <= required | {"llvmlite"}  # llvmlite is Numba's
+    assert required <= imported
+
+
+def test_installed_version_is_that_of_the_package() -> None:
+    assert importlib.metadata.version("onnx-ops") == onnx_ops.__version__
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling is not installed, and a build in isolation would download it")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(ROOT),
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(folder),
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    (built,) = folder.glob("*.whl")
+    return zipfile.Path(built)
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.Path) -> None:
+    names = set(wheel.root.namelist())
+    metadata = {name for name in names if ".dist-info/" in name}
+    assert {n.split("/")[0] for n in names - metadata} == {"onnx_ops"}
+    assert {n for n in names if n.endswith(".py")} == {str(p.relative_to(ROOT)) for p in SHIPPED}
+    assert any(n.endswith("LICENSE") for n in metadata)

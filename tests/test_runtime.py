@@ -1,0 +1,299 @@
+"""The native code against plain Python: conversions of 16-bit floats, the kernels as they stand, the OrtApi table."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import DTypeLike
+from onnx import TensorProto, helper
+
+import onnx_ops
+from onnx_ops.ops import batch_norm_elemt_backward, kl_div_backward
+from onnx_ops.runtime import abi, host
+from onnx_ops.runtime.layout import JOB
+
+Array = np.ndarray[Any, Any]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT16, FLOAT32, FLOAT64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+PATTERNS = np.arange(2**16, dtype=np.uint16)
+ids = {"argvalues": [FLOAT16, BFLOAT16], "ids": ["float16", "bfloat16"]}
+
+
+def run(op_type: str, inputs: Mapping[str, Array], output_dtype: DTypeLike, **attributes: Any) -> Array:
+    """One run of an op's kernel, on any dtype; values go in and come out as they are."""
+    schema = onnx_ops.OPS[op_type].schema
+    out = schema.outputs[0].name
+    types = {name: helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in inputs.items()}
+    graph = helper.make_graph(
+        [onnx_ops.make_node(op_type, {name: name for name in inputs}, [out], **attributes)],
+        "one",
+        [helper.make_tensor_value_info(name, types[name], inputs[name].shape) for name in inputs],
+        [helper.make_tensor_value_info(out, helper.np_dtype_to_tensor_dtype(np.dtype(output_dtype)), None)],
+    )
+    model = helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21), onnx_ops.opset_import()]
+    )
+    session = onnx_ops.InferenceSession(model)
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_input(name, "cpu", 0, types[name], array.shape, array.ctypes.data)
+    result = np.zeros(np.broadcast_shapes(*(a.shape for a in inputs.values())), output_dtype)
+    binding.bind_output(out, "cpu", 0, helper.np_dtype_to_tensor_dtype(result.dtype), result.shape, result.ctypes.data)
+    session.run_with_iobinding(binding)
+    return result
+
+
+def pass_through(values: Array, other: DTypeLike, output: DTypeLike) -> Array:
+    """The values as HardshrinkBackward gives them on where nothing is held back."""
+    ones = np.ones(values.shape, other)
+    return run("HardshrinkBackward", {"grad_output": values, "self": ones}, output, lambd=0.0)
+
+
+def assert_bits(actual: Array, expected: Array) -> None:
+    """Equal to the bit; a NaN may be any NaN."""
+    assert actual.dtype == expected.dtype
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        nan = np.isnan(expected)
+        np.testing.assert_array_equal(np.isnan(actual), nan)
+    kind = f"u{actual.dtype.itemsize}"
+    np.testing.assert_array_equal(actual.view(kind)[~nan], expected.view(kind)[~nan])
+
+
+# --- conversions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", **ids)
+def test_every_pattern_survives(dtype: np.dtype) -> None:
+    values = PATTERNS.view(dtype)
+    assert_bits(pass_through(values, dtype, dtype), values)
+
+
+@pytest.mark.parametrize("wide", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("dtype", **ids)
+def test_every_pattern_widens_exactly(dtype: np.dtype, wide: np.dtype) -> None:
+    values = PATTERNS.view(dtype)
+    with np.errstate(invalid="ignore"):
+        expected = values.astype(wide)
+    assert_bits(pass_through(values, wide, wide), expected)
+
+
+@pytest.mark.parametrize("dtype", **ids)
+def test_every_pattern_decides_in_the_comparison(dtype: np.dtype) -> None:
+    """self in 16 bits against lambd, a float32 that no 16-bit number is equal to."""
+    x = PATTERNS.view(dtype)
+    out = run("HardshrinkBackward", {"grad_output": np.ones(x.shape, dtype), "self": x}, dtype, lambd=0.30000001)
+    wide = x.astype(np.float32)
+    np.testing.assert_array_equal(out.astype(np.float32), (np.abs(wide) > np.float32(0.30000001)).astype(np.float32))
+
+
+def _finite(patterns: Array, dtype: np.dtype) -> Array:
+    """The finite numbers of a 16-bit dtype with the patterns, as float64."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values = patterns.view(dtype).astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+def _neighbours(dtype: np.dtype) -> Array:
+    """All finite numbers of the dtype and the halves between them, a float32 and a float64 step around each."""
+    values = np.sort(_finite(PATTERNS, dtype))
+    halves = (values[1:] + values[:-1]) / 2
+    largest = values[-1] + (values[-1] - values[-2]) / 2  # from here on it rounds to infinity
+    points = np.concatenate([values, halves, [largest, -largest]])
+    narrow = points.astype(np.float32)
+    steps = [points, np.nextafter(points, np.inf), np.nextafter(points, -np.inf)]
+    steps += [np.nextafter(narrow, np.float32(s * np.inf)).astype(np.float64) for s in (1, -1)]
+    return np.concatenate([*steps, [np.inf, -np.inf, np.nan, 1e300, -1e300, 5e-324]])
+
+
+def rounded_once(values: Array, dtype: np.dtype) -> Array:
+    """Nearest number of a 16-bit dtype, ties to the even pattern, by search among all of them."""
+    table = _finite(PATTERNS[PATTERNS < 0x8000], dtype)
+    infinity = table[-1] + (table[-1] - table[-2])
+    table = np.append(table, infinity)
+    size = np.abs(values)
+    size[np.isnan(size)] = 0
+    upper = np.clip(np.searchsorted(table, size), 1, table.size - 1)
+    below, above = size - table[upper - 1], table[upper] - size  # exact: neighbours of few bits
+    up = (above < below) | ((above == below) & (upper % 2 == 0))
+    pattern = np.where(up, upper, upper - 1).astype(np.uint16) | (np.signbit(values).astype(np.uint16) << 15)
+    out = pattern.view(dtype).copy()
+    out[np.isnan(values)] = np.nan
+    return out
+
+
+@pytest.mark.parametrize("dtype", **ids)
+def test_float32_is_rounded_to_the_nearest(dtype: np.dtype) -> None:
+    """KlDivBackward with target -1: out is the gradient, from float32 into self's dtype."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = _neighbours(dtype).astype(np.float32)
+    inputs = {
+        "grad_output": values,
+        "self": np.zeros(values.shape, dtype),
+        "target": np.full(values.shape, -1, np.float32),
+    }
+    out = run("KlDivBackward", inputs, dtype, reduction="none")
+    assert_bits(out, rounded_once(values.astype(np.float64), dtype))
+
+
+@pytest.mark.parametrize("dtype", **ids)
+def test_float64_is_rounded_once(dtype: np.dtype) -> None:
+    """By way of float32 a number just beyond a half would become the half, and then go to the wrong side."""
+    values = _neighbours(dtype)
+    inputs = {"grad_output": values, "self": np.zeros(values.shape, dtype), "target": np.full(values.shape, -1.0)}
+    out = run("KlDivBackward", inputs, dtype, reduction="none")
+    expected = rounded_once(values, dtype)
+    assert_bits(out, expected)
+    with np.errstate(over="ignore", invalid="ignore"):
+        twice = values.astype(np.float32).astype(dtype)
+    assert np.count_nonzero(twice.astype(np.float64) != expected.astype(np.float64)) > 1000  # the trap is there
+
+
+@pytest.mark.parametrize("dtype", **ids)
+def test_reference_rounds_as_the_kernel_does(dtype: np.dtype) -> None:
+    values = _neighbours(dtype)
+    reference = kl_div_backward.reference(
+        values, np.zeros(values.shape, dtype), np.full(values.shape, -1.0), reduction=0
+    )
+    assert_bits(reference, rounded_once(values, dtype))
+
+
+def test_float64_to_float32_is_rounded_to_the_nearest() -> None:
+    rng = np.random.default_rng(23)
+    values = np.concatenate(
+        [rng.normal(size=5000) * 2.0 ** rng.integers(-160, 130, 5000), [np.inf, -np.inf, np.nan, -0.0]]
+    )
+    inputs = {"grad_output": values, "self": np.zeros(values.shape, np.float32), "target": np.full(values.shape, -1.0)}
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float32)
+    assert_bits(run("KlDivBackward", inputs, np.float32, reduction="none"), expected)
+
+
+# --- kernels as plain Python -----------------------------------------------------------------------------------------
+
+N = 17
+
+
+def _operands(seed: int, count: int, dtype: DTypeLike) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=N).astype(dtype) for _ in range(count)]
+
+
+def _kernel_of(op_type: str, attributes: Mapping[str, Any]) -> tuple[Any, Array]:
+    """The core, and the parameters it is given with a divisor of 1."""
+    elementwise: Any = onnx_ops.OPS[op_type].kernel
+    parameters = np.zeros(JOB["parameters"].shape)
+    parameters[0] = 1.0
+    own = elementwise.parameters(attributes)
+    parameters[1 : 1 + len(own)] = own
+    return elementwise.core(attributes), parameters
+
+
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "hardshrink": ("HardshrinkBackward", {"lambd": 0.3}),
+    "hardshrink-below-0": ("HardshrinkBackward", {"lambd": -1.0}),
+    "kl-div": ("KlDivBackward", {"reduction": 0, "log_target": 0}),
+    "kl-div-of-logarithms": ("KlDivBackward", {"reduction": 2, "log_target": 1}),
+    "bce": ("BinaryCrossEntropyWithLogitsBackward", {"reduction": 0}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", PLAIN)
+def test_kernel_runs_as_plain_python(name: str, dtype: DTypeLike) -> None:
+    op_type, attributes = PLAIN[name]
+    op = onnx_ops.OPS[op_type]
+    operands = _operands(24, len(op.input_names), dtype)
+    core, parameters = _kernel_of(op_type, attributes)
+    out = np.full(N, np.nan, dtype)
+    core(operands, out, N, parameters.astype(dtype))
+    expected = op.reference(*operands, **attributes)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=4 * np.finfo(dtype).eps * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
+    """`prepare` works on the channels, the kernel on an operand per element, the other on elements of one channel."""
+    channels, rng = 3, np.random.default_rng(25)
+    grad, x = (rng.normal(size=(N, channels)).astype(dtype) for _ in range(2))
+    mean, invstd, weight, sum_dy, sum_dy_xmu = (rng.uniform(0.5, 2, channels).astype(dtype) for _ in range(5))
+    expected = batch_norm_elemt_backward.reference(
+        grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, np.array([2.0, 3.0], np.float32)
+    )
+    prepared = [a.astype(np.float64) for a in (mean, invstd, weight, sum_dy, sum_dy_xmu)]
+    batch_norm_elemt_backward.prepare(prepared, channels, np.array([5.0]))
+    near = 8 * np.finfo(dtype).eps * np.abs(expected).max()
+    for c in range(channels):
+        out = np.full(N, np.nan, dtype)
+        each = [np.full(N, p[c], dtype) for p in prepared]
+        batch_norm_elemt_backward.kernel([grad[:, c], x[:, c], *each], out, N, None)
+        np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
+        out[:] = np.nan
+        one = [p[c : c + 1].astype(dtype) for p in prepared]
+        batch_norm_elemt_backward.kernel_of_channel([grad[:, c], x[:, c], *one], out, N, None)
+        np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
+
+
+@pytest.mark.parametrize("op_type", sorted({op_type for op_type, _ in PLAIN.values()} | {"BatchNormElemtBackward"}))
+def test_kernels_are_plain_functions(op_type: str) -> None:
+    elementwise: Any = onnx_ops.OPS[op_type].kernel
+    core = elementwise.core({"reduction": 0, "log_target": 0, "lambd": 0.5})
+    assert inspect.isfunction(core)
+    assert list(inspect.signature(core).parameters) == ["operands", "out", "count", "parameters"]
+
+
+# --- the OrtApi table ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def api() -> abi.OrtApi:
+    onnx_ops.session_options()
+    assert host._api is not None
+    return host._api
+
+
+def test_api_answers_at_its_places(api: abi.OrtApi) -> None:
+    """Make a shape with the functions that set one, read it back with those that get one."""
+    info = api.word(abi.Api.CreateTensorTypeAndShapeInfo)
+    assert info
+    sizes, names = (abi.I64 * 3)(2, -1, -1), (ctypes.c_char_p * 3)(b"", b"N", b"")
+    api(abi.Api.SetTensorElementType, info, TensorProto.FLOAT16)
+    api(abi.Api.SetDimensions, info, sizes, 3)
+    api(abi.Api.SetSymbolicDimensions, info, names, 3)
+    assert api.element_type(info) == TensorProto.FLOAT16
+    assert api.word(abi.Api.GetDimensionsCount, info) == 3
+    assert api.dimensions(info) == (2, "N", None)
+    api(abi.Api.ReleaseTensorTypeAndShapeInfo, info)
+
+
+def test_api_makes_a_status(api: abi.OrtApi) -> None:
+    status = api.status("what went wrong")
+    assert status
+    api(abi.Api.ReleaseStatus, status)
+
+
+def test_api_places_have_signatures() -> None:
+    assert not [place for place in abi.SIGNATURES if place not in set(abi.Api)]
+    places = [int(p) for p in abi.Api]
+    assert len(places) == len(set(places))
+
+
+def test_custom_op_struct_is_laid_out_as_in_c() -> None:
+    """A version, padded to a word, and then words alone: the size of OrtCustomOp up to GetAliasMap's pair in 1.17."""
+    names = [name for name, *_ in abi.OrtCustomOp._fields_]
+    assert ctypes.sizeof(abi.OrtCustomOp) == ctypes.sizeof(ctypes.c_void_p) * len(names)
+    for place, name in enumerate(names):
+        assert getattr(abi.OrtCustomOp, name).offset == place * ctypes.sizeof(ctypes.c_void_p)
+
+
+def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
+    """Fails, rather than falling back to portable bodies in silence, where the kernels cannot be registered."""
+    assert isinstance(host._library(), str)
+    assert host._probe(onnx_ops.session_options()) is None
+    assert "Probe" in str(host._probe(ort.SessionOptions()))
