@@ -68,7 +68,7 @@ class Body:
     def constant(self, name: str, value: float) -> str:
         """A scalar of the computing dtype."""
         kind = "double" if self.compute == TensorProto.DOUBLE else "float"
-        self.emit(f"{name} = Constant <value = {kind} {{{value}}}> ()")
+        self.emit(f"{name} = Constant <value = {kind} {{{value!r}}}> ()")
         return name
 
     def divisor(self, attribute: str, whole: str) -> str | None:
@@ -106,6 +106,12 @@ class Body:
         if len(set(dtypes)) == 1 and None not in dtypes:
             self.emit(f"{out} = Cast <to = {dtypes[0]}> ({value})")
             return
+        if None in dtypes and len(like) > 1:
+            # Dtypes that are not known have to agree: Concat refuses others when the session is made.
+            self.emit("nothing_at_all = Constant <value = float[0] {}> ()")
+            for name in like:
+                self.emit(f"nothing_of_{name} = CastLike (nothing_at_all, {name})")
+            self.emit(f"agreed = Concat <axis = 0> ({', '.join(f'nothing_of_{name}' for name in like)})")
         for name in like:
             if [c.dtype(name) for c in self.calls] == dtypes:
                 self.emit(f"{out} = CastLike ({value}, {name})")

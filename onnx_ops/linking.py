@@ -56,15 +56,19 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     if _unmix(linked, used, calls):
         calls = _calls(linked)
     opset = _default_opset(linked)
+    attached = []
     for op in used:
         if op.body is not None:
             if opset < MINIMUM_OPSET:
                 raise LinkError(
                     f"the model imports opset {opset} of the default domain, {op.name} needs {MINIMUM_OPSET} or newer"
                 )
-            linked.functions.append(Body(op, calls[op.name]).function(opset))
-        # After the function that its body calls: ReferenceEvaluator looks no further than what came before.
-        linked.functions.append(_public_function(op))
+            attached.append(Body(op, calls[op.name]).function(opset))
+        attached.append(_public_function(op))
+    # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
+    own = list(linked.functions)
+    del linked.functions[:]
+    linked.functions.extend([*attached, *own])
     for domain, version in ((DOMAIN, OPSET_VERSION), (KERNEL_DOMAIN, 1), ("", opset)):
         _import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)

@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, checker, helper, inliner, numpy_helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_ops
 from onnx_ops.linking import is_linked
@@ -264,7 +265,7 @@ CASES = [
         hardshrink(G, X),
         kl_div(G, X, Y),
         bce(G, X, Y),
-        known_failures={"inlined": INLINER_DEFAULTS, "reference": REFERENCE_DEFAULTS},
+        known_failures={"reference": REFERENCE_DEFAULTS},
     ),
     case(
         "several-lambd",
@@ -990,10 +991,14 @@ def test_mixture_behind_a_foreign_op_is_right_or_refused(grad: str, x: str, hidd
     dtypes = {"float16": np.float16, "float": np.float32, "double": np.float64}
     feeds = {"g": np.diag([3, 2]).astype(dtypes[grad]), "x": np.diag([2, 0.5]).astype(dtypes[x])}
     g, v = (np.diag(1 / np.diag(a)) if name in hidden else a for name, a in feeds.items())
-    try:
-        linked = onnx_ops.link(model)
-    except onnx_ops.LinkError:
-        return
+    linked = onnx_ops.link(model)
     expected = hardshrink(g.astype(dtypes[grad]), v.astype(dtypes[x]), 0.25)
     for engine in ("kernels", "portable"):
-        assert_same(ENGINES[engine](linked, feeds)[0], expected, 1e-3 if grad == "float16" else None)
+        try:
+            result = ENGINES[engine](linked, feeds)[0]
+        except Fail as refusal:
+            message = str(refusal)
+        else:
+            message = ""
+            assert_same(result, expected, 1e-3 if grad == "float16" else None)
+        assert not message or ("HardshrinkBackward" in message and "inconsistent type" in message)

@@ -77,7 +77,7 @@ def test_requirements_are_those_of_the_imports() -> None:
     text = "\n".join(p.read_text(encoding="utf-8") for p in SHIPPED)
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)) - set(sys.stdlib_module_names)
     assert imported - {"onnx_ops"} <= required | {"llvmlite"}  # llvmlite is Numba's
-    assert required <= imported
+    assert required - {"onnxruntime_extensions"} <= imported  # whose library is found without importing it
 
 
 def test_installed_version_is_that_of_the_package() -> None:

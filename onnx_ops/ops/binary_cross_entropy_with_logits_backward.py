@@ -105,8 +105,8 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal, and last what that lost to rounding.
 
     With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
-    the factor e. Where the other term is 0, e is multiplied in last and in parts, so that the result keeps its digits
-    even if e alone would be subnormal. What the quotient and the products before it lose to rounding is put back.
+    the factor e. It is multiplied in last and in parts, so that the result keeps its digits even if e alone would be
+    subnormal. What the quotient and the products before it lose to rounding is put back.
     """
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share, share_lost = parameters[0], parameters[LAST_PARAMETER]
@@ -126,10 +126,12 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
         infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
         positive, negative = infinite - p * y, ONE - y
-        near = positive if x[i] < 0 else negative
-        far = ((negative if x[i] < 0 else positive) * value) * first
-        terms = side * fma(far, second, near)
-        out[i] = (scale * (side * far)) * second if near == 0 else fma(scale, terms, lost * terms)
+        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+        share_of_side = fma(scale, side, lost * side)
+        small = ((share_of_side * far) * first) * value
+        result = fma(small, second, share_of_side * near)
+        # An infinite scale would make inf - inf of the two terms.
+        out[i] = result if scale - scale == 0 else scale * fma((far * first) * value, second, near)
 
 
 def body(b: Body) -> None:

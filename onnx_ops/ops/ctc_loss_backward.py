@@ -142,7 +142,8 @@ def reference(
                 occupied = np.full(lp.shape[2], -np.inf)
                 np.logaddexp.at(occupied, extended, paths)
                 expected = np.where(occupied == -np.inf, 0, np.exp(occupied + loss - lp[t, n]))
-                out[t, n] = np.float64(grad_out[n]) * (np.exp(lp[t, n]) * through_log_softmax - expected)
+                direct = np.exp(lp[t, n]) if through_log_softmax else 0
+                out[t, n] = np.float64(grad_out[n]) * (direct - expected)
     return rounded(out, log_probs.dtype, dtype)
 
 
@@ -151,11 +152,13 @@ def reference(
 GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
 BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
 OK, REFUSED, NO_MEMORY = 0, 1, 2
+LOST = 2
 
 LARGEST_EXPONENT = 650.0
 """Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, it lost < 1e-20."""
-SMALL, GROW, LOG_GROW = 2.0**-64, 2.0**64, 64 * np.log(2.0)
-LARGE = 2.0**64
+SMALL, LARGE = 2.0**-64, 2.0**64
+# log(2**64) in two parts; a count of them times the first is exact
+LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -277,16 +280,22 @@ def task(job_address: int, n: int) -> None:
     for k in range(wide):
         blanks[k] = 0.0
         labelled[k] = 0.0
-    log_scale, t = loss, used - 1
+    scalings, t = 0, used - 1
     while in_range and t >= 0:
         load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
         load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
         exponentials(row, classes, probabilities)
-        log_scale = scaled_step(
-            length, used, t, log_scale, labels, blank, skips, probabilities, alpha, blanks, labelled, sums, label_sums,
-            emitted, weights, result, classes,
+        # loss - scalings * log(2**64), unevaluated in two parts: log_alpha takes most of it away again
+        product = scalings * LOG_SCALE_HIGH
+        offset = loss - product
+        back = offset - loss
+        offset_lost = ((loss - (offset - back)) - (product + back)) - scalings * LOG_SCALE_LOW
+        change = scaled_step(
+            length, used, t, offset, offset_lost, labels, blank, skips, probabilities, alpha, blanks, labelled,
+            sums, label_sums, emitted, weights, result, classes,
         )  # fmt: skip
-        in_range = log_scale == log_scale
+        in_range = change != LOST
+        scalings += change
         for c in range(classes):
             expected = 0.0 if row[c] == -np.inf else result[c]
             result[c] = grad * ((probabilities[c] if through else 0.0) - expected)
@@ -330,7 +339,8 @@ def scaled_step(
     length: int,
     used: int,
     t: int,
-    log_scale: float,
+    offset: float,
+    offset_lost: float,
     labels: Any,
     blank: int,
     skips: Any,
@@ -344,12 +354,13 @@ def scaled_step(
     weights: Any,
     result: Any,
     classes: int,
-) -> float:
+) -> int:
     """Step of beta from t + 1 to t in linear float64, and the posteriors of the classes at t, into `result`.
 
-    beta[t, s] * exp(-loss) is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times exp(-log_scale): where the
-    numbers get small or large, all are scaled by a power of two. States that no path can have reached by t, or that
-    none can leave for the end in time, are not worked on. NaN is the answer where float64 may not have held them all.
+    beta[t, s] is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times a power of 2**64 that keeps the numbers
+    near 1; offset + offset_lost is what takes it back, plus the loss. The answer is how the power changes, or LOST
+    where float64 may not have held all of beta. States that no path can have reached by t, or that none can leave for
+    the end in time, are not worked on.
     """
     rest = used - t
     blank_low, blank_high = max(0, length - rest + 1), min(length, t)
@@ -367,7 +378,7 @@ def scaled_step(
 
     outside = 0
     for s in range(low, high + 1):
-        exponent = alpha[s] + log_scale
+        exponent = (alpha[s] + offset) + offset_lost
         outside += 0 if exponent <= LARGEST_EXPONENT else 1
         value, first, second = exp_parts(exponent)
         weights[s] = (value * first) * second
@@ -397,19 +408,19 @@ def scaled_step(
         fair += 1 if labelled[k] >= SMALL else 0
         large += 0 if labelled[k] <= LARGE else 1
     if outside > 0:
-        return np.nan
-    if fair == 0 or large > 0:
-        factor = SMALL if large > 0 else GROW
-        for k in range(blank_low, blank_high + 1):
-            blanks[k] *= factor
-            if not blanks[k] < np.inf:
-                return np.nan
-        for k in range(label_low, label_high + 1):
-            labelled[k] *= factor
-            if not labelled[k] < np.inf:
-                return np.nan
-        return log_scale + LOG_GROW if large > 0 else log_scale - LOG_GROW
-    return log_scale
+        return LOST
+    if fair > 0 and large == 0:
+        return 0
+    factor = SMALL if large > 0 else LARGE
+    for k in range(blank_low, blank_high + 1):
+        blanks[k] *= factor
+        if not blanks[k] < np.inf:
+            return LOST
+    for k in range(label_low, label_high + 1):
+        labelled[k] *= factor
+        if not labelled[k] < np.inf:
+            return LOST
+    return -1 if large > 0 else 1
 
 
 @helper

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def reference(
         Array of the broadcast shape.
     """
     compute = computing_dtype((grad_output, self), dtype)
-    threshold = max(np.float32(lambd), np.float32(0)).astype(compute)
+    threshold = compute.type(_threshold(lambd))
     x = self.astype(compute)
     passes = (x > threshold) | (x < -threshold)
     return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
@@ -81,18 +80,22 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 def body(b: Body) -> None:
     grad, x = b.load("grad_output"), b.load("self")
-    b.emit("lambd = Constant <value_float: float = @lambd> ()")
-    b.emit("nothing = Constant <value_float = 0.0> ()")
-    b.emit("threshold = Max (lambd, nothing)")
+    zero, lambd = b.constant("zero", 0.0), b.attribute("lambd")
+    if lambd is not None and np.isfinite(lambd):
+        threshold = b.constant("threshold", _threshold(lambd))
+    else:
+        b.emit("lambd = Constant <value_float: float = @lambd> ()")
+        b.emit(f"threshold = Max ({b.cast('lambd', b.compute)}, {zero})")
+        threshold = "threshold"
     b.emit(f"magnitude = Abs ({x})")
-    b.emit(f"passes = Greater (magnitude, {b.cast('threshold', b.compute)})")
-    b.emit(f"gradient = Where (passes, {grad}, {b.cast('nothing', b.compute)})")
+    b.emit(f"passes = Greater (magnitude, {threshold})")
+    b.emit(f"gradient = Where (passes, {grad}, {zero})")
     b.store("gradient", "grad_output", "self")
 
 
-def _parameters(attributes: Mapping[str, Any]) -> tuple[float]:
-    # NaN: no comparison holds, so nothing passes.
-    return (max(float(np.float32(attributes["lambd"])), 0.0) if attributes["lambd"] == attributes["lambd"] else np.nan,)
+def _threshold(lambd: float) -> float:
+    """lambd as it is compared: a float32, not below 0; NaN stays, so that no comparison holds."""
+    return float(np.maximum(np.float32(lambd), np.float32(0)))
 
 
 OP = Op(
@@ -101,7 +104,7 @@ OP = Op(
         roles={"grad_output": Role.SHAPE, "self": Role.SHAPE},
         core=lambda attributes: kernel,
         output_dtype=None,
-        parameters=_parameters,
+        parameters=lambda attributes: (_threshold(attributes["lambd"]),),
     ),
     reference,
     body,

@@ -111,7 +111,7 @@ def kernel_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -
     share = parameters[0]
     for i in range(count):
         value, first, second = exp_parts(target[i])
-        out[i] = -(((grad_output[i] * value) * first) * second) * share
+        out[i] = -(((grad_output[i] * first) * value) * second) * share
 
 
 def body(b: Body) -> None:

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import importlib.machinery
+import importlib.util
 import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -274,16 +277,23 @@ def _output_dtype(dtypes: Sequence[int]) -> int:
     return dtype
 
 
+def _library_path() -> str | None:
+    """What onnxruntime_extensions.get_library_path() says; its import takes a second where PyTorch is installed."""
+    package = importlib.util.find_spec("onnxruntime_extensions")
+    folders = package.submodule_search_locations if package else None
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    files = (Path(folder) / f"_extensions_pydll{suffix}" for folder in folders or () for suffix in suffixes)
+    return next((str(file) for file in files if file.exists()), None)
+
+
 @functools.cache
 def _library() -> str | KernelsUnavailable:
     """Path of the library that hosts the kernels, with all of them added; or why that cannot be. Settled once."""
+    path = _library_path()
+    if path is None:
+        return KernelsUnavailable("onnxruntime-extensions is not installed")
     try:
-        import onnxruntime_extensions
-
-        path = str(onnxruntime_extensions.get_library_path())
         add = C.CDLL(path).AddExternalCustomOp
-    except ImportError as error:
-        return KernelsUnavailable(f"onnxruntime-extensions cannot be imported: {error}")
     except (OSError, AttributeError) as error:
         return KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}")
     add.argtypes, add.restype = [VP], C.c_bool
