@@ -12,6 +12,8 @@ from onnx import TensorProto
 from onnx_ops.roles import Divisor, Role
 from onnx_ops.signature import MAX_RANK, Call, Shape, TensorType, promote
 
+DOUBLE = TensorProto.DOUBLE
+
 Core = Callable[[Any, Any, int, Any], None]
 Prepare = Callable[[Any, int, Any], None]
 
@@ -34,6 +36,7 @@ class Elementwise:
         ranks: least and greatest rank of the index space.
         prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
             prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
+        core_narrow: the core for 16-bit numbers, if float32 is more exact than they need.
         core_uniform: the core for a stretch of one channel: of inputs of role CHANNEL it reads element 0 alone.
     """
 
@@ -47,6 +50,7 @@ class Elementwise:
     ranks: tuple[int, int] = (0, MAX_RANK)
     prepare: Prepare | None = None
     core_uniform: Core | None = None
+    core_narrow: Core | None = None
 
     @property
     def typed_inputs(self) -> tuple[str, ...]:
@@ -89,6 +93,15 @@ class Elementwise:
     def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
         """Every value is computed; only shapes and dtypes are refused."""
 
+    def _computing_dtype(self, call: Call) -> int:
+        """float64 if an input is, else float32; a 16-bit dtype where nothing else is read or written."""
+        read = {call.dtype(n) for n, role in self.roles.items() if call.present(n) and not role & Role.COUNT}
+        if DOUBLE in read:
+            return DOUBLE
+        read = {call.dtype(n) for n, role in self.roles.items() if call.present(n) and not role & Role.UNREAD}
+        output = promote(map(call.dtype, self.typed_inputs))
+        return output if read == {output} and output is not None and not self.prepare else TensorProto.FLOAT
+
     def record(self, call: Call) -> dict[str, Any]:
         """The fields of the native kernel for a call of known dtypes."""
         from onnx_ops.runtime import elementwise as engine
@@ -96,8 +109,8 @@ class Elementwise:
         from onnx_ops.runtime.launch import ALONE, PLAN, TASK
         from onnx_ops.runtime.layout import MAX_INPUTS
 
-        dtypes = [call.dtype(name) for name in self.roles if not self.roles[name] & Role.COUNT]
-        width = 8 if TensorProto.DOUBLE in dtypes else 4
+        dtype = self._computing_dtype(call)
+        narrow = dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE)
         core, parameters = self.core(call.attributes), self.parameters(call.attributes)
         sums = self.output_like is not None and len(self._with(Role.SHAPE)) > 1
         roles = list(self.roles.values())
@@ -105,10 +118,10 @@ class Elementwise:
             "parameters": np.pad(np.array(parameters, np.float64), (0, 4 - len(parameters))),
             "plan": compiled(engine.plan, PLAN),
             "task": compiled(engine.task, TASK),
-            "core": compiled(core, engine.core_signature(width)),
-            "load": compiled(engine.LOADS[width], engine.LOAD[width]),
-            "store": compiled(engine.STORES[width], engine.STORE[width]),
-            "compute_type": TensorProto.DOUBLE if width == 8 else TensorProto.FLOAT,
+            "core": compiled(self.core_narrow or core if narrow else core, engine.core_signature(dtype)),
+            "load": compiled(engine.LOADS[dtype], engine.LOAD[dtype]),
+            "store": 0 if narrow else compiled(engine.STORES[dtype], engine.STORE[dtype]),
+            "compute_type": dtype,
             "role": np.pad(np.array(roles, np.int64), (0, MAX_INPUTS - len(roles))),
             "output_like": list(self.roles).index(self.output_like) if sums and self.output_like else -1,
             "divisor": self.divisor(call.attributes),
@@ -116,9 +129,9 @@ class Elementwise:
         }
         if sums:
             fields |= {
-                "core_wide": compiled(core, engine.core_signature(8)),
-                "load_wide": compiled(engine.LOADS[8], engine.LOAD[8]),
-                "store_wide": compiled(engine.STORES[8], engine.STORE[8]),
+                "core_wide": compiled(core, engine.core_signature(DOUBLE)),
+                "load_wide": compiled(engine.LOADS[DOUBLE], engine.LOAD[DOUBLE]),
+                "store_wide": compiled(engine.STORES[DOUBLE], engine.STORE[DOUBLE]),
                 "finish": compiled(engine.finish, ALONE),
             }
         if self.prepare:
@@ -127,5 +140,5 @@ class Elementwise:
                 "prepare": compiled(self.prepare, engine.PREPARE),
             }
         if self.core_uniform:
-            fields["core_uniform"] = compiled(self.core_uniform, engine.core_signature(width))
+            fields["core_uniform"] = compiled(self.core_uniform, engine.core_signature(dtype))
         return fields

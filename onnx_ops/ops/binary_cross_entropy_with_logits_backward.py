@@ -14,7 +14,7 @@ from onnx_ops.elementwise import Elementwise
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Reduction, Role
-from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, ZERO, exp_parts, fma
+from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma
 from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
@@ -112,7 +112,7 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     share, share_lost = parameters[0], parameters[LAST_PARAMETER]
     for i in range(count):
         y, p = target[i], pos_weight[i]
-        value, first, second = exp_parts(-abs(x[i]))
+        value, first, second = falling_exp_parts(-abs(x[i]))
         e = value * first * second
         denominator = ONE + e
         side = ONE / denominator
@@ -122,16 +122,32 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
         product_lost = fma(grad_output[i], weight[i], -product)
         scale = product * share
         lost = fma(product, share, -scale) + fma(product, share_lost, product_lost * share)
-        lost = lost if lost == lost else ZERO  # inf - inf, where the scale is infinite and loses nothing
+        scale_of_side = fma(scale, side, lost * side)
 
-        infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
-        positive, negative = infinite - p * y, ONE - y
+        labelled = p * y
+        positive, negative = (labelled - labelled) - labelled, ONE - y  # NaN where the formula has inf - inf
         near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-        share_of_side = fma(scale, side, lost * side)
-        small = ((share_of_side * far) * first) * value
-        result = fma(small, second, share_of_side * near)
-        # An infinite scale would make inf - inf of the two terms.
-        out[i] = result if scale - scale == 0 else scale * fma((far * first) * value, second, near)
+        small = ((scale_of_side * far) * first) * value
+        result = fma(small, second, scale_of_side * near)
+        # An infinite scale has made inf - inf of its loss, or of the two terms.
+        out[i] = result if result == result else scale * fma(far, e, near)
+
+
+def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same without what is put back: rounding in float32 is nothing to a result of 16 bits."""
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share = parameters[0]
+    for i in range(count):
+        y, logit = target[i], x[i]
+        value, first, second = falling_exp_parts(-abs(logit))
+        e = value * first * second
+        scale = (grad_output[i] * weight[i]) * share
+        scale_of_side = scale * (ONE / (ONE + e))
+        labelled = pos_weight[i] * y
+        positive, negative = (labelled - labelled) - labelled, ONE - y
+        near, far = (positive, negative) if logit < 0 else (negative, positive)
+        result = (((scale_of_side * far) * first) * value) * second + scale_of_side * near
+        out[i] = result if result == result else scale * (far * e + near)
 
 
 def body(b: Body) -> None:
@@ -189,6 +205,7 @@ OP = Op(
             "pos_weight": Role.INTO,
         },
         core=lambda attributes: kernel,
+        core_narrow=kernel_of_16_bits,
         output_dtype="target",
         divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,
         check=_check,

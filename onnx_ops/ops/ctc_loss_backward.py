@@ -30,6 +30,7 @@ from onnx_ops.runtime.primitives import (
 from onnx_ops.signature import FLOATS, Call, TensorType, attribute, dtype_name, tensor_types
 
 TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.FLOAT, TensorProto.FLOAT16)
+DOUBLE = TensorProto.DOUBLE
 LENGTHS = (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
 
 SCHEMA = OpSchema(
@@ -540,8 +541,8 @@ class Ctc:
             "plan": compiled(plan, PLAN),
             "begin": compiled(begin, ALONE),
             "task": compiled(task, TASK),
-            "load": compiled(engine.LOADS[8], engine.LOAD[8]),
-            "store": compiled(engine.STORES[8], engine.STORE[8]),
+            "load": compiled(engine.LOADS[DOUBLE], engine.LOAD[DOUBLE]),
+            "store": compiled(engine.STORES[DOUBLE], engine.STORE[DOUBLE]),
         }
 
 

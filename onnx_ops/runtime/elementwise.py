@@ -18,6 +18,7 @@ from onnx_ops.runtime.native import (
     FLOAT,
     FLOAT16,
     OPTIONS,
+    Numbers16,
     bfloat_to_float,
     call,
     double_to_odd_float,
@@ -31,24 +32,33 @@ from onnx_ops.runtime.native import (
     i8_at,
     job_at,
     kernel_at,
+    like_at,
     number_at,
     stack,
     u2_at,
 )
 from onnx_ops.runtime.primitives import LAST_PARAMETER, total_of
 
-VOID_OF = {4: types.CPointer(types.float32), 8: types.CPointer(types.float64)}
+NUMBERS = {
+    FLOAT: types.CPointer(types.float32),
+    DOUBLE: types.CPointer(types.float64),
+    FLOAT16: Numbers16(FLOAT16),
+    BFLOAT16: Numbers16(BFLOAT16),
+}
+"""How the computing dtypes lie in memory. 16-bit numbers are computed with in float32, each as it is read."""
 
 
-def core_signature(width: int) -> types.Type:
-    """Signature of a core for float32 (width 4) or float64 (8): (operands, out, count, parameters)."""
-    pointer = VOID_OF[width]
-    return types.void(types.CPointer(pointer), pointer, types.int64, pointer)
+def core_signature(dtype: int) -> types.Type:
+    """Signature of a core for a computing dtype: (operands, out, count, parameters)."""
+    parameters = NUMBERS[DOUBLE if dtype == DOUBLE else FLOAT]
+    return types.void(types.CPointer(NUMBERS[dtype]), NUMBERS[dtype], types.int64, parameters)
 
 
-LOAD = {width: types.void(types.int64, types.int64, types.int64, types.int64, VOID_OF[width]) for width in (4, 8)}
-"""Signature of a load: (source, element type, step, count, destination)."""
-STORE = {width: types.void(VOID_OF[width], types.int64, types.int64, types.int64) for width in (4, 8)}
+LOAD = {
+    dtype: types.void(types.int64, types.int64, types.int64, types.int64, numbers) for dtype, numbers in NUMBERS.items()
+}
+"""Signature of a load to a computing dtype: (source, element type, step, count, destination)."""
+STORE = {dtype: types.void(NUMBERS[dtype], types.int64, types.int64, types.int64) for dtype in (FLOAT, DOUBLE)}
 """Signature of a store: (source, element type, count, destination)."""
 PREPARE = types.void(types.CPointer(types.CPointer(types.float64)), types.int64, types.CPointer(types.float64))
 """Signature of a prepare: (channel operands, channels, the sum of the count operand)."""
@@ -66,6 +76,8 @@ LONG = 32
 PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
 """Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
 elements of one channel are worth going through by themselves."""
+MANY, LARGEST_BLOCK = 64, 8 * BLOCK
+"""Blocks get larger where there would be more of them: memory likes long streams."""
 MAX_SLICES = 64
 PARAMETERS = 8
 JOB_PARAMETERS = offset(JOB, "parameters")
@@ -81,6 +93,26 @@ DIVISOR = 0
 
 
 # --- dtypes --------------------------------------------------------------------------------------------------------
+
+
+def load2(source, element_type, step, count, out):
+    """From a tensor of the computing dtype itself; or one float32, for ones."""
+    if element_type == FLOAT:
+        one = f4_at(source)[0]
+        for i in range(count):
+            out[i] = one
+        return
+    numbers = like_at(source, out)
+    if step == 1:
+        for i in range(count):
+            out[i] = numbers[i]
+    elif step == 0:
+        value = numbers[0]
+        for i in range(count):
+            out[i] = value
+    else:
+        for i in range(count):
+            out[i] = numbers[i * step]
 
 
 def load4(source, element_type, step, count, out):
@@ -196,8 +228,8 @@ def store8(source, element_type, count, destination):
             b[i] = float_to_bfloat(double_to_odd_float(source[i]))
 
 
-LOADS = {4: load4, 8: load8}
-STORES = {4: store4, 8: store8}
+LOADS = {FLOAT: load4, DOUBLE: load8, FLOAT16: load2, BFLOAT16: load2}
+STORES = {FLOAT: store4, DOUBLE: store8}
 
 
 @njit(inline="always", **OPTIONS)
@@ -386,7 +418,8 @@ def plan(kernel_address, job_address):
     job.summed_rows = rows_are_summed
     job.slices = 1
     if not summed:
-        job.tasks = (job.size + BLOCK - 1) // BLOCK
+        job.block = min(max(BLOCK, (job.size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
+        job.tasks = (job.size + job.block - 1) // job.block
         job.scratch_bytes = 8 * channels * job.pattern
     elif rows_are_summed:
         job.blocks = (job.columns + CHUNK - 1) // CHUNK
@@ -474,8 +507,10 @@ def stretch(data, source_type, size, start, count, inner, width, load, buffer):
     for i in range(count):
         if width == 8:
             f8_at(buffer)[i] = f8_at(spare)[k]
-        else:
+        elif width == 4:
             f4_at(buffer)[i] = f4_at(spare)[k]
+        else:
+            u2_at(buffer)[i] = u2_at(spare)[k]
         within += 1
         if within == inner:
             within = 0
@@ -491,8 +526,10 @@ def tile(data, source_type, size, start, count, inner, width, load, buffer):
     for i in range(inner, count):
         if width == 8:
             f8_at(buffer)[i] = f8_at(buffer)[i - inner]
-        else:
+        elif width == 4:
             f4_at(buffer)[i] = f4_at(buffer)[i - inner]
+        else:
+            u2_at(buffer)[i] = u2_at(buffer)[i - inner]
 
 
 @njit(**OPTIONS)
@@ -538,14 +575,14 @@ def gather(job, i, start, count, width, element_type, load, buffer, filled, unif
 
 
 @njit(**OPTIONS)
-def evaluate(kernel, job, start, count, width, load, core, uniform, state, out):
+def evaluate(kernel, job, start, count, element_type, load, core, uniform, state, out):
     """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
 
     state is the address of what a task keeps from chunk to chunk: operand pointers, what fills which buffer, the
     parameters in the core's dtype, and the buffers.
     """
     pointers, filled = i8_at(state), i8_at(state + POINTERS)
-    element_type = DOUBLE if width == 8 else FLOAT
+    width = item_size(element_type)
     for i in range(kernel.inputs):
         kind = job.kind[i]
         buffer = state + BUFFERS_AT + i * BUFFER
@@ -598,19 +635,19 @@ def task(job_address, number):
 @njit(**OPTIONS)
 def map_task(kernel, job, number):
     state, result = stack(STATE), stack(BUFFER)
-    width = 8 if kernel.compute_type == DOUBLE else 4
+    width = item_size(kernel.compute_type)
     start_task(job, width, state)
     direct = kernel.output_type == kernel.compute_type
     uniform = not job.patterned and kernel.core_uniform != 0
     core = kernel.core_uniform if uniform else kernel.core
-    step = BLOCK
+    step = job.block
     for i in range(kernel.inputs):
         in_place = job.source_type[i] == kernel.compute_type and (
             job.kind[i] == LINEAR or (uniform and kernel.role[i] & CHANNEL)
         )
         if not direct or not (in_place or kernel.role[i] & (UNREAD | COUNT)):
             step = CHUNK
-    position, stop = number * BLOCK, min((number + 1) * BLOCK, job.size)
+    position, stop = number * job.block, min((number + 1) * job.block, job.size)
     while position < stop:
         count = min(step, stop - position)
         for i in range(kernel.inputs):  # up to where the run of an operand ends, so that it can be used in place
@@ -619,7 +656,7 @@ def map_task(kernel, job, number):
                 if inner >= LONG:
                     count = min(count, inner - position % inner)
         out = job.output + position * width if direct else result
-        evaluate(kernel, job, position, count, width, kernel.load, core, uniform, state, out)
+        evaluate(kernel, job, position, count, kernel.compute_type, kernel.load, core, uniform, state, out)
         if not direct:
             target = job.output + position * item_size(kernel.output_type)
             call(kernel.store, (result, kernel.output_type, count, target))
@@ -660,7 +697,7 @@ def sum_task(kernel, job, number):
                 job,
                 row * columns + first,
                 rows * count,
-                8,
+                DOUBLE,
                 kernel.load_wide,
                 kernel.core_wide,
                 False,
@@ -685,7 +722,7 @@ def sum_task(kernel, job, number):
                     job,
                     row * columns,
                     rows * columns,
-                    8,
+                    DOUBLE,
                     kernel.load_wide,
                     kernel.core_wide,
                     False,
@@ -703,7 +740,7 @@ def sum_task(kernel, job, number):
                         job,
                         row * columns + column,
                         count,
-                        8,
+                        DOUBLE,
                         kernel.load_wide,
                         kernel.core_wide,
                         False,

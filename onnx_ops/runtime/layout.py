@@ -11,7 +11,7 @@ MAX_RANK = 8
 CHUNK = 1024
 """Elements that go through a kernel function at a time: what is converted or broadcast for it stays in cache."""
 BLOCK = 16384
-"""Elements of a task. Fixed, so that results do not depend on the number of threads."""
+"""Elements of a task, at the least. Tasks go by the size alone, so that results do not depend on the threads."""
 
 i8 = np.int64
 
@@ -72,6 +72,7 @@ JOB = np.dtype(
         ("work", i8, (8,)),  # numbers that an op's plan leaves for its tasks
         # elementwise kernels: the index space, and how each operand lies in it
         ("size", i8),
+        ("block", i8),  # elements of a task
         ("axes", i8),
         ("inner", i8),  # elements from one channel to the next
         ("patterned", i8),  # per-channel operands are laid out as they recur along the elements

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, from_dtype, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload, register_jitable
+from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
 from onnx_ops.runtime import primitives
 from onnx_ops.runtime.layout import JOB, KERNEL
@@ -160,6 +161,60 @@ def float_to_bfloat(value):
     return u2((quiet if value != value else rounded) & i4(0xFFFF))
 
 
+class Numbers16(types.Type):  # type: ignore[misc]
+    """A pointer to 16-bit floating numbers that are read as float32 and rounded where they are written."""
+
+    def __init__(self, element_type: int) -> None:
+        self.element_type = element_type
+        super().__init__(name=f"Numbers16({element_type})")
+
+
+@register_model(Numbers16)
+class _Numbers16Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, numbers: Any) -> None:
+        super().__init__(manager, numbers, ir.IntType(16).as_pointer())
+
+
+@intrinsic
+def _bits16(typing: Any, numbers: Any) -> Any:
+    """The same pointer, to the bits."""
+    return types.CPointer(types.uint16)(numbers), lambda context, builder, signature, args: args[0]
+
+
+@intrinsic
+def like_at(typing: Any, address: Any, like: Any) -> Any:
+    """An address as a pointer of the type of `like`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(like))
+
+    return like(types.int64, like), codegen
+
+
+@overload(operator.getitem, inline="always", jit_options=OPTIONS)
+def _read16(numbers, index):
+    if not isinstance(numbers, Numbers16):
+        return None
+    if numbers.element_type == FLOAT16:
+        return lambda numbers, index: half_to_float(_bits16(numbers)[index])
+    return lambda numbers, index: bfloat_to_float(_bits16(numbers)[index])
+
+
+@overload(operator.setitem, jit_options=OPTIONS)
+def _write16(numbers, index, value):
+    if not isinstance(numbers, Numbers16):
+        return None
+    half = numbers.element_type == FLOAT16
+
+    def write_half(numbers, index, value):
+        _bits16(numbers)[index] = float_to_half(f4(value))
+
+    def write_bfloat(numbers, index, value):
+        _bits16(numbers)[index] = float_to_bfloat(f4(value))
+
+    return write_half if half else write_bfloat
+
+
 @njit(inline="always", **OPTIONS)
 def double_to_odd_float(value):
     """To float32, towards zero, with the last bit set if anything was lost.
@@ -204,10 +259,9 @@ ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
 @njit(inline="always", **OPTIONS)
-def _exp_parts4(x):
-    low, high = x < f4(-174), x > f4(176)
+def _falling4(x):
+    low = x < f4(-174)
     y = f4(-174) if low else x
-    y = f4(176) if high else y
     shifted = y * f4(LOG2E) + ROUND4
     n = shifted - ROUND4
     rest, low_part = y - n * LN2_HIGH4, n * LN2_LOW4
@@ -223,8 +277,14 @@ def _exp_parts4(x):
     first = _bitcast(i4((half + i4(127)) << i4(23)), f4(0))
     second = _bitcast(i4((power - half + i4(127)) << i4(23)), f4(0))
     second = f4(0) if low else second
-    second = f4(np.inf) if high else second
     return ((q * (r * r) + lost) + r) + f4(1), first, second
+
+
+@njit(inline="always", **OPTIONS)
+def _exp_parts4(x):
+    high = x > f4(176)
+    value, first, second = _falling4(f4(176) if high else x)
+    return value, first, f4(np.inf) if high else second
 
 
 @njit(inline="always", **OPTIONS)
@@ -256,6 +316,13 @@ def _exp_parts8(x):
     second = 0.0 if low else second
     second = np.inf if high else second
     return value, _power8(half), second
+
+
+@overload(primitives.falling_exp_parts, inline="always", jit_options=OPTIONS)
+def _falling_exp_parts(x):
+    if x == types.float32:
+        return lambda x: _falling4(x)
+    return lambda x: _exp_parts8(x)
 
 
 @overload(primitives.exp_parts, inline="always", jit_options=OPTIONS)

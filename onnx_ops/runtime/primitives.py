@@ -43,6 +43,11 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return dtype(1), root, root
 
 
+def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
+    """`exp_parts` of an x that is at most 0, or NaN."""
+    return exp_parts(x)
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a*b + c, rounded once, in the dtype of a."""
     with np.errstate(all="ignore"):
