@@ -37,7 +37,8 @@ class Elementwise:
         prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
             prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
         core_narrow: the core for 16-bit numbers, if float32 is more exact than they need.
-        core_uniform: the core for a stretch of one channel: of inputs of role CHANNEL it reads element 0 alone.
+        core_uniform: the core for a stretch on which the inputs named in `uniform` have one value each, of which it
+            reads element 0 alone.
     """
 
     roles: Mapping[str, Role]
@@ -50,6 +51,7 @@ class Elementwise:
     ranks: tuple[int, int] = (0, MAX_RANK)
     prepare: Prepare | None = None
     core_uniform: Core | None = None
+    uniform: tuple[str, ...] = ()
     core_narrow: Core | None = None
 
     @property
@@ -140,5 +142,7 @@ class Elementwise:
                 "prepare": compiled(self.prepare, engine.PREPARE),
             }
         if self.core_uniform:
+            uniform = [name in self.uniform for name in self.roles]
             fields["core_uniform"] = compiled(self.core_uniform, engine.core_signature(dtype))
+            fields["uniform"] = np.pad(np.array(uniform, np.int64), (0, MAX_INPUTS - len(uniform)))
         return fields

@@ -180,6 +180,7 @@ OP = Op(
         ranks=(2, MAX_RANK),
         prepare=prepare,
         core_uniform=kernel_of_channel,
+        uniform=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu"),
     ),
     reference,
     body,

@@ -14,7 +14,7 @@ from onnx_ops.elementwise import Elementwise
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Reduction, Role
-from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma
+from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, like, wide
 from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
@@ -133,6 +133,35 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = result if result == result else scale * fma(far, e, near)
 
 
+def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
+    grad_output, x, target, weight, p = operands[0][0], operands[1], operands[2], operands[3][0], operands[4][0]
+    exact = (wide(grad_output) * wide(weight)) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
+    scale = like(exact, parameters[0])
+    lost = like(exact - wide(scale), parameters[0])
+    if scale - scale != 0:
+        for i in range(count):
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            labelled = p * target[i]
+            positive, negative = (labelled - labelled) - labelled, ONE - target[i]
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = scale * fma(far, value * first * second, near)
+        return
+    for i in range(count):
+        y = target[i]
+        value, first, second = falling_exp_parts(-abs(x[i]))
+        e = value * first * second
+        denominator = ONE + e
+        side = ONE / denominator
+        side = fma(side, fma(-denominator, side, ONE) - (e - (denominator - ONE)) * side, side)
+        scale_of_side = fma(scale, side, lost * side)
+        labelled = p * y
+        positive, negative = (labelled - labelled) - labelled, ONE - y
+        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+        small = ((scale_of_side * far) * first) * value
+        out[i] = fma(small, second, scale_of_side * near)
+
+
 def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same without what is put back: rounding in float32 is nothing to a result of 16 bits."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
@@ -206,6 +235,8 @@ OP = Op(
         },
         core=lambda attributes: kernel,
         core_narrow=kernel_of_16_bits,
+        core_uniform=kernel_of_scalars,
+        uniform=("grad_output", "weight", "pos_weight"),
         output_dtype="target",
         divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,
         check=_check,

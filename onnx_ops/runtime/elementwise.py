@@ -232,7 +232,7 @@ LOADS = {FLOAT: load4, DOUBLE: load8, FLOAT16: load2, BFLOAT16: load2}
 STORES = {FLOAT: store4, DOUBLE: store8}
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def item_size(element_type):
     if element_type == DOUBLE:
         return 8
@@ -442,7 +442,7 @@ def plan(kernel_address, job_address):
     return OK
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def kept_axis(job, like, axis):
     """Whether an axis of the index space is one of the output, not one that is summed over."""
     own = axis - (job.axes - job.rank[like])
@@ -638,14 +638,18 @@ def map_task(kernel, job, number):
     width = item_size(kernel.compute_type)
     start_task(job, width, state)
     direct = kernel.output_type == kernel.compute_type
-    uniform = not job.patterned and kernel.core_uniform != 0
+    uniform = kernel.core_uniform != 0
+    for i in range(kernel.inputs):
+        if kernel.uniform[i] and job.kind[i] > SCALAR and (job.patterned or not kernel.role[i] & CHANNEL):
+            uniform = False
     core = kernel.core_uniform if uniform else kernel.core
     step = job.block
     for i in range(kernel.inputs):
         in_place = job.source_type[i] == kernel.compute_type and (
             job.kind[i] == LINEAR or (uniform and kernel.role[i] & CHANNEL)
         )
-        if not direct or not (in_place or kernel.role[i] & (UNREAD | COUNT)):
+        one_value = uniform and kernel.uniform[i] and job.kind[i] <= SCALAR
+        if not direct or not (in_place or one_value or kernel.role[i] & (UNREAD | COUNT)):
             step = CHUNK
     position, stop = number * job.block, min((number + 1) * job.block, job.size)
     while position < stop:

@@ -48,6 +48,7 @@ KERNEL = np.dtype(
         ("prepare", i8),
         ("compute_type", i8),
         ("role", i8, (MAX_INPUTS,)),
+        ("uniform", i8, (MAX_INPUTS,)),  # `core_uniform` wants these to have one value
         ("output_like", i8),  # the input whose shape the output has; -1: all of them broadcast
         ("divisor", i8),
         ("parameters", np.float64, (4,)),

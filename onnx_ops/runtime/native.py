@@ -147,12 +147,12 @@ def float_to_half(typing: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def bfloat_to_float(bits):
     return _bitcast(i4(i4(bits) << i4(16)), f4(0))  # Numba widens int32 arithmetic to int64
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def float_to_bfloat(value):
     """Round to nearest, ties to even; a NaN stays one whatever its low bits."""
     bits = _bitcast(value, i4(0))
@@ -191,7 +191,7 @@ def like_at(typing: Any, address: Any, like: Any) -> Any:
     return like(types.int64, like), codegen
 
 
-@overload(operator.getitem, inline="always", jit_options=OPTIONS)
+@overload(operator.getitem, jit_options=OPTIONS)
 def _read16(numbers, index):
     if not isinstance(numbers, Numbers16):
         return None
@@ -215,7 +215,7 @@ def _write16(numbers, index, value):
     return write_half if half else write_bfloat
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def double_to_odd_float(value):
     """To float32, towards zero, with the last bit set if anything was lost.
 
@@ -237,9 +237,16 @@ def _fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, a, a), codegen
 
 
-@overload(primitives.fma, inline="always", jit_options=OPTIONS)
+@overload(primitives.fma, jit_options=OPTIONS)
 def _fma(a, b, c):
     return lambda a, b, c: _fused(a, b, c)
+
+
+@overload(primitives.like, jit_options=OPTIONS)
+def _like(value, other):
+    if other == types.float32:
+        return lambda value, other: f4(value)
+    return lambda value, other: f8(value)
 
 
 # --- exponentials: range reduction and a polynomial, which LLVM vectorises; libm goes one number at a time --------
@@ -258,7 +265,7 @@ LN2_HIGH8, LN2_LOW8 = 0.693147180369123816, 1.9082149292705877e-10
 ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def _falling4(x):
     low = x < f4(-174)
     y = f4(-174) if low else x
@@ -280,14 +287,14 @@ def _falling4(x):
     return ((q * (r * r) + lost) + r) + f4(1), first, second
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def _exp_parts4(x):
     high = x > f4(176)
     value, first, second = _falling4(f4(176) if high else x)
     return value, first, f4(np.inf) if high else second
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def _reduced8(y):
     """e**y as a number in [0.7, 1.5] and the power of two that it lacks."""
     shifted = y * LOG2E + ROUND8
@@ -300,12 +307,12 @@ def _reduced8(y):
     return ((odd * r + even) * s + r) + 1.0, _bitcast(shifted, i8(0)) - _bitcast(ROUND8, i8(0))
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def _power8(n):
     return _bitcast((n + i8(1023)) << i8(52), f8(0))
 
 
-@njit(inline="always", **OPTIONS)
+@njit(**OPTIONS)
 def _exp_parts8(x):
     low, high = x < -1416.0, x > 1417.0
     y = -1416.0 if low else x
@@ -318,14 +325,14 @@ def _exp_parts8(x):
     return value, _power8(half), second
 
 
-@overload(primitives.falling_exp_parts, inline="always", jit_options=OPTIONS)
+@overload(primitives.falling_exp_parts, jit_options=OPTIONS)
 def _falling_exp_parts(x):
     if x == types.float32:
         return lambda x: _falling4(x)
     return lambda x: _exp_parts8(x)
 
 
-@overload(primitives.exp_parts, inline="always", jit_options=OPTIONS)
+@overload(primitives.exp_parts, jit_options=OPTIONS)
 def _exp_parts(x):
     if x == types.float32:
         return lambda x: _exp_parts4(x)

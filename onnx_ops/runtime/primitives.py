@@ -43,6 +43,11 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return dtype(1), root, root
 
 
+def like(value: Any, other: Any) -> Any:
+    """A number in the dtype of another."""
+    return type(other)(value)
+
+
 def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
     """`exp_parts` of an x that is at most 0, or NaN."""
     return exp_parts(x)
