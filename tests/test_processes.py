@@ -236,8 +236,8 @@ WHOLE = f"from onnx_ops.runtime import compiler\ncheck(session())\n{COUNT}"
 """All that a session needs, which takes seconds to compile."""
 PART = f"""
 from onnx_ops.runtime import compiler, elementwise
-for width in (4, 8):
-    assert compiler.compile_native(elementwise.STORES[width], elementwise.STORE[width])
+for dtype in (elementwise.FLOAT, elementwise.DOUBLE):
+    assert compiler.compile_native(elementwise.STORES[dtype], elementwise.STORE[dtype])
 {COUNT}
 """
 
