@@ -36,7 +36,9 @@ class Elementwise:
         ranks: least and greatest rank of the index space.
         prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
             prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
-        core_narrow: the core for 16-bit numbers, if float32 is more exact than they need.
+        core_narrow: the core for an output of 16 bits, if the other is more exact than that needs.
+        light: whether, for given attributes, the core does so little that 16-bit numbers are best converted right in
+            it; a core that does more is faster on chunks that have been converted before.
         core_uniform: the core for a stretch on which the inputs named in `uniform` have one value each, of which it
             reads element 0 alone.
     """
@@ -53,6 +55,7 @@ class Elementwise:
     core_uniform: Core | None = None
     uniform: tuple[str, ...] = ()
     core_narrow: Core | None = None
+    light: Callable[[Mapping[str, Any]], bool] = field(default=lambda attributes: False)
 
     @property
     def typed_inputs(self) -> tuple[str, ...]:
@@ -96,13 +99,13 @@ class Elementwise:
         """Every value is computed; only shapes and dtypes are refused."""
 
     def _computing_dtype(self, call: Call) -> int:
-        """float64 if an input is, else float32; a 16-bit dtype where nothing else is read or written."""
+        """float64 if an input is, else float32; a 16-bit dtype for a light core that reads and writes nothing else."""
         read = {call.dtype(n) for n, role in self.roles.items() if call.present(n) and not role & Role.COUNT}
         if DOUBLE in read:
             return DOUBLE
         read = {call.dtype(n) for n, role in self.roles.items() if call.present(n) and not role & Role.UNREAD}
         output = promote(map(call.dtype, self.typed_inputs))
-        return output if read == {output} and output is not None and not self.prepare else TensorProto.FLOAT
+        return output if read == {output} and output is not None and self.light(call.attributes) else TensorProto.FLOAT
 
     def record(self, call: Call) -> dict[str, Any]:
         """The fields of the native kernel for a call of known dtypes."""
@@ -112,17 +115,18 @@ class Elementwise:
         from onnx_ops.runtime.layout import MAX_INPUTS
 
         dtype = self._computing_dtype(call)
-        narrow = dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE)
         core, parameters = self.core(call.attributes), self.parameters(call.attributes)
+        if self.core_narrow and promote(map(call.dtype, self.typed_inputs)) not in (TensorProto.FLOAT, DOUBLE):
+            core = self.core_narrow
         sums = self.output_like is not None and len(self._with(Role.SHAPE)) > 1
         roles = list(self.roles.values())
         fields: dict[str, Any] = {
             "parameters": np.pad(np.array(parameters, np.float64), (0, 4 - len(parameters))),
             "plan": compiled(engine.plan, PLAN),
             "task": compiled(engine.task, TASK),
-            "core": compiled(self.core_narrow or core if narrow else core, engine.core_signature(dtype)),
+            "core": compiled(core, engine.core_signature(dtype)),
             "load": compiled(engine.LOADS[dtype], engine.LOAD[dtype]),
-            "store": 0 if narrow else compiled(engine.STORES[dtype], engine.STORE[dtype]),
+            "store": compiled(engine.STORES[dtype], engine.STORE[dtype]) if dtype in engine.STORES else 0,
             "compute_type": dtype,
             "role": np.pad(np.array(roles, np.int64), (0, MAX_INPUTS - len(roles))),
             "output_like": list(self.roles).index(self.output_like) if sums and self.output_like else -1,

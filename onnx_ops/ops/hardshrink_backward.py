@@ -104,6 +104,7 @@ OP = Op(
         roles={"grad_output": Role.SHAPE, "self": Role.SHAPE},
         core=lambda attributes: kernel,
         output_dtype=None,
+        light=lambda attributes: True,
         parameters=lambda attributes: (_threshold(attributes["lambd"]),),
     ),
     reference,

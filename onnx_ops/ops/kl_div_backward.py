@@ -190,6 +190,7 @@ OP = Op(
         output_dtype="self",
         output_like="self",
         divisor=_divisor,
+        light=lambda attributes: not attributes["log_target"],
         check=_check,
     ),
     reference,
