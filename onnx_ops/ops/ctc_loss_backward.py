@@ -154,6 +154,8 @@ GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = rang
 BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
 OK, REFUSED, NO_MEMORY = 0, 1, 2
 LOST = 2
+LANES = 8
+"""float64 numbers in the widest vector."""
 
 LARGEST_EXPONENT = 650.0
 """Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, it lost < 1e-20."""
@@ -230,8 +232,9 @@ def task(job_address: int, n: int) -> None:
     loss = number_at(job.data[LOSS], kernel.element_type[LOSS], n)
     grad = number_at(job.data[GRAD_OUT], kernel.element_type[GRAD_OUT], n)
 
-    wide = length + 8
-    memory = malloc(8 * (8 * wide + 2 * (2 * length + 1) + 3 * classes))
+    # Room for whole vectors: the exponentials of what is left over one by one would take as long as all the others.
+    wide, wide_states, wide_classes = length + LANES, 2 * length + 1 + LANES, classes + LANES
+    memory = malloc(8 * (8 * wide + 2 * wide_states + 3 * wide_classes))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -243,13 +246,16 @@ def task(job_address: int, n: int) -> None:
     emitted = array_at(memory + 40 * wide, wide, np.float64)
     labels = array_at(memory + 48 * wide, wide, np.int64)
     alpha_address = memory + 64 * wide
-    alpha = array_at(alpha_address, 2 * length + 1, np.float64)
-    weights = array_at(alpha_address + 8 * (2 * length + 1), 2 * length + 1, np.float64)
-    row_address = alpha_address + 16 * (2 * length + 1)
-    row = array_at(row_address, classes, np.float64)
-    probabilities = array_at(row_address + 8 * classes, classes, np.float64)
-    result_address = row_address + 16 * classes
-    result = array_at(result_address, classes, np.float64)
+    alpha = array_at(alpha_address, wide_states, np.float64)
+    weights = array_at(alpha_address + 8 * wide_states, wide_states, np.float64)
+    row_address = alpha_address + 16 * wide_states
+    row = array_at(row_address, wide_classes, np.float64)
+    probabilities = array_at(row_address + 8 * wide_classes, wide_classes, np.float64)
+    result_address = row_address + 16 * wide_classes
+    result = array_at(result_address, wide_classes, np.float64)
+    for k in range(LANES):
+        alpha[2 * length + 1 + k] = -np.inf
+        row[classes + k] = -np.inf
 
     first = array_at(job.scratch, batch, np.int64)[n]
     for k in range(length):
@@ -285,7 +291,7 @@ def task(job_address: int, n: int) -> None:
     while in_range and t >= 0:
         load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
         load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
-        exponentials(row, classes, probabilities)
+        exponentials(row, whole(classes), probabilities)
         # loss - scalings * log(2**64), unevaluated in two parts: log_alpha takes most of it away again
         product = scalings * LOG_SCALE_HIGH
         offset = loss - product
@@ -326,6 +332,12 @@ def size_of(element_type: int) -> int:
     if element_type == 1:
         return 4
     return 2
+
+
+@helper
+def whole(count: int) -> int:
+    """A count rounded up to whole vectors."""
+    return (count + LANES - 1) // LANES * LANES
 
 
 @helper
@@ -378,7 +390,7 @@ def scaled_step(
             label_sums[k] = (labelled[k] + blanks[k + 1]) + skips[k] * labelled[k + 1]
 
     outside = 0
-    for s in range(low, high + 1):
+    for s in range(low, low + whole(high + 1 - low)):
         exponent = (alpha[s] + offset) + offset_lost
         outside += 0 if exponent <= LARGEST_EXPONENT else 1
         value, first, second = exp_parts(exponent)

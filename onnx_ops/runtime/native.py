@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, from_dtype, njit, types
+from numba import from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
@@ -349,7 +349,8 @@ _POINTERS = {
 @overload(primitives.array_at, jit_options=OPTIONS)
 def _array_at(address, count, dtype):
     pointer = _POINTERS[dtype.dtype.name]
-    return lambda address, count, dtype: carray(pointer(address), count)
+    # The bare pointer: an array would look at each index for a negative one, which keeps loops from being vectorised.
+    return lambda address, count, dtype: pointer(address)
 
 
 @overload(primitives.record_at, jit_options=OPTIONS)
