@@ -125,8 +125,8 @@ class Elementwise:
             "plan": compiled(engine.plan, PLAN),
             "task": compiled(engine.task, TASK),
             "core": compiled(core, engine.core_signature(dtype)),
-            "load": compiled(engine.LOADS[dtype], engine.LOAD[dtype]),
-            "store": compiled(engine.STORES[dtype], engine.STORE[dtype]) if dtype in engine.STORES else 0,
+            "load": compiled(engine.load, engine.LOAD[dtype]),
+            "store": compiled(engine.store, engine.STORE[dtype]),
             "compute_type": dtype,
             "role": np.pad(np.array(roles, np.int64), (0, MAX_INPUTS - len(roles))),
             "output_like": list(self.roles).index(self.output_like) if sums and self.output_like else -1,
@@ -136,8 +136,8 @@ class Elementwise:
         if sums:
             fields |= {
                 "core_wide": compiled(core, engine.core_signature(DOUBLE)),
-                "load_wide": compiled(engine.LOADS[DOUBLE], engine.LOAD[DOUBLE]),
-                "store_wide": compiled(engine.STORES[DOUBLE], engine.STORE[DOUBLE]),
+                "load_wide": compiled(engine.load, engine.LOAD[DOUBLE]),
+                "store_wide": compiled(engine.store, engine.STORE[DOUBLE]),
                 "finish": compiled(engine.finish, ALONE),
             }
         if self.prepare:

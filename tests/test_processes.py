@@ -237,7 +237,7 @@ WHOLE = f"from onnx_ops.runtime import compiler\ncheck(session())\n{COUNT}"
 PART = f"""
 from onnx_ops.runtime import compiler, elementwise
 for dtype in (elementwise.FLOAT, elementwise.DOUBLE):
-    assert compiler.compile_native(elementwise.STORES[dtype], elementwise.STORE[dtype])
+    assert compiler.compile_native(elementwise.store, elementwise.STORE[dtype])
 {COUNT}
 """
 

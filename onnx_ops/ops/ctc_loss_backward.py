@@ -553,8 +553,8 @@ class Ctc:
             "plan": compiled(plan, PLAN),
             "begin": compiled(begin, ALONE),
             "task": compiled(task, TASK),
-            "load": compiled(engine.LOADS[DOUBLE], engine.LOAD[DOUBLE]),
-            "store": compiled(engine.STORES[DOUBLE], engine.STORE[DOUBLE]),
+            "load": compiled(engine.load, engine.LOAD[DOUBLE]),
+            "store": compiled(engine.store, engine.STORE[DOUBLE]),
         }
 
 

@@ -19,20 +19,16 @@ from onnx_ops.runtime.native import (
     FLOAT16,
     OPTIONS,
     Numbers16,
-    bfloat_to_float,
+    bfloat_at,
     call,
-    double_to_odd_float,
     f4,
     f4_at,
     f8,
     f8_at,
-    float_to_bfloat,
-    float_to_half,
-    half_to_float,
+    half_at,
     i8_at,
     job_at,
     kernel_at,
-    like_at,
     number_at,
     stack,
     u2_at,
@@ -58,7 +54,7 @@ LOAD = {
     dtype: types.void(types.int64, types.int64, types.int64, types.int64, numbers) for dtype, numbers in NUMBERS.items()
 }
 """Signature of a load to a computing dtype: (source, element type, step, count, destination)."""
-STORE = {dtype: types.void(NUMBERS[dtype], types.int64, types.int64, types.int64) for dtype in (FLOAT, DOUBLE)}
+STORE = {dtype: types.void(NUMBERS[dtype], types.int64, types.int64, types.int64) for dtype in NUMBERS}
 """Signature of a store: (source, element type, count, destination)."""
 PREPARE = types.void(types.CPointer(types.CPointer(types.float64)), types.int64, types.CPointer(types.float64))
 """Signature of a prepare: (channel operands, channels, the sum of the count operand)."""
@@ -95,14 +91,9 @@ DIVISOR = 0
 # --- dtypes --------------------------------------------------------------------------------------------------------
 
 
-def load2(source, element_type, step, count, out):
-    """From a tensor of the computing dtype itself; or one float32, for ones."""
-    if element_type == FLOAT:
-        one = f4_at(source)[0]
-        for i in range(count):
-            out[i] = one
-        return
-    numbers = like_at(source, out)
+@njit(**OPTIONS)
+def bring(numbers, step, count, out):
+    """Numbers of any dtype, `step` apart, into the computing dtype."""
     if step == 1:
         for i in range(count):
             out[i] = numbers[i]
@@ -115,121 +106,28 @@ def load2(source, element_type, step, count, out):
             out[i] = numbers[i * step]
 
 
-def load4(source, element_type, step, count, out):
+def load(source, element_type, step, count, out):
+    """From a tensor of any dtype into the computing dtype, the type of `out`."""
     if element_type == FLOAT:
-        f = f4_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = f[i]
-        elif step == 0:
-            value = f[0]
-            for i in range(count):
-                out[i] = value
-        else:
-            for i in range(count):
-                out[i] = f[i * step]
+        bring(f4_at(source), step, count, out)
     elif element_type == DOUBLE:
-        d = f8_at(source)
-        if step == 0:
-            value = f4(d[0])
-            for i in range(count):
-                out[i] = value
-        else:
-            for i in range(count):
-                out[i] = f4(d[i * step])
+        bring(f8_at(source), step, count, out)
     elif element_type == FLOAT16:
-        h = u2_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = half_to_float(h[i])
-        elif step == 0:
-            value = half_to_float(h[0])
-            for i in range(count):
-                out[i] = value
-        else:
-            for i in range(count):
-                out[i] = half_to_float(h[i * step])
+        bring(half_at(source), step, count, out)
     else:
-        b = u2_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = bfloat_to_float(b[i])
-        elif step == 0:
-            value = bfloat_to_float(b[0])
-            for i in range(count):
-                out[i] = value
-        else:
-            for i in range(count):
-                out[i] = bfloat_to_float(b[i * step])
+        bring(bfloat_at(source), step, count, out)
 
 
-def load8(source, element_type, step, count, out):
-    if element_type == DOUBLE:
-        d = f8_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = d[i]
-        else:
-            for i in range(count):
-                out[i] = d[i * step]
-    elif element_type == FLOAT:
-        f = f4_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = f8(f[i])
-        else:
-            for i in range(count):
-                out[i] = f8(f[i * step])
+def store(source, element_type, count, destination):
+    """From the computing dtype into a tensor of any dtype, rounded once."""
+    if element_type == FLOAT:
+        bring(source, 1, count, f4_at(destination))
+    elif element_type == DOUBLE:
+        bring(source, 1, count, f8_at(destination))
     elif element_type == FLOAT16:
-        h = u2_at(source)
-        if step == 1:
-            for i in range(count):
-                out[i] = f8(half_to_float(h[i]))
-        else:
-            for i in range(count):
-                out[i] = f8(half_to_float(h[i * step]))
+        bring(source, 1, count, half_at(destination))
     else:
-        b = u2_at(source)
-        for i in range(count):
-            out[i] = f8(bfloat_to_float(b[i * step]))
-
-
-def store4(source, element_type, count, destination):
-    if element_type == FLOAT16:
-        h = u2_at(destination)
-        for i in range(count):
-            h[i] = float_to_half(source[i])
-    elif element_type == BFLOAT16:
-        b = u2_at(destination)
-        for i in range(count):
-            b[i] = float_to_bfloat(source[i])
-    else:
-        f = f4_at(destination)
-        for i in range(count):
-            f[i] = source[i]
-
-
-def store8(source, element_type, count, destination):
-    if element_type == DOUBLE:
-        d = f8_at(destination)
-        for i in range(count):
-            d[i] = source[i]
-    elif element_type == FLOAT:
-        f = f4_at(destination)
-        for i in range(count):
-            f[i] = f4(source[i])
-    elif element_type == FLOAT16:
-        h = u2_at(destination)
-        for i in range(count):
-            h[i] = float_to_half(double_to_odd_float(source[i]))
-    else:
-        b = u2_at(destination)
-        for i in range(count):
-            b[i] = float_to_bfloat(double_to_odd_float(source[i]))
-
-
-LOADS = {FLOAT: load4, DOUBLE: load8, FLOAT16: load2, BFLOAT16: load2}
-STORES = {FLOAT: store4, DOUBLE: store8}
+        bring(source, 1, count, bfloat_at(destination))
 
 
 @njit(**OPTIONS)
@@ -550,26 +448,30 @@ def gather(job, i, start, count, width, element_type, load, buffer, filled, unif
         else:
             tile(job.data[i], source_type, size, start, count, inner, width, load, buffer)
         return buffer
-    done = 0
+    done, row = 0, start // inner
+    within = start - row * inner
     while done < count:
-        rest = (start + done) // inner
-        within = start + done - rest * inner
         offset = within * step
-        for axis in range(axes - 2, -1, -1):
-            extent = job.operand_extent[i, axis]
-            offset += (rest % extent) * job.operand_stride[i, axis]
-            rest //= extent
+        if axes == 2:
+            offset += row * job.operand_stride[i, 0]
+        else:
+            rest = row
+            for axis in range(axes - 2, -1, -1):
+                extent = job.operand_extent[i, axis]
+                offset += (rest % extent) * job.operand_stride[i, axis]
+                rest //= extent
         run = min(inner - within, count - done)
         source = job.data[i] + offset * size
         if run == count and source_type == element_type and (step == 1 or (step == 0 and uniform)):
             return source
-        if run == count and step == 0:
+        if run == count and step == 0 and inner >= CHUNK:
             if filled[i] != source:
                 call(load, (source, source_type, 0, CHUNK, buffer))
                 filled[i] = source
             return buffer
         call(load, (source, source_type, step, run, buffer + done * width))
         done += run
+        row, within = row + 1, 0
     filled[i] = 0
     return buffer
 
@@ -654,10 +556,11 @@ def map_task(kernel, job, number):
     position, stop = number * job.block, min((number + 1) * job.block, job.size)
     while position < stop:
         count = min(step, stop - position)
-        for i in range(kernel.inputs):  # up to where the run of an operand ends, so that it can be used in place
+        for i in range(kernel.inputs):  # up to where a long run of an operand ends, which then needs no copy
             if job.kind[i] == STRIDED:
                 inner = job.operand_extent[i, job.operand_axes[i] - 1]
-                if inner >= LONG:
+                of_channel = uniform and kernel.role[i] & CHANNEL
+                if of_channel or (inner >= ROW and job.source_type[i] == kernel.compute_type):
                     count = min(count, inner - position % inner)
         out = job.output + position * width if direct else result
         evaluate(kernel, job, position, count, kernel.compute_type, kernel.load, core, uniform, state, out)

@@ -161,6 +161,20 @@ def float_to_bfloat(value):
     return u2((quiet if value != value else rounded) & i4(0xFFFF))
 
 
+@njit(**OPTIONS)
+def double_to_odd_float(value):
+    """To float32, towards zero, with the last bit set if anything was lost.
+
+    A second rounding, to a 16-bit type, then gives what one rounding of the float64 would have given.
+    """
+    near = f4(value)
+    bits = _bitcast(near, i4(0))
+    over = abs(f8(near)) > abs(value)
+    lost = f8(near) != value
+    odd = _bitcast(i4((bits - i4(over)) | i4(lost)), f4(0))
+    return near if near != near else odd
+
+
 class Numbers16(types.Type):  # type: ignore[misc]
     """A pointer to 16-bit floating numbers that are read as float32 and rounded where they are written."""
 
@@ -181,14 +195,20 @@ def _bits16(typing: Any, numbers: Any) -> Any:
     return types.CPointer(types.uint16)(numbers), lambda context, builder, signature, args: args[0]
 
 
-@intrinsic
-def like_at(typing: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer of the type of `like`."""
+def _numbers_at(element_type: int) -> Any:
+    """An intrinsic that sees an address as 16-bit floating numbers."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(like))
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return like(types.int64, like), codegen
+        return Numbers16(element_type)(types.int64), codegen
+
+    return pointer
+
+
+half_at, bfloat_at = _numbers_at(FLOAT16), _numbers_at(BFLOAT16)
 
 
 @overload(operator.getitem, jit_options=OPTIONS)
@@ -204,29 +224,13 @@ def _read16(numbers, index):
 def _write16(numbers, index, value):
     if not isinstance(numbers, Numbers16):
         return None
-    half = numbers.element_type == FLOAT16
+    narrowed = double_to_odd_float if value == types.float64 else f4
+    rounded = float_to_half if numbers.element_type == FLOAT16 else float_to_bfloat
 
-    def write_half(numbers, index, value):
-        _bits16(numbers)[index] = float_to_half(f4(value))
+    def write(numbers, index, value):
+        _bits16(numbers)[index] = rounded(narrowed(value))
 
-    def write_bfloat(numbers, index, value):
-        _bits16(numbers)[index] = float_to_bfloat(f4(value))
-
-    return write_half if half else write_bfloat
-
-
-@njit(**OPTIONS)
-def double_to_odd_float(value):
-    """To float32, towards zero, with the last bit set if anything was lost.
-
-    A second rounding, to a 16-bit type, then gives what one rounding of the float64 would have given.
-    """
-    near = f4(value)
-    bits = _bitcast(near, i4(0))
-    over = abs(f8(near)) > abs(value)
-    lost = f8(near) != value
-    odd = _bitcast(i4((bits - i4(over)) | i4(lost)), f4(0))
-    return near if near != near else odd
+    return write
 
 
 @intrinsic
