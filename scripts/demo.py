@@ -7,7 +7,7 @@ accuracy of an op is not what it should be.
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import onnx_ops
 from models import ctc, digit_lines, digits
-from models.single_op import single_op_model
+from scripts.cases import Case
 
 SEED = 0
 HIDDEN = (256,)
@@ -145,20 +145,6 @@ def train(
 # The data of each op
 
 
-@dataclass
-class Case:
-    """One op on one set of inputs, in the order of its schema; None for an optional input that is left out."""
-
-    op_type: str
-    inputs: list[np.ndarray | None]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"{self.op_type} {self.note}".rstrip()
-
-
 def loss_gradient(logits: np.ndarray, targets: np.ndarray) -> Case:
     """The gradient that training started from, (N, 10)."""
     explain("BinaryCrossEntropyWithLogitsBackward", "the trained network's outputs for all images, against the truth.")
@@ -276,8 +262,7 @@ class Measurement:
 
 def measure(case: Case) -> Measurement:
     """Runs a one-node model of the case with the kernels and, where it can be run so, without."""
-    types = [None if value is None else (value.dtype, value.shape) for value in case.inputs]
-    model = single_op_model(case.op_type, types, case.attributes)
+    model = case.model
     given = [value for value in case.inputs if value is not None]
     feeds = {info.name: value for info, value in zip(model.graph.input, given, strict=True)}
 
