@@ -75,12 +75,6 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     return linked
 
 
-def is_linked(model: onnx.ModelProto) -> bool:
-    """Whether all ops of the domain that a model uses are attached to it."""
-    attached = {f.name for f in model.functions if f.domain == DOMAIN}
-    return all(node.op_type in attached for _, node in _nodes(model) if node.domain == DOMAIN)
-
-
 def _load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()

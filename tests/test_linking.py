@@ -19,7 +19,6 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_ops
-from onnx_ops.linking import is_linked
 
 Array = np.ndarray[Any, Any]
 KERNEL_DOMAIN = "ai.onnx.contrib"
@@ -728,12 +727,6 @@ def test_portable_body_is_standard_operators_only() -> None:
 def test_ir_version_is_raised_to_that_of_functions() -> None:
     assert onnx_ops.link(by_id("opset-18-ir-4").model).ir_version >= 8
     assert onnx_ops.link(by_id("opset-22-ir-10").model).ir_version == 10
-
-
-def test_is_linked_tells() -> None:
-    model = by_id("if-in-function-in-if").model
-    assert not is_linked(model)
-    assert is_linked(onnx_ops.link(model))
 
 
 def test_attached_functions_of_another_shape_are_replaced() -> None:

@@ -14,12 +14,13 @@ from onnx.defs import OpSchema
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import rounded
-from onnx_ops.runtime.layout import JOB, KERNEL
+from onnx_ops.runtime.layout import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.runtime.primitives import (
     array_at,
     exp_parts,
     free,
     helper,
+    item_size,
     load,
     malloc,
     number_at,
@@ -152,8 +153,8 @@ def reference(
 
 GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
 BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
-OK, REFUSED, NO_MEMORY = 0, 1, 2
 LOST = 2
+"""What a step answers in place of a change of scale."""
 LANES = 8
 """float64 numbers in the widest vector."""
 
@@ -268,10 +269,10 @@ def task(job_address: int, n: int) -> None:
         kernel.element_type[LOG_ALPHA],
         kernel.output_type,
     )
-    probs_step, alpha_step = batch * classes * size_of(probs_type), job.dims[LOG_ALPHA, 2] * size_of(alpha_type)
-    probs = job.data[LOG_PROBS] + n * classes * size_of(probs_type)
+    probs_step, alpha_step = batch * classes * item_size(probs_type), job.dims[LOG_ALPHA, 2] * item_size(alpha_type)
+    probs = job.data[LOG_PROBS] + n * classes * item_size(probs_type)
     alphas = job.data[LOG_ALPHA] + n * steps * alpha_step
-    outs = job.output + n * classes * size_of(out_type)
+    outs = job.output + n * classes * item_size(out_type)
     blank, through = kernel.integer[BLANK], kernel.integer[THROUGH_LOG_SOFTMAX]
 
     lost = loss == np.inf
@@ -322,16 +323,6 @@ def task(job_address: int, n: int) -> None:
                 result[c] = grad * ((np.exp(row[c]) if through else 0.0) - expected)
             store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
     free(memory)
-
-
-@helper
-def size_of(element_type: int) -> int:
-    """Bytes of a floating element type."""
-    if element_type == 11:
-        return 8
-    if element_type == 1:
-        return 4
-    return 2
 
 
 @helper

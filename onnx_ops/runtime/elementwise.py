@@ -10,8 +10,7 @@ from __future__ import annotations
 from numba import njit, types
 
 from onnx_ops.roles import Divisor, Role
-from onnx_ops.runtime.launch import OK, REFUSED
-from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, offset
+from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, OK, REFUSED, offset
 from onnx_ops.runtime.native import (
     BFLOAT16,
     DOUBLE,
@@ -33,7 +32,7 @@ from onnx_ops.runtime.native import (
     stack,
     u2_at,
 )
-from onnx_ops.runtime.primitives import LAST_PARAMETER, total_of
+from onnx_ops.runtime.primitives import LAST_PARAMETER, item_size, total_of
 
 NUMBERS = {
     FLOAT: types.CPointer(types.float32),
@@ -128,15 +127,6 @@ def store(source, element_type, count, destination):
         bring(source, 1, count, half_at(destination))
     else:
         bring(source, 1, count, bfloat_at(destination))
-
-
-@njit(**OPTIONS)
-def item_size(element_type):
-    if element_type == DOUBLE:
-        return 8
-    if element_type == FLOAT:
-        return 4
-    return 2
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------

@@ -36,15 +36,14 @@ from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.abi import API_VERSION, FUNCTION, I64, SZ, VP, Api, OrtApi, OrtCustomOp
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.launch import COMPUTE, NO_MEMORY, compute
-from onnx_ops.runtime.layout import KERNEL
+from onnx_ops.runtime.launch import COMPUTE, compute
+from onnx_ops.runtime.layout import KERNEL, NO_MEMORY
 from onnx_ops.runtime.primitives import array_at
 from onnx_ops.signature import FLOATS, Call, TensorType, promote
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")
 PROVIDER = C.create_string_buffer(b"CPUExecutionProvider")
-OPTIONAL = 1
 LAST_VERSION = 2**31 - 1
 
 _fresh = itertools.count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import types
 
 from onnx_ops.runtime.abi import Api
-from onnx_ops.runtime.layout import JOB, MAX_RANK, offset
+from onnx_ops.runtime.layout import JOB, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, stack
 
 COMPUTE = types.int64(types.int64, types.int64)
@@ -16,8 +16,6 @@ TASK = types.void(types.int64, types.int64)
 """Signature of a task: (address of the job, number of the task)."""
 ALONE = types.void(types.int64, types.int64)
 """Signature of what runs alone, (kernel, job), before the first task (`begin`) or after the last (`finish`)."""
-
-OK, REFUSED, NO_MEMORY = 0, 1, 2
 
 JOB_BYTES = JOB.itemsize
 DIMS, DIMS_STEP = offset(JOB, "dims"), 8 * MAX_RANK

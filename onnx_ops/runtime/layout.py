@@ -13,6 +13,9 @@ CHUNK = 1024
 BLOCK = 16384
 """Elements of a task, at the least. Tasks go by the size alone, so that results do not depend on the threads."""
 
+OK, REFUSED, NO_MEMORY = 0, 1, 2
+"""What a plan answers, and what a task that could not do its work leaves in the job."""
+
 i8 = np.int64
 
 
@@ -69,8 +72,7 @@ JOB = np.dtype(
         ("tasks", i8),
         ("scratch_bytes", i8),
         ("scratch", i8),
-        ("failed", i8),  # a task could not do its work
-        ("work", i8, (8,)),  # numbers that an op's plan leaves for its tasks
+        ("failed", i8),
         # elementwise kernels: the index space, and how each operand lies in it
         ("size", i8),
         ("block", i8),  # elements of a task

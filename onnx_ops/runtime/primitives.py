@@ -59,6 +59,19 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         return type(a)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
 
 
+FLOAT, DOUBLE = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE)
+
+
+@helper
+def item_size(element_type: int) -> int:
+    """Bytes of a floating element type."""
+    if element_type == DOUBLE:
+        return 8
+    if element_type == FLOAT:
+        return 4
+    return 2
+
+
 @helper
 def total_of(values: Any, start: int, count: int) -> float:
     """Sum of values[start:start + count] by halves, which spoils them: vectorised, and off by few roundings."""
