@@ -20,8 +20,8 @@ from onnx_ops.op import Op
 from onnx_ops.roles import Reduction
 from onnx_ops.signature import Call
 
-MINIMUM_OPSET = 18
-"""The oldest default opset that has all operators of the bodies (ReduceProd with axes as an input)."""
+MINIMUM_OPSET = 15
+"""The oldest default opset that has all operators of the bodies (Shape with start and end, CastLike)."""
 
 
 class Body:
