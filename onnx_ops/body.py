@@ -20,9 +20,6 @@ from onnx_ops.op import Op
 from onnx_ops.roles import Reduction
 from onnx_ops.signature import Call
 
-MINIMUM_OPSET = 15
-"""The oldest default opset that has all operators of the bodies (Shape with start and end, CastLike)."""
-
 
 class Body:
     """The statements of a portable body, in the order they run.
@@ -124,7 +121,6 @@ class Body:
 
     def function(self, opset: int) -> onnx.FunctionProto:
         """The body as a function, under the name of the op's kernel."""
-        assert self.op.body is not None
         self.op.body(self)
         head, lines = function_head(self.op, kernel_name(self.op.name)), "\n".join(self.statements)
         return onnx.parser.parse_function(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, parser, shape_inference
 
-from onnx_ops.body import MINIMUM_OPSET, Body, attribute_type, function_head
+from onnx_ops.body import Body, attribute_type, function_head
 from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, kernel_name
 from onnx_ops.errors import LinkError, OpError
 from onnx_ops.op import Op
@@ -58,12 +58,11 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     opset = _default_opset(linked)
     attached = []
     for op in used:
-        if op.body is not None:
-            if opset < MINIMUM_OPSET:
-                raise LinkError(
-                    f"the model imports opset {opset} of the default domain, {op.name} needs {MINIMUM_OPSET} or newer"
-                )
-            attached.append(Body(op, calls[op.name]).function(opset))
+        if opset < op.body_opset:
+            raise LinkError(
+                f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
+            )
+        attached.append(Body(op, calls[op.name]).function(opset))
         attached.append(_public_function(op))
     # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
     own = list(linked.functions)
@@ -110,7 +109,7 @@ def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version
 
 def _default_opset(model: onnx.ModelProto) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
-    return versions[0] if versions else MINIMUM_OPSET
+    return versions[0] if versions else max(op.body_opset for op in OPS.values())
 
 
 # --- nodes ---------------------------------------------------------------------------------------------------------
@@ -309,8 +308,6 @@ def _unmix(model: onnx.ModelProto, used: Sequence[Op], calls: dict[str, list[Cal
     """Cast the inputs of nodes with mixed dtypes, of ops for which one body cannot serve all the mixtures."""
     changed = False
     for op in used:
-        if op.body is None:
-            continue
         try:
             op.body(Body(op, calls[op.name]))
         except LinkError:

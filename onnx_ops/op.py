@@ -41,13 +41,16 @@ class Op:
         kernel: checks, and the native code.
         reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None.
             With dtype=numpy.float64 all arithmetic, and the result, is in float64 whatever the inputs are.
-        body: writes the op in standard ONNX operators; None where there is no portable form.
+        body: writes the op in standard ONNX operators.
+        body_opset: the oldest opset of the default domain that has all of them; the default has Shape with start and
+            end, and CastLike.
     """
 
     schema: OpSchema
     kernel: Kernel
     reference: Callable[..., np.ndarray]
-    body: Callable[[Body], None] | None = None
+    body: Callable[[Body], None]
+    body_opset: int = 15
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 from onnx.defs import OpSchema
 
+from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.op import Op
 from onnx_ops.ops._numpy import rounded
@@ -456,6 +457,157 @@ def log_step(
         result[label] = log_sum(result[label], alpha[s] + beta[s])
 
 
+def body(b: Body) -> None:
+    """log_beta by a Scan backwards over time; all else at once for all time steps. (N, A) states of all samples."""
+    b.widen()
+    lp, nll, grad = b.load("log_probs"), b.load("neg_log_likelihood"), b.load("grad_out")
+    b.emit(f"alpha = Transpose <perm = [1, 0, 2]> ({b.load('log_alpha')})")  # (T, N, A)
+    impossible, nothing = b.constant("impossible", -np.inf), b.constant("nothing", 0.0)
+    for name, value in (("zero", 0), ("one", 1), ("two", 2)):
+        b.emit(f"{name} = Constant <value_int = {value}> ()")
+    b.emit("zero_1d = Constant <value_ints = [0]> ()")
+    b.emit("one_1d = Constant <value_ints = [1]> ()")
+    b.emit("two_1d = Constant <value_ints = [2]> ()")
+    b.emit("all = Constant <value_ints = [-1]> ()")
+    b.emit("end = Constant <value_ints = [9223372036854775807]> ()")
+    b.emit("used = Cast <to = 7> (input_lengths)")
+    b.emit("length = Cast <to = 7> (target_lengths)")
+    b.emit(f"blank = Constant <{_integer(b, 'blank')}> ()")
+
+    # The labels one after another, one more at the end, and where each sample's begin: padded to S, or close by close.
+    b.emit("labels_whole = Cast <to = 7> (targets)")
+    b.emit("labels_flat = Reshape (labels_whole, all)")
+    b.emit("labels = Concat <axis = 0> (labels_flat, zero_1d)")
+    b.emit("label_count = Size (labels_flat)")
+    b.emit("batch_1d = Shape (length)")
+    b.emit("batch = Squeeze (batch_1d, zero_1d)")
+    b.emit("samples = Range (zero, batch, one)")
+    b.emit("batch_or_one = Max (batch, one)")
+    b.emit("pitch = Div (label_count, batch_or_one)")
+    b.emit("padded_firsts = Mul (samples, pitch)")
+    b.emit("joined_firsts = CumSum <exclusive = 1> (length, zero)")
+    b.emit("targets_shape = Shape (targets)")
+    b.emit("targets_rank = Size (targets_shape)")
+    b.emit("is_padded = Equal (targets_rank, two)")
+    b.emit("firsts = Where (is_padded, padded_firsts, joined_firsts)")
+
+    # States: the blanks at even s, label s // 2 at odd s; of sample n those up to 2*length exist.
+    b.emit("states_1d = Shape <start = 2, end = 3> (log_alpha)")
+    b.emit("states = Squeeze (states_1d, zero_1d)")
+    b.emit("s = Range (zero, states, one)")
+    b.emit("label_of_s = Div (s, two)")
+    b.emit("parity = Mod (s, two)")
+    b.emit("is_odd = Cast <to = 9> (parity)")
+    b.emit("length_column = Unsqueeze (length, one_1d)")
+    b.emit("before_length = Less (label_of_s, length_column)")
+    b.emit("is_label = And (is_odd, before_length)")
+    b.emit("firsts_column = Unsqueeze (firsts, one_1d)")
+    b.emit("place = Add (firsts_column, label_of_s)")
+    b.emit("safe_place = Where (is_label, place, label_count)")
+    b.emit("label = Gather (labels, safe_place)")
+    b.emit("extended = Where (is_label, label, blank)")
+    b.emit("twice = Mul (length_column, two)")
+    b.emit("exists = LessOrEqual (s, twice)")
+    b.emit("twice_less_one = Sub (twice, one)")
+    b.emit("is_late = GreaterOrEqual (s, twice_less_one)")
+    b.emit("is_last = And (is_late, exists)")
+    b.emit(f"last = Where (is_last, {nothing}, {impossible})")
+    # The skip from s to s + 2 leaves out a blank between different labels.
+    b.emit("no_states = Constant <value_ints = [0, 0, 0, 2]> ()")
+    b.emit("extended_longer = Pad (extended, no_states, blank)")
+    b.emit("extended_later = Slice (extended_longer, two_1d, end, one_1d)")
+    b.emit("same = Equal (extended, extended_later)")
+    b.emit("differ = Not (same)")
+    b.emit("within = Less (s, twice_less_one)")
+    b.emit("may_skip = And (is_label, differ)")
+    b.emit("skip = And (may_skip, within)")
+
+    b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
+    b.emit("steps = Squeeze (steps_1d, zero_1d)")
+    b.emit("time = Range (zero, steps, one)")
+    b.emit("steps_and_one = Add (steps, one)")
+    b.emit("time_and_one = Range (zero, steps_and_one, one)")
+    b.emit("plane = Shape (extended)")
+    b.emit("volume = Concat <axis = 0> (steps_1d, plane)")
+    b.emit("extended_always = Expand (extended, volume)")
+    b.emit(f"emitted = GatherElements <axis = 2> ({lp}, extended_always)")
+    b.emit("used_column = Unsqueeze (used, one_1d)")
+    b.emit("final_step = Sub (used_column, one)")
+    # One step more than there is, in which nothing is reached: a Scan over no steps at all is refused.
+    b.emit("one_step = Constant <value_ints = [0, 0, 0, 1, 0, 0]> ()")
+    b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
+    b.emit(f"start = Expand ({impossible}, plane)")
+    b.emit("""
+        beta_at_0, beta_and_one = Scan <num_scan_inputs = 2, scan_input_directions = [1, 1], scan_output_directions = [1],
+            body = step (double[N, A] later, double[N, A] emitted_now, int64 now)
+                => (double[N, A] beta_now, double[N, A] beta_out) {
+                later_longer = Pad (later, no_states, impossible)
+                next = Slice (later_longer, one_1d, all, one_1d)
+                after_next = Slice (later_longer, two_1d, end, one_1d)
+                skipped = Where (skip, after_next, impossible)
+                two_highest = Max (later, next)
+                highest = Max (two_highest, skipped)
+                none = Equal (highest, impossible)
+                level = Where (none, nothing, highest)
+                later_low = Sub (later, level)
+                next_low = Sub (next, level)
+                skipped_low = Sub (skipped, level)
+                later_part = Exp (later_low)
+                next_part = Exp (next_low)
+                skipped_part = Exp (skipped_low)
+                two_parts = Add (later_part, next_part)
+                parts = Add (two_parts, skipped_part)
+                parts_log = Log (parts)
+                summed = Add (parts_log, level)
+                is_final = Equal (now, final_step)
+                paths = Where (is_final, last, summed)
+                beta_now = Add (paths, emitted_now)
+                beta_out = Identity (beta_now)
+            }> (start, emitted_and_one, time_and_one)""")
+    b.emit("beta = Slice (beta_and_one, zero_1d, all, zero_1d)")
+
+    # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
+    b.emit("paths_through = Add (alpha, beta)")
+    b.emit("unreachable_path = Equal (paths_through, impossible)")
+    b.emit("no_state = Not (exists)")
+    b.emit("unreachable = Or (unreachable_path, no_state)")
+    b.emit(f"loss_column = Unsqueeze ({nll}, one_1d)")
+    b.emit("relative = Add (paths_through, loss_column)")
+    b.emit("exponent = Sub (relative, emitted)")
+    b.emit("posterior_of_path = Exp (exponent)")
+    b.emit(f"posterior = Where (unreachable, {nothing}, posterior_of_path)")
+    b.emit(f"log_probs_shape = Shape ({lp})")
+    b.emit(f"no_occupation = Expand ({nothing}, log_probs_shape)")
+    b.emit('occupied = ScatterElements <axis = 2, reduction = "add"> (no_occupation, extended_always, posterior)')
+    through = b.attribute("through_log_softmax")
+    b.emit(f"probability = Exp ({lp})" if through != 0 else f"probability = Expand ({nothing}, log_probs_shape)")
+    if through is None:
+        b.emit("through = Constant <value_int: int = @through_log_softmax> ()")
+        b.emit("goes_through = Cast <to = 9> (through)")
+        b.emit(f"direct = Where (goes_through, probability, {nothing})")
+    b.emit(f"difference = Sub ({'direct' if through is None else 'probability'}, occupied)")
+    b.emit(f"grad_column = Unsqueeze ({grad}, one_1d)")
+    b.emit("gradient = Mul (grad_column, difference)")
+    b.emit(f"is_lost = IsInf <detect_negative = 0> ({nll})")
+    b.emit("is_lost_column = Unsqueeze (is_lost, one_1d)")
+    b.emit(f"zero_infinity = Constant <{_integer(b, 'zero_infinity')}> ()")
+    b.emit("zeroes = Cast <to = 9> (zero_infinity)")
+    unknown = b.constant("unknown", np.nan)
+    b.emit(f"for_lost = Where (zeroes, {nothing}, {unknown})")
+    b.emit("found = Where (is_lost_column, for_lost, gradient)")
+    b.emit("time_columns = Unsqueeze (time, one_1d)")
+    b.emit("is_used = Less (time_columns, used)")
+    b.emit("is_used_columns = Unsqueeze (is_used, two_1d)")
+    b.emit(f"result = Where (is_used_columns, found, {nothing})")
+    b.store("result", "log_probs")
+
+
+def _integer(b: Body, name: str) -> str:
+    """An integer attribute for a Constant: the value that all uses agree on, or a reference."""
+    value = b.attribute(name)
+    return f"value_int: int = @{name}" if value is None else f"value_int = {value}"
+
+
 @dataclass(frozen=True)
 class Ctc:
     """Checks and native code."""
@@ -549,4 +701,5 @@ class Ctc:
         }
 
 
-OP = Op(SCHEMA, Ctc(), reference)
+# ScatterElements adds up from opset 16 on.
+OP = Op(SCHEMA, Ctc(), reference, body, body_opset=16)
