@@ -201,8 +201,7 @@ def contenders(case: Case, output: np.ndarray, spare: np.ndarray, size: str, thr
     runs: dict[str, Run] = {}
     if output.dtype != cases.DTYPES["bfloat16"]:  # which onnxruntime does not take from NumPy
         runs["run"] = functools.partial(session.run, None, case.feeds)
-    if portable := cases.portable_session(case, options()):
-        runs["body"] = cases.bound_run(portable, case.feeds, output)
+    runs["body"] = cases.bound_run(cases.portable_session(case, options()), case.feeds, output)
     if call := cases.torch_call(case):
         runs["torch"] = call
     runs["bound"] = cases.bound_run(session, case.feeds, output)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +20,7 @@ from tqdm import tqdm
 
 import onnx_ops
 from models import ctc, digit_lines, digits
-from scripts.cases import Case
+from scripts.cases import Case, portable_session
 
 SEED = 0
 HIDDEN = (256,)
@@ -250,39 +249,27 @@ def digit_line_reading(classifier: Classifier, images: np.ndarray, labels: np.nd
 
 @dataclass
 class Measurement:
-    """What came of one case; times in seconds, `portable_time` None where the op has no portable body."""
+    """What came of one case; times in seconds."""
 
     case: Case
     difference: float
     allowed: float
     kernel_time: float
-    portable_time: float | None
+    portable_time: float
 
 
 def measure(case: Case) -> Measurement:
-    """Runs a one-node model of the case with the kernels and, where it can be run so, without."""
-    model = case.model
-    given = [value for value in case.inputs if value is not None]
-    feeds = {info.name: value for info, value in zip(model.graph.input, given, strict=True)}
-
-    sessions = [onnx_ops.InferenceSession(model)]
-    quiet = ort.SessionOptions()
-    quiet.log_severity_level = 4
-    try:
-        sessions.append(ort.InferenceSession(onnx_ops.link(model).SerializeToString(), quiet))
-    except Fail as error:
-        if "is not a registered function/op" not in str(error):
-            raise
-
+    """Runs a one-node model of the case with the kernels and without."""
+    sessions = [onnx_ops.InferenceSession(case.model), portable_session(case, ort.SessionOptions())]
     expected = reference(case)
-    (result,) = sessions[0].run(None, feeds)
-    kernel_time, *portable_time = median_times(sessions, feeds)
+    (result,) = sessions[0].run(None, case.feeds)
+    kernel_time, portable_time = median_times(sessions, case.feeds)
     return Measurement(
         case,
         difference=float(np.max(np.abs(result - expected))) if result.shape == expected.shape else np.inf,
         allowed=TOLERANCE * float(np.max(np.abs(expected))),
         kernel_time=kernel_time,
-        portable_time=portable_time[0] if portable_time else None,
+        portable_time=portable_time,
     )
 
 
@@ -318,8 +305,8 @@ def table(measurements: list[Measurement]) -> Table:
     for header in ("Off by", "Allowed", "Kernel", "Portable body"):
         result.add_column(header, justify="right")
     for m in measurements:
-        portable = "no portable\nbody yet" if m.portable_time is None else milliseconds(m.portable_time)
-        result.add_row(m.case.title, f"{m.difference:.1e}", f"{m.allowed:.1e}", milliseconds(m.kernel_time), portable)
+        times = milliseconds(m.kernel_time), milliseconds(m.portable_time)
+        result.add_row(m.case.title, f"{m.difference:.1e}", f"{m.allowed:.1e}", *times)
     return result
 
 

@@ -964,8 +964,7 @@ def test_two_outputs_are_refused() -> None:
         onnx_ops.link(model)
 
 
-def test_ctc_gets_a_portable_body_or_none_but_no_wrong_one() -> None:
-    """Its kernel needs nothing of the default domain, so that old opsets pass too."""
+def test_ctc_alone_in_a_graph_is_linked() -> None:
     model = model_of(
         """graph (float[2] g, float[5,2,4] lp, int64[2,3] t, int64[2] il, int64[2] tl, float[2] nll, float[2,5,7] la)
                 => (float[5,2,4] o) { o = aclnn.CtcLossBackward (g, lp, t, il, tl, nll, la) }"""

@@ -418,8 +418,6 @@ DECLARED: dict[str, Callable[[str, str], list[str | int | None] | None]] = {
 @pytest.mark.parametrize("op_type", SHAPES)
 def test_shapes_known_only_at_the_run(op_type: str, declared: str, level: str, kernels: bool) -> None:
     """onnxruntime hands a kernel's shape inference rank 0 for an unknown rank, and would fold a dimension of -1."""
-    if not kernels and onnx_ops.OPS[op_type].body is None:
-        pytest.skip("has no portable body")
     shapes, expected = SHAPES[op_type]
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)

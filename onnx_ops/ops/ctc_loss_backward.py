@@ -538,7 +538,8 @@ def body(b: Body) -> None:
     b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
     b.emit(f"start = Expand ({impossible}, plane)")
     b.emit("""
-        beta_at_0, beta_and_one = Scan <num_scan_inputs = 2, scan_input_directions = [1, 1], scan_output_directions = [1],
+        beta_at_0, beta_and_one = Scan <
+            num_scan_inputs = 2, scan_input_directions = [1, 1], scan_output_directions = [1],
             body = step (double[N, A] later, double[N, A] emitted_now, int64 now)
                 => (double[N, A] beta_now, double[N, A] beta_out) {
                 later_longer = Pad (later, no_states, impossible)
