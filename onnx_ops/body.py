@@ -53,13 +53,14 @@ class Body:
         """An input in the computing dtype."""
         if all(c.dtype(name) == self.compute for c in self.calls if c.present(name)):
             return name
-        return self.cast(name, self.compute)
+        return self._cast(name)
 
-    def cast(self, value: str, dtype: int) -> str:
-        """A float constant, or anything of unsettled dtype, in `dtype`."""
-        if value not in self.op.input_names and dtype == TensorProto.FLOAT:
-            return value
-        self.emit(f"{value}_cast = Cast <to = {dtype}> ({value})")
+    def load_float(self, value: str) -> str:
+        """A float, as a reference to an attribute is one, in the computing dtype."""
+        return value if self.compute == TensorProto.FLOAT else self._cast(value)
+
+    def _cast(self, value: str) -> str:
+        self.emit(f"{value}_cast = Cast <to = {self.compute}> ({value})")
         return f"{value}_cast"
 
     def constant(self, name: str, value: float) -> str:

@@ -19,7 +19,7 @@ from onnx_ops.body import Body, attribute_type, function_head
 from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, kernel_name
 from onnx_ops.errors import LinkError, OpError
 from onnx_ops.op import Op
-from onnx_ops.ops import OPS
+from onnx_ops.ops import OPS, op_named
 from onnx_ops.roles import Role
 from onnx_ops.signature import Call, TensorType
 
@@ -53,8 +53,6 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     for op in used:
         for call in calls[op.name]:
             op.kernel.infer(call)
-    if _unmix(linked, used, calls):
-        calls = _calls(linked)
     opset = _default_opset(linked)
     attached = []
     for op in used:
@@ -62,8 +60,12 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
             raise LinkError(
                 f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
             )
-        attached.append(Body(op, calls[op.name]).function(opset))
-        attached.append(_public_function(op))
+        try:
+            body = Body(op, calls[op.name]).function(opset)
+        except LinkError:
+            _cast_inputs(linked, op)
+            body = Body(op, _calls(linked)[op.name]).function(opset)
+        attached.extend([body, _public_function(op)])
     # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
     own = list(linked.functions)
     del linked.functions[:]
@@ -148,14 +150,9 @@ def _check_names(model: onnx.ModelProto) -> None:
     for _, node in _nodes(model):
         if node.op_type in functions:
             continue
-        if node.op_type not in OPS:
-            raise OpError(node.op_type, f"no such op in domain {DOMAIN}, expected one of {', '.join(OPS)}")
-        schema = OPS[node.op_type].schema
+        op = op_named(node.op_type)
         for attribute in node.attribute:
-            if attribute.name not in schema.attributes:
-                known = ", ".join(schema.attributes) or "none"
-                raise OpError(node.op_type, f"unknown attribute '{attribute.name}', expected {known}")
-            expected = schema.attributes[attribute.name].default_value.type
+            expected = op.attribute(attribute.name).default_value.type
             if attribute.type != expected:
                 got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))
                 raise OpError(node.op_type, f"attribute '{attribute.name}' has type {got}, expected {wanted}")
@@ -304,19 +301,8 @@ def _insert_before(container: Container, node: onnx.NodeProto, nodes: Sequence[o
         container.node.insert(place + offset, new)
 
 
-def _unmix(model: onnx.ModelProto, used: Sequence[Op], calls: dict[str, list[Call]]) -> bool:
-    """Cast the inputs of nodes with mixed dtypes, of ops for which one body cannot serve all the mixtures."""
-    changed = False
-    for op in used:
-        try:
-            op.body(Body(op, calls[op.name]))
-        except LinkError:
-            _cast_inputs(model, op)
-            changed = True
-    return changed
-
-
 def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
+    """Cast the inputs of an op's nodes with mixed dtypes, where one body cannot serve all the mixtures."""
     taken = _value_names(model)
     # Inference keeps nodes and subgraphs in their order, so the two walks meet the same nodes.
     walks = zip(_graph_nodes(model.graph), _typed_nodes(_inferred(_skeleton(model)).graph, {}), strict=True)

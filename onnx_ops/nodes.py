@@ -11,7 +11,8 @@ from onnx.defs import OpSchema
 
 from onnx_ops.domain import DOMAIN
 from onnx_ops.errors import OpError
-from onnx_ops.ops import OPS
+from onnx_ops.op import Op
+from onnx_ops.ops import op_named
 from onnx_ops.roles import Reduction
 from onnx_ops.signature import TensorType
 
@@ -37,9 +38,7 @@ def make_node(
         OpError: an op, input or attribute that does not exist, a value that an attribute cannot have, a required input
             that is missing.
     """
-    if op_type not in OPS:
-        raise OpError(op_type, f"no such op in domain {DOMAIN}, expected one of {', '.join(OPS)}")
-    op = OPS[op_type]
+    op = op_named(op_type)
     if isinstance(inputs, Mapping):
         if unknown := sorted(set(inputs) - set(op.input_names)):
             raise OpError(op_type, f"unknown input '{unknown[0]}', expected {', '.join(op.input_names)}")
@@ -48,29 +47,25 @@ def make_node(
         values = [i or "" for i in inputs]
     while values and not values[-1]:
         values.pop()
-    if len(values) > len(op.input_names):
-        raise OpError(op_type, f"got {len(values)} inputs, expected at most {len(op.input_names)}")
     if len(outputs) != 1:
         raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
-    settled: dict[str, Any] = {key: _attribute_value(op_type, key, value) for key, value in attributes.items()}
+    settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
     op.kernel.infer(op.call([TensorType() if value else None for value in values], settled))
     return helper.make_node(op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled)
 
 
-def _attribute_value(op_type: str, name: str, value: Any) -> int | float:
-    schema = OPS[op_type].schema
-    if name not in schema.attributes:
-        raise OpError(op_type, f"unknown attribute '{name}', expected {', '.join(schema.attributes) or 'none'}")
+def _attribute_value(op: Op, name: str, value: Any) -> int | float:
+    attribute = op.attribute(name)
     try:
         if name == "reduction":
             return int(Reduction(value))
-        if schema.attributes[name].type == OpSchema.AttrType.FLOAT:
+        if attribute.type == OpSchema.AttrType.FLOAT:
             return float(value)
         if int(value) != value:
             raise ValueError
         return int(value)
     except (OverflowError, TypeError, ValueError):
-        raise OpError(op_type, f"attribute '{name}' is {value!r}, expected {_expected(name)}") from None
+        raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {_expected(name)}") from None
 
 
 def _expected(name: str) -> str:

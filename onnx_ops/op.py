@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from onnx.defs import OpSchema
 
+from onnx_ops.errors import OpError
 from onnx_ops.signature import Call, TensorType
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ class Op:
     @property
     def output_name(self) -> str:
         return str(self.schema.outputs[0].name)
+
+    def attribute(self, name: str) -> OpSchema.Attribute:
+        """An attribute of the schema; OpError if there is none of that name."""
+        if name not in self.schema.attributes:
+            known = ", ".join(self.schema.attributes) or "none"
+            raise OpError(self.name, f"unknown attribute '{name}', expected {known}")
+        return self.schema.attributes[name]
 
     def call(self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None) -> Call:
         return Call.make(self.schema, inputs, attributes)

@@ -17,11 +17,11 @@ from onnx_ops.signature import TensorType
 
 def _inference(op: Op, context: InferenceContext) -> None:
     inputs: list[TensorType | None] = []
-    for index, parameter in enumerate(op.schema.inputs):
-        proto = context.get_input_type(index) if index < context.get_num_inputs() else None
+    for index, parameter in zip(range(context.get_num_inputs()), op.schema.inputs, strict=False):
+        proto = context.get_input_type(index)
+        # onnx does not tell an input that was left out from one of which nothing is known.
         optional = parameter.option == OpSchema.FormalParameterOption.Optional
-        beyond = index >= context.get_num_inputs()
-        inputs.append(tensor_type(proto) if proto is not None else None if optional or beyond else TensorType())
+        inputs.append(tensor_type(proto) if proto is not None else None if optional else TensorType())
     attributes = {}
     for name in op.schema.attributes:
         attribute = context.get_attribute(name)

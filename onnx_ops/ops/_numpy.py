@@ -7,6 +7,9 @@ from collections.abc import Iterable
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from onnx import helper
+
+from onnx_ops.signature import promote
 
 
 def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | None) -> np.dtype:
@@ -18,10 +21,9 @@ def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | 
 
 def promoted(*arrays: np.ndarray) -> np.dtype:
     """The one floating dtype that holds all of them."""
-    kinds = {a.dtype for a in arrays}
-    if len(kinds) == 1:
-        return kinds.pop()
-    return np.dtype(np.float64 if np.dtype(np.float64) in kinds else np.float32)
+    dtype = promote(helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays)
+    assert dtype is not None
+    return helper.tensor_dtype_to_np_dtype(dtype)
 
 
 def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | None) -> np.ndarray:

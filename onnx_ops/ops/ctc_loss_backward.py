@@ -167,7 +167,7 @@ LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes, lengths and labels; leave T, N, C in the job's work."""
+    """Check shapes, lengths and labels; one task for each sample."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.rank[LOG_PROBS] != 3 or job.rank[LOG_ALPHA] != 3:
         return REFUSED

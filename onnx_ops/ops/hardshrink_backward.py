@@ -85,7 +85,7 @@ def body(b: Body) -> None:
         threshold = b.constant("threshold", _threshold(lambd))
     else:
         b.emit("lambd = Constant <value_float: float = @lambd> ()")
-        b.emit(f"threshold = Max ({b.cast('lambd', b.compute)}, {zero})")
+        b.emit(f"threshold = Max ({b.load_float('lambd')}, {zero})")
         threshold = "threshold"
     b.emit(f"magnitude = Abs ({x})")
     b.emit(f"passes = Greater (magnitude, {threshold})")

@@ -67,7 +67,7 @@ SHAPE, INTO, SAME, CHANNEL, COUNT, UNREAD = (
 BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
 AXES = 8 * MAX_RANK
 LONG = 32
-"""From this length on a run of memory is worth a chunk of its own."""
+"""Runs of memory below this length are not worth a call each: they are stretched, tiled, or laid out as a pattern."""
 PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
 """Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
 elements of one channel are worth going through by themselves."""
@@ -498,20 +498,26 @@ def evaluate(kernel, job, start, count, element_type, load, core, uniform, state
 
 
 @njit(**OPTIONS)
+def evaluate_wide(kernel, job, start, count, state, out):
+    """The same in float64, for terms that are to be summed."""
+    evaluate(kernel, job, start, count, DOUBLE, kernel.load_wide, kernel.core_wide, False, state, out)
+
+
+@njit(**OPTIONS)
 def start_task(job, width, state):
     filled = i8_at(state + POINTERS)
     for i in range(MAX_INPUTS):
         filled[i] = 0
-    for k in range(PARAMETERS):
-        if width == 8:
-            f8_at(state + PARAMETERS_AT)[k] = job.parameters[k]
-        else:
-            f4_at(state + PARAMETERS_AT)[k] = f4(job.parameters[k])
-    share = job.parameters[DIVISOR]
     if width == 8:
-        f8_at(state + PARAMETERS_AT)[LAST_PARAMETER] = 0.0
+        wide = f8_at(state + PARAMETERS_AT)
+        for k in range(PARAMETERS):
+            wide[k] = job.parameters[k]
+        wide[LAST_PARAMETER] = 0.0
     else:
-        f4_at(state + PARAMETERS_AT)[LAST_PARAMETER] = f4(share - f8(f4(share)))
+        narrow, share = f4_at(state + PARAMETERS_AT), job.parameters[DIVISOR]
+        for k in range(PARAMETERS):
+            narrow[k] = f4(job.parameters[k])
+        narrow[LAST_PARAMETER] = f4(share - f8(f4(share)))
 
 
 def task(job_address, number):
@@ -589,18 +595,7 @@ def sum_task(kernel, job, number):
             totals[c] = 0.0
         while row < stop:
             rows = min(together, stop - row)
-            evaluate(
-                kernel,
-                job,
-                row * columns + first,
-                rows * count,
-                DOUBLE,
-                kernel.load_wide,
-                kernel.core_wide,
-                False,
-                state,
-                result,
-            )
+            evaluate_wide(kernel, job, row * columns + first, rows * count, state, result)
             for k in range(rows):
                 for c in range(count):
                     totals[c] += terms[k * count + c]
@@ -614,36 +609,14 @@ def sum_task(kernel, job, number):
             rows = 1
             if columns <= CHUNK:
                 rows = min(CHUNK // max(columns, 1), stop - row, CHUNK)
-                evaluate(
-                    kernel,
-                    job,
-                    row * columns,
-                    rows * columns,
-                    DOUBLE,
-                    kernel.load_wide,
-                    kernel.core_wide,
-                    False,
-                    state,
-                    result,
-                )
+                evaluate_wide(kernel, job, row * columns, rows * columns, state, result)
                 for k in range(rows):
                     totals[k] = total_of(terms, k * columns, columns)
             else:
                 total, column = 0.0, begin_column
                 while column < end_column:
                     count = min(CHUNK, end_column - column)
-                    evaluate(
-                        kernel,
-                        job,
-                        row * columns + column,
-                        count,
-                        DOUBLE,
-                        kernel.load_wide,
-                        kernel.core_wide,
-                        False,
-                        state,
-                        result,
-                    )
+                    evaluate_wide(kernel, job, row * columns + column, count, state, result)
                     total += total_of(terms, 0, count)
                     column += count
                 totals[0] = total

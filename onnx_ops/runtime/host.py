@@ -142,7 +142,7 @@ def _create_kernel(own: int, api_address: int, info: int, kernel: Any) -> None:
 
 
 def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
-    """What a node says of an op's inputs and attributes; checked."""
+    """What a node says of an op's inputs and attributes."""
     tensors: list[TensorType | None] = []
     for i in range(min(api.word(Api.KernelInfo_GetInputCount, info) or 0, len(op.input_names))):
         type_info = api.word(Api.KernelInfo_GetInputTypeInfo, info, i)
@@ -159,9 +159,7 @@ def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
             api(Api.ReleaseStatus, status)
         else:
             attributes[name] = slot.value
-    call = op.call(tensors, attributes)
-    op.kernel.infer(call)
-    return call
+    return op.call(tensors, attributes)
 
 
 def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
@@ -170,6 +168,8 @@ def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
 
 
 def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
+    """The kernel of a call; OpError for one that the op refuses."""
+    output = op.kernel.infer(call)
     record = np.zeros(1, KERNEL)
     dtypes = [call.dtype(name) or 0 for name in op.input_names]
     fields: dict[str, Any] = {
@@ -177,7 +177,7 @@ def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
         "fail": C.cast(_fail, VP).value,
         "op": list(OPS).index(op.name),
         "inputs": len(dtypes),
-        "output_type": op.kernel.infer(call).dtype,
+        "output_type": output.dtype,
         **op.kernel.record(call),
     }
     for name, value in fields.items():
