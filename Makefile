@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+WEB := scripts/web/node_modules/.package-lock.json
 
-.PHONY: demo test lint types unit bench accuracy clean
+.PHONY: demo test lint types unit test-web web bench accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -21,11 +22,21 @@ types: $(VENV)/ready
 unit: $(VENV)/ready
 	$(RUN) -m pytest -q -n auto
 
+# onnxruntime-web: the portable bodies under Node, the page in Chromium.
+test-web: $(VENV)/ready $(WEB)
+	$(RUN) -m pytest -q tests/web
+
+web: $(VENV)/ready $(WEB)
+	$(RUN) -m scripts.web
+
 bench: $(VENV)/ready
 	$(RUN) -m scripts.bench
 
 accuracy: $(VENV)/ready
 	$(RUN) -m scripts.accuracy
+
+docs: $(VENV)/ready
+	$(RUN) -m scripts.docs
 
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -35,5 +46,9 @@ $(VENV)/ready: pyproject.toml
 	$(RUN) -m pip install --quiet --editable '.[demo,test]'
 	touch $@
 
+$(WEB): scripts/web/package.json scripts/web/package-lock.json
+	cd scripts/web && npm ci
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

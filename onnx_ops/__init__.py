@@ -2,7 +2,7 @@
 
 from onnx_ops.domain import DOMAIN, OPSET_VERSION, opset_import
 from onnx_ops.errors import KernelsUnavailable, LinkError, OpError, Status
-from onnx_ops.linking import link
+from onnx_ops.linking import inline, link
 from onnx_ops.nodes import make_node
 from onnx_ops.ops import OPS
 from onnx_ops.reference import reference_ops
@@ -22,6 +22,7 @@ __all__ = [
     "OpError",
     "Reduction",
     "Status",
+    "inline",
     "link",
     "make_node",
     "opset_import",

@@ -53,6 +53,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     for op in used:
         for call in calls[op.name]:
             op.kernel.infer(call)
+        _spell_out_where_uses_differ(linked, op, calls[op.name])
     opset = _default_opset(linked)
     attached = []
     for op in used:
@@ -74,6 +75,36 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         _import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
     return linked
+
+
+def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model in standard operators alone, for runtimes that know neither the domain nor functions.
+
+    Args:
+        model: as for `link`.
+
+    Returns:
+        The linked model with all functions, those that it came with too, put in place of the nodes that call them. It
+        runs on the portable bodies everywhere, also where the kernels are registered.
+
+    Raises:
+        OpError, LinkError: as `link`.
+    """
+    plain = link(model)
+    skeleton = _skeleton(plain)
+    _spell_out_defaults(skeleton)
+    inlined = inliner.inline_local_functions(skeleton).graph
+    del inlined.initializer[:]
+    inlined.initializer.extend(plain.graph.initializer)
+    plain.graph.CopyFrom(inlined)
+    del plain.functions[:]
+    nodes = [node for container in _containers(plain) for node in container.node]
+    for named in (*nodes, *plain.opset_import):
+        named.domain = "" if named.domain in DEFAULT_DOMAIN else named.domain
+    used = {"", *(node.domain for node in nodes)}
+    for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
+        plain.opset_import.remove(entry)
+    return plain
 
 
 def _load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -184,6 +215,15 @@ def _spell_out_defaults(model: onnx.ModelProto) -> None:
         for node in container.node:
             given = {attribute.name for attribute in node.attribute}
             node.attribute.extend(a for a in defaults.get((node.domain, node.op_type), ()) if a.name not in given)
+
+
+def _spell_out_where_uses_differ(model: onnx.ModelProto, op: Op, calls: Sequence[Call]) -> None:
+    """Give an op's nodes the attributes that its body refers to: onnx.inliner forgets defaults."""
+    names = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
+    for _, node in _nodes(model):
+        if node.op_type == op.name:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(op.schema.attributes[n].default_value for n in names if n not in given)
 
 
 def _call(node: onnx.NodeProto, types: Types) -> Call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,6 +34,34 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True)
+class Example:
+    """A call small enough to be worked out by hand; for documentation and self-tests.
+
+    Attributes:
+        inputs: by name, as nested lists; an optional input may be left out.
+        output: what comes of them.
+        attributes: those that are not left to their defaults.
+    """
+
+    inputs: Mapping[str, Any]
+    output: Any
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The inputs: float32, whole numbers int32."""
+        return {name: _array(value) for name, value in self.inputs.items()}
+
+    def expected(self) -> np.ndarray:
+        """The output, in float32."""
+        return np.array(self.output, np.float32)
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.array(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array.astype(np.int32)
+
+
+@dataclass(frozen=True)
 class Op:
     """One op of the domain.
 
@@ -43,6 +71,7 @@ class Op:
         reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None.
             With dtype=numpy.float64 all arithmetic, and the result, is in float64 whatever the inputs are.
         body: writes the op in standard ONNX operators.
+        example: for documentation and self-tests.
         body_opset: the oldest opset of the default domain that has all of them; the default has Shape with start and
             end, and CastLike.
     """
@@ -51,6 +80,7 @@ class Op:
     kernel: Kernel
     reference: Callable[..., np.ndarray]
     body: Callable[[Body], None]
+    example: Example
     body_opset: int = 15
 
     @property

@@ -423,7 +423,7 @@ CASES = [
         }""",
         DATA | {"rounds": np.array(3), "go": np.array(True)},
         *_loop(G, X, 3),
-        known_failures={"reference": REFERENCE_LOOP},
+        known_failures={"reference": REFERENCE_LOOP, "plain-reference": REFERENCE_LOOP},
     ),
     case("scan-body", SCAN, {"g": G, "xs": XS}, *_scan(G, XS)),
     case("scan-body-without-types", SCAN, {"g": G, "xs": XS}, *_scan(G, XS), change=_clear_body_types),
@@ -557,7 +557,7 @@ CASES = [
         np.diag([-2.0, -2.5]).astype(np.float32),
         np.diag([0.5, 2]).astype(np.float32),
         imports='"" : 21, "aclnn" : 1, "com.microsoft" : 1',
-        known_failures={"reference": REFERENCE_PRODUCER},
+        known_failures={"reference": REFERENCE_PRODUCER, "plain-reference": REFERENCE_PRODUCER},
         inferable=False,
     ),
     *(
@@ -624,6 +624,16 @@ def _run_inlined(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Arr
     return _run_session(inlined, feeds, kernels=False, optimized=True)
 
 
+def _run_plain(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    plain = onnx_ops.inline(model)
+    assert not plain.functions
+    return _run_session(plain, feeds, kernels=False, optimized=True)
+
+
+def _run_plain_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    return _run_reference(onnx_ops.inline(model), feeds)
+
+
 def _run_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
     return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
@@ -634,6 +644,8 @@ ENGINES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], list[Array]]
     "portable": partial(_run_session, kernels=False, optimized=True),
     "portable-unoptimized": partial(_run_session, kernels=False, optimized=False),
     "inlined": _run_inlined,
+    "plain": _run_plain,
+    "plain-reference": _run_plain_reference,
     "reference": _run_reference,
 }
 
@@ -749,6 +761,26 @@ def test_attached_functions_of_another_shape_are_replaced() -> None:
     for engine in ("kernels", "portable"):
         for actual, wanted in zip(ENGINES[engine](again, {"g": G8, "x": X8}), expected, strict=True):
             assert_same(actual, wanted)
+
+
+@each_case
+def test_inlined_model_is_standard(case: Case) -> None:
+    plain = onnx_ops.inline(case.model)
+    checker.check_model(plain, full_check=case.inferable)
+    assert not plain.functions
+    assert {entry.domain for entry in plain.opset_import} <= {"", "com.microsoft"}
+    assert onnx_ops.inline(plain).SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+
+
+def test_inlining_leaves_all_but_nodes_as_it_was() -> None:
+    model = _rich_model()
+    plain = onnx_ops.inline(model)
+    for name in ("node", "value_info"):
+        model.graph.ClearField(name)
+        plain.graph.ClearField(name)
+    assert plain.graph == model.graph
+    assert plain.metadata_props == model.metadata_props
+    assert (plain.producer_name, plain.doc_string) == (model.producer_name, model.doc_string)
 
 
 # --- what is left alone ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Elementwise
-from onnx_ops.op import Op
+from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Role
 from onnx_ops.runtime.primitives import wide
@@ -184,4 +184,17 @@ OP = Op(
     ),
     reference,
     body,
+    Example(
+        {
+            "grad_out": [[1.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.0]],
+            "input": [[-1.0, 2.0], [-1.0, 4.0], [1.0, 4.0], [1.0, 2.0]],
+            "mean": [0.0, 3.0],
+            "invstd": [1.0, 1.0],
+            "weight": [2.0, 0.5],
+            "sum_dy": [1.0, 2.0],
+            "sum_dy_xmu": [-1.0, 2.0],
+            "counter": [1, 3],  # from two workers
+        },
+        [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]],
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Elementwise
-from onnx_ops.op import Op
+from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Reduction, Role
 from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, like, wide
@@ -243,4 +244,9 @@ OP = Op(
     ),
     reference,
     body,
+    Example(
+        # logits of probability 1/2, 3/4, 1/4
+        {"grad_output": 1.0, "self": [0.0, math.log(3), -math.log(3)], "target": [1.0, 0.0, 1.0]},
+        [-1 / 6, 1 / 4, -1 / 4],
+    ),
 )

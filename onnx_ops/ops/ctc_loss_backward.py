@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.op import Op
+from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import rounded
 from onnx_ops.runtime.layout import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.runtime.primitives import (
@@ -703,4 +704,25 @@ class Ctc:
 
 
 # ScatterElements adds up from opset 16 on.
-OP = Op(SCHEMA, Ctc(), reference, body, body_opset=16)
+OP = Op(
+    SCHEMA,
+    Ctc(),
+    reference,
+    body,
+    Example(
+        # Two time steps, blank and one label, both of probability 1/2: three of the four paths spell the label.
+        {
+            "grad_out": [1.0],
+            "log_probs": [[[math.log(1 / 2)] * 2]] * 2,
+            "targets": [[1]],
+            "input_lengths": [2],
+            "target_lengths": [1],
+            "neg_log_likelihood": [-math.log(3 / 4)],
+            "log_alpha": [
+                [[math.log(1 / 2), math.log(1 / 2), -math.inf], [math.log(1 / 4), math.log(1 / 2), math.log(1 / 4)]]
+            ],
+        },
+        [[[1 / 6, -1 / 6]]] * 2,
+    ),
+    body_opset=16,
+)

@@ -11,7 +11,7 @@ from onnx.defs import OpSchema
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Elementwise
-from onnx_ops.op import Op
+from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import computing_dtype, promoted, rounded
 from onnx_ops.roles import Role
 from onnx_ops.runtime.primitives import ZERO
@@ -109,4 +109,9 @@ OP = Op(
     ),
     reference,
     body,
+    Example(
+        {"grad_output": [1.0, 2.0, 3.0, 4.0], "self": [-1.0, 0.5, 0.75, -0.25]},
+        [1.0, 0.0, 3.0, 0.0],
+        {"lambd": 0.5},
+    ),
 )

@@ -12,7 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Core, Elementwise
-from onnx_ops.op import Op
+from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Divisor, Reduction, Role
 from onnx_ops.runtime.primitives import exp_parts
@@ -195,4 +195,9 @@ OP = Op(
     ),
     reference,
     body,
+    Example(
+        {"grad_output": 1.0, "self": [[-1.0, -2.0], [-1.0, -3.0]], "target": [[0.25, 0.75], [0.5, 0.5]]},
+        [[-0.125, -0.375], [-0.25, -0.25]],
+        {"reduction": int(Reduction.BATCHMEAN)},
+    ),
 )
