@@ -207,6 +207,21 @@ def binary_cross_entropy_with_logits_backward_largest_term(
         return np.broadcast_to(scale * np.maximum(np.abs((p * y + 1 - y) * _sigmoid(x)), np.abs(p * y)), x.shape)
 
 
+def binary_cross_entropy_with_logits_backward_factor(
+    grad_output: ArrayLike,
+    self: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    pos_weight: ArrayLike | None = None,
+    reduction: int = 1,
+) -> Array:
+    """|grad_output * w / n| * max(|1 - y|, |p * y|): what sigmoid(x) and sigmoid(-x) are multiplied by, at most."""
+    x, y, w, p = _bce_operands(self, target, weight, pos_weight, np.float64)
+    with np.errstate(all="ignore"):
+        scale = np.abs(_real(grad_output, np.float64) * w) / _divisor(reduction, x.shape)
+        return np.broadcast_to(scale * np.maximum(np.abs(1 - y), np.abs(p * y)), x.shape)
+
+
 def binary_cross_entropy_with_logits(
     self: ArrayLike,
     target: ArrayLike,

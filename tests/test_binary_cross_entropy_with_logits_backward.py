@@ -78,12 +78,14 @@ def test_empty(engine: Engine, shape: cases.Shape, reduction: int, weighted: boo
     assert check(engine, OP, inputs, {"reduction": reduction}).shape == shape
 
 
-@engines.on_careful_engines
+@engines.on_every_engine
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_tails_keep_their_digits(engine: Engine, dtype: type, label: float) -> None:
-    """The small gradient of a logit that is right by far, down to where it is subnormal."""
+    """The small gradient of a logit that is right by far, in kernels down to where it is subnormal."""
     edge = 103.0 if dtype == np.float32 else 744.0
+    if engine.portable:
+        edge = 87.0 if dtype == np.float32 else 708.0
     x = np.concatenate([np.linspace(0, edge, 3001), [16.0, 17.0, 33.0, 34.0, 40.0]]).astype(dtype)
     x = x if label else -x
     y = np.full(x.shape, label, dtype)

@@ -391,6 +391,67 @@ def test_one_unlikely_step(engine: Engine) -> None:
     check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), limit=1e-11)
 
 
+# --- values that a standard graph cannot refuse ---------------------------------------------------------------------
+
+
+SAMPLES, STEPS = [[1, 2], [3], [2, 2]], [6, 5, 6]
+
+
+def _changed(place: int, index: Any, value: Any, *, flat: bool = False, dtype: Any = np.int64) -> list[Array]:
+    inputs = make(SAMPLES, STEPS, flat=flat)
+    inputs[place] = inputs[place].astype(dtype)
+    inputs[place][index] = value
+    return inputs
+
+
+# (case, inputs, the samples that cannot be told)
+UNCHECKED: list[tuple[str, list[Array], list[int]]] = [
+    *((f"label_{v}", _changed(2, (1, 0), v), [1]) for v in (-1, -4, 4, 5, 2**62, -(2**63))),
+    *((f"joined_label_{v}", _changed(2, 2, v, flat=True), [1]) for v in (-1, 4, -(2**62))),
+    *((f"label_{v}", _changed(2, (1, 0), v, dtype=np.float32), [1]) for v in (1.5, -0.5, NAN, INF, -INF, 1e30)),
+    *((f"input_length_{v}", _changed(3, 1, v), [1]) for v in (-1, 7, 8, 2**40, -(2**63))),
+    *((f"target_length_{v}", _changed(4, 1, v), [1]) for v in (-1, 3, 4, 2**40, -(2**63))),
+    # The labels of one sample after another: lengths that do not add up leave all of them in doubt.
+    *((f"joined_target_length_{v}", _changed(4, 1, v, flat=True), [0, 1, 2]) for v in (-1, 0, 2, 2**40)),
+    *((f"joined_target_length_{v}", _changed(4, 2, v, flat=True), [0, 1, 2]) for v in (-1, 0, 1, 3, -(2**63))),
+]
+
+
+@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("zero_infinity", [0, 1])
+@pytest.mark.parametrize(("case", "inputs", "bad"), UNCHECKED, ids=[case for case, _, _ in UNCHECKED])
+def test_bad_values_spoil_their_sample_alone(
+    engine: Engine, case: str, inputs: list[Array], bad: list[int], zero_infinity: int
+) -> None:
+    """A portable body gives NaN up to the input length, and to the other samples what they get without the bad one."""
+    good = make(SAMPLES, STEPS, flat=case.startswith("joined"))
+    expected = engine(OP, good, {"zero_infinity": zero_infinity})
+    for n in bad:
+        used = int(np.clip(inputs[3][n], 0, 6))
+        expected[:used, n], expected[used:, n] = NAN, 0
+    engines.assert_result(engine(OP, inputs, {"zero_infinity": zero_infinity}), expected, np.float64)
+
+
+@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+def test_too_few_states_spoil_their_sample_alone(engine: Engine, flat: bool) -> None:
+    good = make(SAMPLES, STEPS, flat=flat)
+    inputs = [*good[:6], good[6][:, :, :3]]
+    actual = engine(OP, inputs)
+    assert np.isnan(actual[:, [0, 2]]).all()
+    engines.assert_same_bits(actual[:, 1], engine(OP, good)[:, 1])
+
+
+@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("place", [0, 3, 4, 5])
+def test_one_number_for_the_whole_batch_is_an_error(engine: Engine, place: int) -> None:
+    """Shapes that are known only when the graph runs do not broadcast either."""
+    inputs = make(SAMPLES, STEPS)
+    inputs[place] = inputs[place][:1]
+    with pytest.raises(Exception, match=r"[Rr]eshape"):
+        engine(OP, inputs)
+
+
 # --- long sequences ------------------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,8 @@ def exact(*values: object) -> list[Array]:
 def test_by_hand(engine: Engine, dtype: np.dtype, reduction: int, expected: list[list[float]]) -> None:
     target = np.array([*TARGET, [1.0, 1.0]], dtype)
     actual = engine(OP, [np.array(2.0, dtype), np.full((4, 2), NAN, dtype), target], {"reduction": reduction})
-    engines.assert_result(actual, expected, dtype)
+    # NumPy's sum of -0 alone is +0.
+    engines.assert_result(actual, expected, dtype, signs=engine is not engines.PORTABLE_EVALUATOR)
 
 
 @engines.on_typed_engines

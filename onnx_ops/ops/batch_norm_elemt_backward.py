@@ -36,10 +36,13 @@ sum_dy_xmu (C). counter of any shape of rank 0 to 8: the sample counts of the wo
 
 Dtypes: grad_out, input and the per-channel inputs float16, bfloat16, float or double each, so that statistics may be
 float where input is float16; counter int32, float16, bfloat16 or float. grad_input has input's dtype. Per-channel
-factors are computed in double; the elements in double if grad_out, input or a per-channel input is, else in float.
+factors are computed in double; the elements in double if grad_out, input or a per-channel tensor is, else in float.
 
 Edge rules: a missing weight stands for ones. NaN and infinities go through the formula; so does n = 0. Empty inputs
 give an empty output.
+
+Without a kernel: all values are computed as above, per-channel factors in the dtype of the elements. Of shapes that are
+known only at run time those of the inputs (C) alone are checked; others broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
@@ -136,12 +139,12 @@ def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
 def body(b: Body) -> None:
     grad, x = b.load("grad_out"), b.load("input")
     # The per-channel inputs lie along axis 1: (C) to (C, 1, ..., 1).
+    b.emit("channels = Shape <start = 1, end = 2> (input)")
     b.emit("rank_minus_two = Shape <start = 2> (input)")
-    b.emit("channel_axis = Constant <value_ints = [-1]> ()")
     b.emit("single = Constant <value_ints = [1]> ()")
     b.emit("trailing_count = Shape (rank_minus_two)")
     b.emit("trailing = Expand (single, trailing_count)")
-    b.emit("column = Concat <axis = 0> (channel_axis, trailing)")
+    b.emit("column = Concat <axis = 0> (channels, trailing)")
     b.emit(f"count = Cast <to = {b.compute}> (counter)")
     b.emit("n = ReduceSum <keepdims = 0> (count)")
     for name in ("mean", "invstd", "sum_dy", "sum_dy_xmu", *(["weight"] if b.has("weight") else [])):

@@ -38,6 +38,9 @@ else in float; rounded once.
 Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
 overflows, and the small gradient of a logit that is right by far keeps its digits. NaN and infinities go through the
 formula: an infinite target or pos_weight gives NaN. Empty inputs give an empty output.
+
+Without a kernel: all values are computed as above; a sigmoid below the smallest normal number counts as 0. Shapes that
+are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to self."),
@@ -181,34 +184,26 @@ def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> N
 
 
 def body(b: Body) -> None:
+    """(1 - y)/(1 + exp(-x)) - p*y/(1 + exp(x)): no term cancels, and an exp that is infinite gives the 0 it should.
+
+    The operator Sigmoid of runtimes is cut off far from 0.
+    """
     grad, x, y = b.load("grad_output"), b.load("self"), b.load("target")
-    one, zero = b.constant("one", 1.0), b.constant("zero", 0.0)
-    # sigmoid(x) = exp(min(x, 0)) / (1 + exp(-|x|)): the operator Sigmoid of runtimes is cut off far from 0
-    b.emit(f"below = Min ({x}, {zero})")
-    b.emit("numerator = Exp (below)")
-    b.emit(f"magnitude = Abs ({x})")
-    b.emit("opposite = Neg (magnitude)")
-    b.emit("e = Exp (opposite)")
-    b.emit(f"denominator = Add (e, {one})")
+    one = b.constant("one", 1.0)
+    positive = y
     if b.has("pos_weight"):
-        # sigmoid(-x) in the same way, for ((1 - y)*sigmoid(x) - p*y*sigmoid(-x)): p*y + 1 - y would lose digits
         b.emit(f"positive = Mul ({b.load('pos_weight')}, {y})")
-        b.emit(f"reflected = Neg ({x})")
-        b.emit(f"above = Min (reflected, {zero})")
-        b.emit("opposite_numerator = Exp (above)")
-        b.emit(f"negative = Sub ({one}, {y})")
-        b.emit("infinite = Sub (positive, positive)")  # NaN where the formula has inf - inf, else 0
-        b.emit("positive_term = Mul (positive, opposite_numerator)")
-        b.emit("negative_term = Mul (negative, numerator)")
-        b.emit("terms = Sub (negative_term, positive_term)")
-        b.emit("total = Add (terms, infinite)")
-        b.emit("difference = Div (total, denominator)")
-    else:
-        b.emit("s = Div (numerator, denominator)")
-        b.emit(f"target_and_one = Add ({y}, {one})")
-        b.emit(f"factor = Sub (target_and_one, {y})")  # 1, or NaN for a target that is infinite
-        b.emit("expected = Mul (factor, s)")
-        b.emit(f"difference = Sub (expected, {y})")
+        positive = "positive"
+    b.emit(f"negative = Sub ({one}, {y})")
+    b.emit(f"zero_or_unknown = Sub ({positive}, {positive})")  # NaN where the formula has inf - inf
+    b.emit(f"opposite = Sub (zero_or_unknown, {x})")
+    b.emit("exp_opposite = Exp (opposite)")
+    b.emit(f"negative_divisor = Add (exp_opposite, {one})")
+    b.emit("negative_term = Div (negative, negative_divisor)")
+    b.emit(f"exp_logit = Exp ({x})")
+    b.emit(f"positive_divisor = Add (exp_logit, {one})")
+    b.emit(f"positive_term = Div ({positive}, positive_divisor)")
+    b.emit("difference = Sub (negative_term, positive_term)")
     if b.has("weight"):
         b.emit(f"scale = Mul ({grad}, {b.load('weight')})")
         grad = "scale"

@@ -32,8 +32,9 @@ from onnx_ops.runtime.primitives import (
 )
 from onnx_ops.signature import FLOATS, Call, TensorType, attribute, dtype_name, tensor_types
 
-TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.FLOAT, TensorProto.FLOAT16)
 DOUBLE = TensorProto.DOUBLE
+WHOLE_TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
+TARGETS = (*WHOLE_TARGETS, TensorProto.FLOAT, TensorProto.FLOAT16)
 LENGTHS = (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
 
 SCHEMA = OpSchema(
@@ -45,13 +46,15 @@ Gradient of the connectionist temporal classification (CTC) loss (aclnnCtcLossBa
 
 For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, blank, ..., tS, blank:
 
-    log_beta[t, s] = logsum of log_beta[t+1, s], log_beta[t+1, s+1] and, if l'[s] and l'[s+2] differ,
-                     log_beta[t+1, s+2], plus log_probs[t, n, l'[s]]; it starts at t = Tn-1 in the last two states
-    out[t, n, c]   = grad_out[n] * (exp(log_probs[t, n, c]) - exp(logsum over s with l'[s] = c of
-                     (log_alpha[n, t, s] + log_beta[t, s]) + neg_log_likelihood[n] - log_probs[t, n, c]))
+    log_beta[t, s] = logsum of log_beta[t+1, s], log_beta[t+1, s+1] and, if l'[s] and l'[s+2]
+                     differ, log_beta[t+1, s+2], plus log_probs[t, n, l'[s]];
+                     it starts at t = Tn-1 in the last two states
+    occupied[t, c] = logsum over s with l'[s] = c of log_alpha[n, t, s] + log_beta[t, s]
+    out[t, n, c]   = grad_out[n] * (exp(log_probs[t, n, c])
+                     - exp(occupied[t, c] + neg_log_likelihood[n] - log_probs[t, n, c]))
 
 With through_log_softmax = 1 (the convention of aclnn and of PyTorch) this is the gradient by the scores whose
-log-softmax log_probs is. With through_log_softmax = 0 the first term, exp(log_probs), is left out: the derivative by
+log-softmax log_probs is. With through_log_softmax = 0 the first term, exp(log_probs), is dropped: the derivative by
 log_probs itself.
 
 Shapes: T time, N batch, C classes, S target length, A >= 2*max(target_lengths)+1 states. grad_out (N); log_probs
@@ -66,6 +69,10 @@ Edge rules: out is 0 for t >= Tn. A class that no reachable state carries has no
 is -inf. A sample whose neg_log_likelihood is +inf gets NaN, or zeros if zero_infinity is 1. log_alpha and
 neg_log_likelihood are taken as they are. Entries of padded targets beyond the target length are ignored. A blank or a
 target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+
+Without a kernel: values cannot be refused. A sample with a length or a label out of range gets NaN, or zeros where it
+would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. Other samples are as
+ever. Of shapes that are known only at run time those of the inputs (N) alone are checked.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_out", "T", "Gradient by each sample's loss, (N)."),
@@ -88,7 +95,7 @@ target outside [0, C), a target that is no whole number, and lengths that do not
     attributes=[
         attribute("blank", 0, "The class that stands for no label."),
         attribute("zero_infinity", 0, "1: a sample whose loss is infinite gets a gradient of 0."),
-        attribute("through_log_softmax", 1, "0: leave the term exp(log_probs) out."),
+        attribute("through_log_softmax", 1, "0: drop the term exp(log_probs)."),
     ],
 )
 
@@ -459,53 +466,70 @@ def log_step(
 
 
 def body(b: Body) -> None:
-    """log_beta by a Scan backwards over time; all else at once for all time steps. (N, A) states of all samples."""
+    """log_beta by a Scan backwards over time; all else at once for all time steps. (N, A) states of all samples.
+
+    A graph cannot refuse values: lengths and labels are brought into their range, and a sample that needed it gets NaN.
+    """
     b.widen()
     lp, nll, grad = b.load("log_probs"), b.load("neg_log_likelihood"), b.load("grad_out")
     b.emit(f"alpha = Transpose <perm = [1, 0, 2]> ({b.load('log_alpha')})")  # (T, N, A)
     impossible, nothing = b.constant("impossible", -np.inf), b.constant("nothing", 0.0)
+    unknown = b.constant("unknown", np.nan)
     for name, value in (("zero", 0), ("one", 1), ("two", 2)):
         b.emit(f"{name} = Constant <value_int = {value}> ()")
     b.emit("zero_1d = Constant <value_ints = [0]> ()")
     b.emit("one_1d = Constant <value_ints = [1]> ()")
     b.emit("two_1d = Constant <value_ints = [2]> ()")
+    b.emit("one_and_two = Constant <value_ints = [1, 2]> ()")
     b.emit("all = Constant <value_ints = [-1]> ()")
     b.emit("end = Constant <value_ints = [9223372036854775807]> ()")
-    b.emit("used = Cast <to = 7> (input_lengths)")
-    b.emit("length = Cast <to = 7> (target_lengths)")
     b.emit(f"blank = Constant <{_integer(b, 'blank')}> ()")
+    b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
+    b.emit("steps = Squeeze (steps_1d, zero_1d)")
+    b.emit(f"batch_1d = Shape <start = 1, end = 2> ({lp})")
+    b.emit("batch = Squeeze (batch_1d, zero_1d)")
+    b.emit(f"classes_1d = Shape <start = 2> ({lp})")
+    b.emit("classes = Squeeze (classes_1d, zero_1d)")
+    b.emit("states_1d = Shape <start = 2> (log_alpha)")
+    b.emit("states = Squeeze (states_1d, zero_1d)")
+    b.emit("column = Concat <axis = 0> (batch_1d, one_1d)")
 
-    # The labels one after another, one more at the end, and where each sample's begin: padded to S, or close by close.
-    b.emit("labels_whole = Cast <to = 7> (targets)")
-    b.emit("labels_flat = Reshape (labels_whole, all)")
+    # Lengths within T, and within the states; the labels one after another, one more at the end.
+    b.emit("input_lengths_given = Cast <to = 7> (input_lengths)")
+    b.emit("input_lengths_column = Reshape <allowzero = 1> (input_lengths_given, column)")
+    b.emit("used_column = Clip (input_lengths_column, zero, steps)")
+    b.emit("fits_steps = Equal (used_column, input_lengths_column)")
+    b.emit(f"labels_flat = Reshape ({_whole_targets(b)}, all)")
     b.emit("labels = Concat <axis = 0> (labels_flat, zero_1d)")
     b.emit("label_count = Size (labels_flat)")
-    b.emit("batch_1d = Shape (length)")
-    b.emit("batch = Squeeze (batch_1d, zero_1d)")
-    b.emit("samples = Range (zero, batch, one)")
-    b.emit("batch_or_one = Max (batch, one)")
-    b.emit("pitch = Div (label_count, batch_or_one)")
-    b.emit("padded_firsts = Mul (samples, pitch)")
-    b.emit("joined_firsts = CumSum <exclusive = 1> (length, zero)")
-    b.emit("targets_shape = Shape (targets)")
-    b.emit("targets_rank = Size (targets_shape)")
-    b.emit("is_padded = Equal (targets_rank, two)")
-    b.emit("firsts = Where (is_padded, padded_firsts, joined_firsts)")
+    b.emit("target_lengths_given = Cast <to = 7> (target_lengths)")
+    b.emit("target_lengths_column = Reshape <allowzero = 1> (target_lengths_given, column)")
+    b.emit("states_but_one = Sub (states, one)")
+    b.emit("room = Div (states_but_one, two)")
+    firsts, limit, adds_up = _places_of_targets(b)
+    b.emit(f"longest = Min (room, {limit})")
+    b.emit("length_column = Clip (target_lengths_column, zero, longest)")
+    b.emit("fits_targets = Equal (length_column, target_lengths_column)")
 
     # States: the blanks at even s, label s // 2 at odd s; of sample n those up to 2*length exist.
-    b.emit("states_1d = Shape <start = 2, end = 3> (log_alpha)")
-    b.emit("states = Squeeze (states_1d, zero_1d)")
     b.emit("s = Range (zero, states, one)")
     b.emit("label_of_s = Div (s, two)")
     b.emit("parity = Mod (s, two)")
     b.emit("is_odd = Cast <to = 9> (parity)")
-    b.emit("length_column = Unsqueeze (length, one_1d)")
     b.emit("before_length = Less (label_of_s, length_column)")
     b.emit("is_label = And (is_odd, before_length)")
-    b.emit("firsts_column = Unsqueeze (firsts, one_1d)")
-    b.emit("place = Add (firsts_column, label_of_s)")
-    b.emit("safe_place = Where (is_label, place, label_count)")
-    b.emit("label = Gather (labels, safe_place)")
+    b.emit(f"place = Add ({firsts}, label_of_s)")
+    if adds_up:
+        b.emit("place_within = Min (place, label_count)")
+    b.emit(f"safe_place = Where (is_label, {'place_within' if adds_up else 'place'}, label_count)")
+    b.emit("label_given = Gather (labels, safe_place)")
+    b.emit("last_class = Sub (classes, one)")
+    b.emit("label = Clip (label_given, zero, last_class)")
+    b.emit("is_no_class = Sub (label_given, label)")
+    b.emit("is_wrong = Cast <to = 9> (is_no_class)")
+    b.emit("wrong = Cast <to = 7> (is_wrong)")
+    b.emit("wrong_labels = ReduceSum (wrong, one_1d)")
+    b.emit("has_classes = Equal (wrong_labels, zero)")
     b.emit("extended = Where (is_label, label, blank)")
     b.emit("twice = Mul (length_column, two)")
     b.emit("exists = LessOrEqual (s, twice)")
@@ -523,26 +547,24 @@ def body(b: Body) -> None:
     b.emit("may_skip = And (is_label, differ)")
     b.emit("skip = And (may_skip, within)")
 
-    b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
-    b.emit("steps = Squeeze (steps_1d, zero_1d)")
     b.emit("time = Range (zero, steps, one)")
-    b.emit("steps_and_one = Add (steps, one)")
-    b.emit("time_and_one = Range (zero, steps_and_one, one)")
+    b.emit("minus_one = Constant <value_int = -1> ()")
+    b.emit("time_back = Range (steps, minus_one, minus_one)")
+    b.emit("order = Range (steps, zero, minus_one)")
     b.emit("plane = Shape (extended)")
     b.emit("volume = Concat <axis = 0> (steps_1d, plane)")
     b.emit("extended_always = Expand (extended, volume)")
     b.emit(f"emitted = GatherElements <axis = 2> ({lp}, extended_always)")
-    b.emit("used_column = Unsqueeze (used, one_1d)")
     b.emit("final_step = Sub (used_column, one)")
     # One step more than there is, in which nothing is reached: a Scan over no steps at all is refused.
     b.emit("one_step = Constant <value_ints = [0, 0, 0, 1, 0, 0]> ()")
     b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
     b.emit(f"start = Expand ({impossible}, plane)")
     b.emit("""
-        beta_at_0, beta_and_one = Scan <
-            num_scan_inputs = 2, scan_input_directions = [1, 1], scan_output_directions = [1],
-            body = step (double[N, A] later, double[N, A] emitted_now, int64 now)
-                => (double[N, A] beta_now, double[N, A] beta_out) {
+        beta_at_0, beta_back = Scan <
+            num_scan_inputs = 1,
+            body = step (double[N, A] later, int64 now) => (double[N, A] beta_now, double[N, A] beta_out) {
+                emitted_now = Gather (emitted_and_one, now)
                 later_longer = Pad (later, no_states, impossible)
                 next = Slice (later_longer, one_1d, all, one_1d)
                 after_next = Slice (later_longer, two_1d, end, one_1d)
@@ -565,15 +587,15 @@ def body(b: Body) -> None:
                 paths = Where (is_final, last, summed)
                 beta_now = Add (paths, emitted_now)
                 beta_out = Identity (beta_now)
-            }> (start, emitted_and_one, time_and_one)""")
-    b.emit("beta = Slice (beta_and_one, zero_1d, all, zero_1d)")
+            }> (start, time_back)""")
+    b.emit("beta = Gather (beta_back, order)")
 
     # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
     b.emit("paths_through = Add (alpha, beta)")
     b.emit("unreachable_path = Equal (paths_through, impossible)")
     b.emit("no_state = Not (exists)")
     b.emit("unreachable = Or (unreachable_path, no_state)")
-    b.emit(f"loss_column = Unsqueeze ({nll}, one_1d)")
+    b.emit(f"loss_column = Reshape <allowzero = 1> ({nll}, column)")
     b.emit("relative = Add (paths_through, loss_column)")
     b.emit("exponent = Sub (relative, emitted)")
     b.emit("posterior_of_path = Exp (exponent)")
@@ -588,20 +610,63 @@ def body(b: Body) -> None:
         b.emit("goes_through = Cast <to = 9> (through)")
         b.emit(f"direct = Where (goes_through, probability, {nothing})")
     b.emit(f"difference = Sub ({'direct' if through is None else 'probability'}, occupied)")
-    b.emit(f"grad_column = Unsqueeze ({grad}, one_1d)")
-    b.emit("gradient = Mul (grad_column, difference)")
-    b.emit(f"is_lost = IsInf <detect_negative = 0> ({nll})")
-    b.emit("is_lost_column = Unsqueeze (is_lost, one_1d)")
+    b.emit(f"grad_column = Reshape <allowzero = 1> ({grad}, column)")
+    b.emit("fits_lengths = And (fits_steps, fits_targets)")
+    b.emit("fits_classes = And (fits_lengths, has_classes)")
+    fits = "fits_classes"
+    if adds_up:
+        b.emit(f"fits = And (fits_classes, {adds_up})")
+        fits = "fits"
+    b.emit(f"factor = Where ({fits}, grad_column, {unknown})")
+    b.emit("gradient = Mul (factor, difference)")
+    b.emit("is_lost_column = IsInf <detect_negative = 0> (loss_column)")
     b.emit(f"zero_infinity = Constant <{_integer(b, 'zero_infinity')}> ()")
     b.emit("zeroes = Cast <to = 9> (zero_infinity)")
-    unknown = b.constant("unknown", np.nan)
     b.emit(f"for_lost = Where (zeroes, {nothing}, {unknown})")
     b.emit("found = Where (is_lost_column, for_lost, gradient)")
-    b.emit("time_columns = Unsqueeze (time, one_1d)")
-    b.emit("is_used = Less (time_columns, used)")
-    b.emit("is_used_columns = Unsqueeze (is_used, two_1d)")
+    b.emit("time_planes = Unsqueeze (time, one_and_two)")
+    b.emit("is_used_columns = Less (time_planes, used_column)")
     b.emit(f"result = Where (is_used_columns, found, {nothing})")
     b.store("result", "log_probs")
+
+
+def _whole_targets(b: Body) -> str:
+    """targets as int64; -1 for one that is no whole number."""
+    if all(call.dtype("targets") in WHOLE_TARGETS for call in b.calls):
+        b.emit("targets_whole = Cast <to = 7> (targets)")
+        return "targets_whole"
+    b.emit("targets_given = Cast <to = 11> (targets)")
+    b.emit("targets_down = Floor (targets_given)")
+    b.emit("is_whole = Equal (targets_given, targets_down)")
+    b.emit("targets_cast = Cast <to = 7> (targets_given)")
+    b.emit("no_class = Constant <value_int = -1> ()")
+    b.emit("targets_whole = Where (is_whole, targets_cast, no_class)")
+    return "targets_whole"
+
+
+def _places_of_targets(b: Body) -> tuple[str, str, str | None]:
+    """Where each sample's labels begin among all (N, 1), how many it can have, and whether the lengths add up."""
+    ranks = {None if shape is None else len(shape) for shape in (call.shape("targets") for call in b.calls)}
+    if ranks != {1}:
+        b.emit("pitch_1d = Shape <start = -1> (targets)")
+        b.emit("pitch = Squeeze (pitch_1d, zero_1d)")
+        b.emit("samples = Range (zero, batch, one)")
+        b.emit("samples_column = Unsqueeze (samples, one_1d)")
+        b.emit("padded_firsts = Mul (samples_column, pitch)")
+    if ranks == {2}:
+        return "padded_firsts", "pitch", None
+    b.emit("lengths_or_zero = Max (target_lengths_column, zero)")
+    b.emit("joined_firsts = CumSum <exclusive = 1> (lengths_or_zero, zero)")
+    b.emit("total = ReduceSum <keepdims = 0> (lengths_or_zero)")
+    b.emit("joined_adds_up = Equal (total, label_count)")
+    if ranks == {1}:
+        return "joined_firsts", "label_count", "joined_adds_up"
+    b.emit("targets_shape = Shape (targets)")
+    b.emit("targets_rank = Size (targets_shape)")
+    b.emit("is_padded = Equal (targets_rank, two)")
+    b.emit("firsts = Where (is_padded, padded_firsts, joined_firsts)")
+    b.emit("adds_up = Or (is_padded, joined_adds_up)")
+    return "firsts", "pitch", "adds_up"
 
 
 def _integer(b: Body, name: str) -> str:

@@ -35,6 +35,9 @@ they agree, else double if one is double, else float).
 Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32 and is compared with all its bits.
 A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass the result is +0, also if grad_output
 is NaN or infinite there. Empty inputs give an empty output.
+
+Without a kernel: all values are computed as above, but for a gradient of -0, which may become +0 where it passes.
+Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by hardshrink's output."),

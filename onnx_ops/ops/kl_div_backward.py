@@ -32,7 +32,7 @@ Gradient of the Kullback-Leibler divergence loss by its input (aclnnKlDivBackwar
           d / numel(S)   reduction 1 (mean)
           d / S[0]       reduction 3 (batchmean); a scalar counts as a batch of 1
 
-and out is summed over the axes along which self was broadcast.
+Then out is summed over the axes along which self was broadcast.
 
 Shapes: self and target broadcast with each other to S, grad_output broadcasts to S; out has self's shape. Rank 0 to 8.
 
@@ -41,6 +41,9 @@ if terms are summed, else in float; rounded once.
 
 Edge rules: self sets shapes only, its values do not enter. A target of 0 or below has no special case. NaN and
 infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0.
+
+Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0.
+Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to S."),
@@ -126,8 +129,9 @@ def body(b: Body) -> None:
             b.emit("is_logarithm = Cast <to = 9> (log_target)")
             b.emit(f"weight = Where (is_logarithm, probability, {target})")
         target = "probability" if b.attribute("log_target") else "weight"
-    b.emit(f"product = Mul ({target}, {grad})")
-    b.emit("d = Neg (product)")
+    # The sign goes with grad_output, which mostly is one number.
+    b.emit(f"minus_grad = Neg ({grad})")
+    b.emit(f"d = Mul ({target}, minus_grad)")
     d = "d"
     if sums or any(c.shape("target") != c.shape("self") for c in b.calls):
         b.emit("self_shape = Shape (self)")
