@@ -1,19 +1,26 @@
-"""What the documents show is run."""
+"""What the documents show is run, and the pages of the ops are those that `make docs` writes."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
 
 import onnx_ops
+from scripts import docs
 
 ROOT = Path(__file__).parents[1]
 
 
-def _blocks(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+def _blocks(name: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
 def test_readme_example_runs() -> None:
@@ -28,11 +35,32 @@ def test_readme_names_all_ops() -> None:
     assert all(f"`{name}`" in text for name in onnx_ops.OPS)
 
 
-def test_adding_an_op_as_contributing_says(tmp_path: Path) -> None:
-    """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and portable body."""
+@pytest.fixture(scope="module")
+def with_softsign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with the op that CONTRIBUTING.md adds."""
     (source,) = _blocks("CONTRIBUTING.md")
-    shutil.copytree(ROOT / "onnx_ops", tmp_path / "onnx_ops", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "onnx_ops" / "ops" / "softsign_backward.py").write_text(source)
+    root = tmp_path_factory.mktemp("with_softsign")
+    for folder in ("onnx_ops", "models"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "scripts").mkdir()
+    for name in ("__init__.py", "docs.py"):
+        shutil.copy(ROOT / "scripts" / name, root / "scripts")
+    (root / "onnx_ops" / "ops" / "softsign_backward.py").write_text(source)
+    return root
+
+
+def _run(root: Path, *arguments: str) -> str:
+    """Run Python on a copy of the repository."""
+    environment = {**os.environ, "PYTHONPATH": str(root), "ONNX_OPS_CACHE_DIR": str(root / "cache")}
+    result = subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_adding_an_op_as_contributing_says(with_softsign: Path) -> None:
+    """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and portable body."""
     program = """
 import numpy as np, onnx, onnxruntime, onnx_ops
 value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"])
@@ -46,9 +74,136 @@ for session in (onnx_ops.InferenceSession(model), plain):
     assert session.run(None, feeds)[0].tolist() == [1.0, 0.5, -0.5]
 print("done", onnx_ops.__file__)
 """
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ONNX_OPS_CACHE_DIR": str(tmp_path / "cache")}
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["done", str(tmp_path / "onnx_ops" / "__init__.py")]
+    printed = _run(with_softsign, "-c", program)
+    assert printed.split() == ["done", str(with_softsign / "onnx_ops" / "__init__.py")]
+
+
+def test_an_op_added_as_contributing_says_has_a_page(with_softsign: Path) -> None:
+    """Also one whose documentation has a formula only."""
+    _run(with_softsign, "-m", "scripts.docs")
+    page = with_softsign / "docs" / "ops" / "SoftsignBackward.md"
+    text = page.read_text()
+    assert _headings(text)[1:3] == ["## Formula", "## Signature"]
+    assert "grad_input = grad_output / (1 + |self|)^2" in text
+    assert "(SoftsignBackward.md)" in (page.parent / docs.INDEX).read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    _run(with_softsign, "-c", example)
+
+
+# The pages of the ops
+
+OPS = pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
+
+
+def _page(op: onnx_ops.op.Op) -> str:
+    return f"docs/ops/{docs.page_name(op)}"
+
+
+def _headings(text: str) -> list[str]:
+    return re.findall(r"^#+ .*$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+
+
+def test_pages_are_not_stale() -> None:
+    """Run `make docs` if this fails."""
+    assert docs.stale_pages(docs.pages()) == []
+
+
+def test_stale_pages_are_named_and_put_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was edited, one that is missing, and one of an op that is gone."""
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "PAGES", tmp_path / "docs" / "ops")
+    assert docs.main([]) == 0
+    assert docs.main(["--check"]) == 0
+    edited, missing = (docs.PAGES / docs.page_name(op) for op in list(onnx_ops.OPS.values())[:2])
+    edited.write_text(edited.read_text() + "by hand\n")
+    missing.unlink()
+    left_over = docs.PAGES / "GoneBackward.md"
+    left_over.write_text("# GoneBackward\n")
+    capsys.readouterr()
+    assert docs.main(["--check"]) == 1
+    named = [line.split(" is stale")[0] for line in capsys.readouterr().out.splitlines()]
+    assert named == sorted(f"docs/ops/{path.name}" for path in (edited, missing, left_over))
+    assert docs.main([]) == 0
+    assert not left_over.exists()
+    assert docs.main(["--check"]) == 0
+
+
+@OPS
+def test_page_example_runs(op: onnx_ops.op.Op) -> None:
+    (example,) = _blocks(_page(op))
+    exec(compile(example, _page(op), "exec"), {})
+
+
+@OPS
+def test_page_example_can_fail(op: onnx_ops.op.Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last statement, and no other, notices a wrong number."""
+
+    class Wrong(onnx_ops.InferenceSession):
+        def run(self, *arguments: Any) -> list[np.ndarray]:
+            (output,) = super().run(*arguments)
+            output.flat[0] += 1e-3
+            return [output]
+
+    monkeypatch.setattr(onnx_ops, "InferenceSession", Wrong)
+    (example,) = _blocks(_page(op))
+    *before, last = ast.parse(example).body
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(before, []), _page(op), "exec"), names)
+    with pytest.raises(AssertionError):
+        exec(compile(ast.Module([last], []), _page(op), "exec"), names)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "ops").glob("*.md")), ids=lambda path: path.stem)
+def test_page_links_resolve(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", path.read_text())
+    assert targets
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@OPS
+def test_page_headings(op: onnx_ops.op.Op) -> None:
+    """The op, then the sections of the schema's documentation among those that all pages have."""
+    titles = re.findall(r"\n\n([A-Z]\w*(?: \w+){0,2}):\s", op.schema.doc)
+    assert _headings((ROOT / _page(op)).read_text()) == [
+        f"# {op.name}",
+        "## Formula",
+        "## Signature",
+        "### Inputs",
+        "### Outputs",
+        *(["### Attributes"] if op.schema.attributes else []),
+        *(f"## {title}" for title in titles),
+        "## Example",
+        "## Portable body",
+    ]
+
+
+@OPS
+def test_page_signature_is_a_node(op: onnx_ops.op.Op) -> None:
+    (text,) = [block for block in _blocks(_page(op), "text") if f" = {onnx_ops.DOMAIN}.{op.name} " in block]
+    node = onnx.parser.parse_node(text)
+    assert tuple(node.input) == op.input_names
+    assert {attribute.name for attribute in node.attribute} == set(op.schema.attributes)
+
+
+@OPS
+def test_page_body_is_the_linked_one(op: onnx_ops.op.Op) -> None:
+    """Wrapped, it is still the function."""
+    function = onnx.parser.parse_function(_blocks(_page(op), "text")[-1])
+    assert docs.text_of(function) == docs.text_of(docs.body_of(op))
+
+
+@OPS
+def test_page_picture(op: onnx_ops.op.Op) -> None:
+    """Small, and all boxes lead to an output."""
+    pictures = _blocks(_page(op), "mermaid")
+    assert pictures[0].endswith(f'(["{op.output_name}"])\n')
+    for picture in pictures:
+        boxes = set(re.findall(r'^ *(\w+)\["', picture, re.MULTILINE))
+        rounded = set(re.findall(r'(\w+)\(\["', picture))
+        arrows = re.findall(r'^ *(\w+)(?:\(\["\w+"\]\))? --> (\w+)', picture, re.MULTILINE)
+        starts, ends = map(set, zip(*arrows, strict=True))
+        assert starts | ends == boxes | rounded
+        assert boxes <= starts & ends
+        assert 3 <= len(boxes | rounded) <= 30

@@ -1,0 +1,605 @@
+"""Writes docs/ops: a page for each op and an index, from the ops' schemas, examples and portable bodies.
+
+Run it from the repository's root: `python -m scripts.docs`, or with `--check` to only tell which pages are stale.
+
+What a page says is in the schema's documentation. Indented paragraphs become code, a paragraph that begins like
+"Edge rules: " a section, and a word that is the name of an input, an output or an attribute is set as code.
+"""
+
+import argparse
+import enum
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.defs import OpSchema
+
+import onnx_ops
+from models.single_op import single_op_model
+from onnx_ops.body import attribute_type
+from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.op import Op
+from onnx_ops.signature import FLOATS, defaults
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "ops"
+TO_ROOT = "../.."
+INDEX = "README.md"
+WIDTH = 120
+CODE_WIDTH = 96  # of what is shown without a scroll bar
+
+# Numbers of an example are shown in so many digits, which leaves results within the tolerance.
+DIGITS = 6
+TOLERANCE = "rtol=1e-5, atol=1e-6"
+
+# Pictures, in characters: what a box with several operators holds at most, how long its lines are, and up to where
+# a constant is shown by value.
+BOX_LENGTH = 44
+LINE_LENGTH = 24
+LITERAL_LENGTH = 6
+PICTURE_SETTINGS = (
+    '%%{init: {"flowchart": {"nodeSpacing": 12, "rankSpacing": 25, "padding": 6, "wrappingWidth": 300}}}%%'
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or check them; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Write docs/ops from the ops' schemas.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    stale = stale_pages(expected := pages())
+    if parser.parse_args(arguments).check:
+        for name in stale:
+            print(f"{(PAGES / name).relative_to(ROOT)} is stale: run `make docs`")
+        return 1 if stale else 0
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name in stale:
+        if name in expected:
+            (PAGES / name).write_text(expected[name], encoding="utf-8")
+        else:
+            (PAGES / name).unlink()
+    print(f"{PAGES.relative_to(ROOT)}: {len(expected)} pages, {len(stale)} of them new, changed or removed")
+    return 0
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by file name."""
+    return {INDEX: index(), **{page_name(op): page(op) for op in onnx_ops.OPS.values()}}
+
+
+def stale_pages(expected: Mapping[str, str]) -> list[str]:
+    """Names of the pages that are missing, differ or belong to no op."""
+    found = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+    return sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+
+
+def page_name(op: Op) -> str:
+    return f"{op.name}.md"
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
+
+
+def index() -> str:
+    """The page that lists the ops."""
+    rows = [
+        [f"[{op.name}]({page_name(op)})", inline(op, headline(op)), str(op.body_opset), str(count_nodes(body_of(op)))]
+        for op in onnx_ops.OPS.values()
+    ]
+    return document(
+        "# Ops",
+        generated(f"the schemas in [onnx_ops/ops]({TO_ROOT}/onnx_ops/ops)"),
+        table(["op", "what it computes", "minimum opset", "nodes"], rows, right=(2, 3)),
+        filled(
+            f"All are in version {onnx_ops.OPSET_VERSION} of the domain `{onnx_ops.DOMAIN}`. The minimum opset is that "
+            "of the default domain which the portable body needs; its nodes are counted as `onnx_ops.link` writes it "
+            "for the example of the op's page, those of subgraphs included."
+        ),
+    )
+
+
+def page(op: Op) -> str:
+    """The page of an op."""
+    source = f"{op.reference.__module__.replace('.', '/')}.py"
+    summary, definition, sections = documentation(op)
+    optional = any(map(is_optional, op.schema.inputs))
+    return document(
+        f"# {op.name}",
+        generated(f"the schema in [{source}]({TO_ROOT}/{source})"),
+        summary,
+        *(["## Formula", *definition] if definition else []),
+        "## Signature",
+        fenced("text", signature(op)),
+        *(['An optional input that is left out is written `""`, and nothing at the end.'] if optional else []),
+        "### Inputs",
+        table(
+            ["input", "optional", "type", "dtypes", "description"],
+            [
+                [f"`{p.name}`", "yes" if is_optional(p) else "no", p.type_str, dtypes(op, p), inline(op, p.description)]
+                for p in op.schema.inputs
+            ],
+        ),
+        "### Outputs",
+        table(
+            ["output", "type", "dtypes", "description"],
+            [[f"`{p.name}`", p.type_str, dtypes(op, p), inline(op, p.description)] for p in op.schema.outputs],
+        ),
+        *attributes(op),
+        *(text for title, paragraphs in sections.items() for text in (f"## {title}", *paragraphs)),
+        "## Example",
+        fenced("python", example(op)),
+        *portable_body(op),
+    )
+
+
+def document(*blocks: str) -> str:
+    return "\n\n".join(blocks) + "\n"
+
+
+def generated(source: str) -> str:
+    return filled(f"*Generated by `make docs` from {source}; edits here are lost.*")
+
+
+def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
+    """The schema's documentation as Markdown: what the op is, its definition, and the titled sections."""
+    summary, *paragraphs = re.split(r"\n\s*\n", (op.schema.doc or "").strip("\n"))
+    definition: list[str] = []
+    sections: dict[str, list[str]] = {}
+    current = definition
+    for paragraph in paragraphs:
+        text = paragraph
+        if title := re.match(r"([A-Z]\w*(?: \w+){0,2}):\s+", paragraph):
+            current, text = sections.setdefault(title[1], []), paragraph[title.end() :]
+        if all(line.startswith("    ") for line in text.splitlines()):
+            current.append(fenced("text", textwrap.dedent(text)))
+        else:
+            current.append(prose(op, sentence(op, text) if title else text))
+    return prose(op, summary), definition, sections
+
+
+def sentence(op: Op, text: str) -> str:
+    """The text with a capital, if it does not begin with a name."""
+    return text if is_name(op, text) else text[:1].upper() + text[1:]
+
+
+def headline(op: Op) -> str:
+    """The first sentence of the documentation, without the name that the op has elsewhere."""
+    text = re.sub(rf"\s*\({onnx_ops.DOMAIN}\w*\b[^()]*\)", "", " ".join((op.schema.doc or "").split()))
+    return re.split(r"[.:](?:\s|$)", text, maxsplit=1)[0]
+
+
+def signature(op: Op) -> str:
+    """A node with all inputs and all attributes, in ONNX's text syntax."""
+    node = onnx_ops.make_node(op.name, op.input_names, [op.output_name], **defaults(op.schema))
+    return wrapped(text_of(node))
+
+
+def attributes(op: Op) -> list[str]:
+    if not op.schema.attributes:
+        return []
+    rows = [
+        [f"`{name}`", attribute_type(a), number(helper.get_attribute_value(a.default_value)), inline(op, a.description)]
+        for name, a in sorted(op.schema.attributes.items())
+    ]
+    return ["### Attributes", table(["attribute", "type", "default", "description"], rows)]
+
+
+def is_optional(parameter: OpSchema.FormalParameter) -> bool:
+    return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
+
+
+def dtypes(op: Op, parameter: OpSchema.FormalParameter) -> str:
+    """The dtypes that a parameter may have, in the order of the schema."""
+    allowed = {c.type_param_str: c.allowed_type_strs for c in op.schema.type_constraints}
+    types = allowed.get(parameter.type_str, [parameter.type_str])
+    return ", ".join(t.removeprefix("tensor(").removesuffix(")") for t in types)
+
+
+# --- the example ---------------------------------------------------------------------------------------------------
+
+
+def example(op: Op) -> str:
+    """A program that runs the op's example and compares the result."""
+    model = example_model(op)
+    head = re.sub(r"\s+", " ", text_of(model).split(">\n")[0]).replace("< ", "<").strip()
+    graph = "\n".join(wrapped(line, CODE_WIDTH - 4) for line in text_of(model.graph).splitlines())
+    feeds = "\n".join(
+        wrapped(f'    "{name}": np.array({literal(array.tolist())}, np.{array.dtype}),')
+        for name, array in op.example.arrays().items()
+    )
+    return "\n".join(
+        [
+            "import numpy as np",
+            "import onnx",
+            "",
+            "import onnx_ops",
+            "",
+            'model = onnx.parser.parse_model("""',
+            textwrap.indent(f"{head}>\n{graph}", "    ") + '""")',
+            "feeds = {",
+            feeds,
+            "}",
+            "",
+            f"({op.output_name},) = onnx_ops.InferenceSession(model).run(None, feeds)",
+            wrapped(f"expected = {literal(op.example.expected().tolist())}"),
+            f"np.testing.assert_allclose({op.output_name}, expected, {TOLERANCE})",
+        ]
+    )
+
+
+def example_model(op: Op) -> onnx.ModelProto:
+    """The op alone in a graph, for the inputs of its example."""
+    arrays = op.example.arrays()
+    given = [i for i, name in enumerate(op.input_names) if name in arrays]
+    inputs = [arrays.get(name) for name in op.input_names[: given[-1] + 1]]
+    types = [None if array is None else (array.dtype, array.shape) for array in inputs]
+    return single_op_model(op.name, types, op.example.attributes)
+
+
+def literal(value: Any) -> str:
+    """A number, or nested lists of them, in Python."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    text = number(value)
+    return re.sub(r"inf|nan", lambda match: f"np.{match[0]}", text)
+
+
+def number(value: float) -> str:
+    """A number in as many digits as are shown, recognizably a float or an int."""
+    if isinstance(value, int):
+        return str(value)
+    text = f"{value:.{DIGITS}g}"
+    return text if re.search(r"[^-\d]", text) else f"{text}.0"
+
+
+# --- the portable body ---------------------------------------------------------------------------------------------
+
+
+def portable_body(op: Op) -> list[str]:
+    """The section on the op's portable body: a picture of it, and its text."""
+    body = body_of(op)
+    text = "\n".join(wrapped(line) for line in text_of(body).splitlines())
+    kinds = {value.name: kind_of_type(value) for value in example_model(op).graph.input}
+    kinds.update((name, Kind.SETTLED) for name in body.input if name not in kinds)
+    picture = Picture(body.node, {name: kinds[name] for name in body.input}, list(body.output))
+    return [
+        "## Portable body",
+        filled(
+            f"What runs where no kernel is registered: standard operators of opset {op.body_opset} or newer. "
+            "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this is the example's."
+        ),
+        *picture.blocks(),
+        f"<details>\n<summary>All {count_nodes(body)} nodes</summary>",
+        fenced("text", text),
+        "</details>",
+    ]
+
+
+def body_of(op: Op) -> onnx.FunctionProto:
+    """The portable body that `link` attaches to the example."""
+    identity = (KERNEL_DOMAIN, kernel_name(op.name))
+    (body,) = [f for f in onnx_ops.link(example_model(op)).functions if (f.domain, f.name) == identity]
+    return body
+
+
+def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
+    """Its nodes, those of subgraphs included."""
+    return sum(1 + sum(map(count_nodes, subgraphs(node))) for node in container.node)
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+
+
+class Kind(enum.IntEnum):
+    """What a value depends on; of several the last in this list."""
+
+    SETTLED = 0  # constants and attributes
+    SHAPE = 1  # shapes of inputs
+    WHOLE = 2  # whole numbers in inputs
+    REAL = 3  # floating-point numbers in inputs
+
+
+# Operators that hand on the values of their first input.
+TRANSPARENT = frozenset(("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+
+
+def kind_of_type(value: onnx.ValueInfoProto) -> Kind:
+    """What an input holds."""
+    return Kind.REAL if value.type.tensor_type.elem_type in FLOATS else Kind.WHOLE
+
+
+class Picture:
+    """A flowchart of the way from floating-point inputs to the outputs.
+
+    A box is a statement of the body. Values are followed through operators that only cast or lay out anew; an operator
+    that works on one tensor for one other operator shares the box of that one. What shapes, attributes and whole
+    numbers settle has no box: its names stand in the boxes that use it, and below the picture.
+
+    Args:
+        nodes: in the order they run.
+        inputs: what each formal input holds.
+        outputs: names of the results.
+        outer: the picture of the graph around a subgraph.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Mapping[str, Kind],
+        outputs: Sequence[str],
+        outer: "Picture | None" = None,
+    ) -> None:
+        self.makers: dict[str, onnx.NodeProto] = dict(outer.makers) if outer else {}
+        self.inputs: dict[str, Kind] = {**(outer.inputs if outer else {}), **inputs}
+        self.kinds: dict[str, Kind] = {**(outer.kinds if outer else {}), **inputs}
+        for node in nodes:
+            self.makers.update((name, node) for name in node.output)
+            self.kinds.update((name, self._kind(node)) for name in node.output)
+        self.results: dict[str, list[str]] = {}
+        for output in outputs:
+            self.results.setdefault(self._source(output), []).append(output)
+        self.drawn = self._on_the_way(nodes)
+        self.own = {name for node in self.drawn for name in node.output}
+        self.merged = self._merged()
+        self.boxes = [node for node in self.drawn if node.output[0] not in self.merged]
+
+    def blocks(self) -> list[str]:
+        """The picture as Markdown, a line on what it leaves out, and a picture of each subgraph."""
+        blocks = [fenced("mermaid", "\n".join([PICTURE_SETTINGS, "flowchart TD", *self._lines()])), *self._note()]
+        for node in self.boxes:
+            for graph in subgraphs(node):
+                inputs = {value.name: kind_of_type(value) for value in graph.input}
+                inner = Picture(graph.node, inputs, [value.name for value in graph.output], self)
+                blocks += [f"`{graph.name}`, which `{node.op_type}` runs:", *inner.blocks()]
+        return blocks
+
+    # What comes from where
+
+    def _kind(self, node: onnx.NodeProto) -> Kind:
+        kinds = [self.kinds[name] for name in used_names(node)]
+        highest = max(kinds, default=Kind.SETTLED)
+        if node.op_type in ("Shape", "Size"):
+            return min(highest, Kind.SHAPE)
+        if node.op_type == "CastLike":
+            return kinds[0]
+        becomes_float = any(a.name == "to" and a.i in FLOATS for a in node.attribute)
+        return Kind.REAL if highest == Kind.WHOLE and becomes_float else highest
+
+    def _source(self, name: str) -> str:
+        """The value whose numbers these are."""
+        while name in self.makers and self.makers[name].op_type in TRANSPARENT:
+            name = self.makers[name].input[0]
+        return name
+
+    def _operands(self, node: onnx.NodeProto) -> list[str]:
+        """The different sources that a node uses and that are drawn: real numbers, and inputs whatever they hold."""
+        sources = dict.fromkeys(map(self._source, used_names(node)))
+        return [name for name in sources if self.kinds[name] == Kind.REAL or name in self.inputs]
+
+    def _on_the_way(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """The nodes on the way to the results."""
+        wanted = {name for name in self.results if self.kinds[name] == Kind.REAL}
+        drawn = []
+        for node in reversed(nodes):
+            if wanted & set(node.output):
+                wanted.update(self._operands(node))
+                drawn.append(node)
+        return drawn[::-1]
+
+    def _merged(self) -> set[str]:
+        """The values that are written in place of their name in the one box that uses them."""
+        uses = Counter(self._source(name) for node in self.drawn for name in used_names(node))
+        merged: set[str] = set()
+        for node in self.drawn:
+            for name in self._operands(node):
+                maker = self.makers.get(name)
+                if (
+                    maker in self.drawn
+                    and uses[name] == 1
+                    and name not in self.results
+                    and len(self._operands(maker)) == 1
+                    and not subgraphs(maker)
+                    and not subgraphs(node)
+                    and len(self._expression(node, merged | {name})) <= BOX_LENGTH
+                ):
+                    merged.add(name)
+        return merged
+
+    # What is written
+
+    def _lines(self) -> Iterator[str]:
+        """The statements of the flowchart."""
+        named = {name for node in self.boxes for name in self._leaves(node)}
+        for node in self.boxes:
+            names = ", ".join(name for name in node.output if name in named)
+            box = node.output[0]
+            yield f"    {identifier(box)}[{quoted(label(names, self._expression(node, self.merged)))}]"
+            for name in self._leaves(node):
+                yield f"    {self._start(name, box)} --> {identifier(box)}"
+        for name, outputs in self.results.items():
+            result = f"{name}__out"
+            yield f"    {self._start(name, result)} --> {identifier(result)}([{quoted(', '.join(outputs))}])"
+
+    def _start(self, name: str, end: str) -> str:
+        """Where an arrow begins. Inputs are drawn anew for each box that uses them, which keeps arrows short."""
+        if name in self.own:
+            return identifier(self.makers[name].output[0])
+        return f"{identifier(f'{end}__{name}')}([{quoted(name)}])"
+
+    def _leaves(self, node: onnx.NodeProto) -> list[str]:
+        """What a box gets from others."""
+        leaves: list[str] = []
+        for name in self._operands(node):
+            leaves += self._leaves(self.makers[name]) if name in self.merged else [name]
+        return list(dict.fromkeys(leaves))
+
+    def _expression(self, node: onnx.NodeProto, merged: set[str]) -> str:
+        """A node as in ONNX's text syntax; of attributes only words, and the names of subgraphs."""
+        words = ", ".join([*(a.s.decode() for a in node.attribute if a.s), *(graph.name for graph in subgraphs(node))])
+        operands = ", ".join(self._operand(name, merged) for name in node.input if name)
+        return f"{node.op_type}{f' <{words}>' if words else ''} ({operands})"
+
+    def _operand(self, name: str, merged: set[str]) -> str:
+        """A value as it stands in a box: an expression, a number or a name."""
+        source = self._source(name)
+        if source in merged:
+            return self._expression(self.makers[source], merged)
+        value = constant(self.makers[source]) if source in self.makers else None
+        return source if value is None else value
+
+    def _note(self) -> list[str]:
+        """What the boxes name and the picture leaves out."""
+        sources = {self._source(name) for node in self.drawn for name in node.input if name}
+        written = {name for name in sources if self.kinds[name] < Kind.REAL and name not in self.inputs}
+        names = sorted(name for name in written if constant(self.makers[name]) is None)
+        if not names:
+            return []
+        settled_by = "shapes and attributes"
+        if inputs := self._whole_inputs(names):
+            settled_by = f"shapes, attributes and {listed(inputs)}"
+        return [filled(f"Not drawn, as {settled_by} alone settle them: {listed(names)}.")]
+
+    def _whole_inputs(self, names: Sequence[str]) -> list[str]:
+        """The inputs that the values depend on by what they hold."""
+        pending, seen = list(names), set()
+        while pending:
+            name = pending.pop()
+            if self.kinds[name] == Kind.WHOLE and name not in seen:
+                seen.add(name)
+                pending += used_names(self.makers[name]) if name in self.makers else []
+        return [name for name in self.inputs if name in seen]
+
+
+def used_names(node: onnx.NodeProto) -> list[str]:
+    """The values that a node uses, those that its subgraphs take from outside included."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        names += [name for inner in graph.node for name in used_names(inner) if name not in own]
+    return names
+
+
+def constant(node: onnx.NodeProto) -> str | None:
+    """The number that a node gives, if it is one and short."""
+    if node.op_type not in ("Constant", "ConstantOfShape") or any(a.ref_attr_name for a in node.attribute):
+        return None
+    value = next(map(helper.get_attribute_value, node.attribute), 0.0)  # ConstantOfShape may leave it out
+    values = numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.array(value)
+    if values.size != 1 or values.dtype.kind not in "iuf":
+        return None
+    text = f"{values.item():.{DIGITS}g}" if values.dtype.kind == "f" else str(values.item())
+    return text if len(text) <= LITERAL_LENGTH else None
+
+
+def label(names: str, expression: str) -> str:
+    """What stands in a box."""
+    whole = f"{names} = {expression}" if names else expression
+    if len(whole) <= LINE_LENGTH:
+        return whole
+    count = len(lines(expression, LINE_LENGTH))
+    balanced = next(width for width in range(1, LINE_LENGTH + 1) if len(lines(expression, width)) == count)
+    return "<br/>".join([*([f"{names} ="] if names else []), *lines(expression, balanced)])
+
+
+def identifier(name: str) -> str:
+    """A name that Mermaid takes for a box."""
+    return "v_" + re.sub(r"\W", "_", name)
+
+
+def quoted(text: str) -> str:
+    """A label in quotation marks; its line breaks stay."""
+    return '"' + re.sub(r"<(?!br/>)", "#lt;", text.replace('"', "#quot;")) + '"'
+
+
+# --- Markdown ------------------------------------------------------------------------------------------------------
+
+
+def text_of(proto: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto) -> str:
+    """In ONNX's text syntax."""
+    return str(onnx.printer.to_text(proto)).strip()
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def wrapped(line: str, width: int = CODE_WIDTH) -> str:
+    """Code, broken after commas where it is too long; what follows is indented."""
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + "    "
+    return f"\n{indent}".join(lines(line, width - len(indent)))
+
+
+def lines(code: str, width: int) -> list[str]:
+    """Code, broken after commas where it is too long."""
+    found = [""]
+    for piece in re.findall(r".+?, |.+$", code):
+        if found[-1] and len(found[-1] + piece.rstrip()) > width:
+            found.append("")
+        found[-1] += piece
+    return [line.rstrip() for line in found]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A table; columns of numbers, which `right` counts out, to the right."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = ["-" * (w - 1) + ":" if i in right else "-" * w for i, w in enumerate(widths)]
+    aligned = [
+        [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        for row in [cells[0], rule, *cells[1:]]
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in aligned)
+
+
+def prose(op: Op, text: str) -> str:
+    """A paragraph as Markdown; its line breaks stay where they can."""
+    paragraph = inline(op, text)
+    return paragraph if all(len(line) <= WIDTH for line in paragraph.splitlines()) else filled(paragraph)
+
+
+def inline(op: Op, text: str) -> str:
+    """Plain text as Markdown: whatever names an input, an output or an attribute is code."""
+    return re.sub(r"\S+", lambda match: inline_word(op, match[0]), text)
+
+
+def inline_word(op: Op, word: str) -> str:
+    """A word that holds a name as code, without the punctuation around it; any other with Markdown's marks escaped."""
+    before, core, after = "", word, ""
+    while core.startswith("(") and core.count("(") > core.count(")"):
+        before, core = before + "(", core[1:]
+    while tail := re.search(r"(?:'s?|[.,;:])$", core) or (
+        core.count(")") > core.count("(") and re.search(r"\)$", core)
+    ):
+        core, after = core[: tail.start()], tail[0] + after
+    if is_name(op, core):
+        return f"{before}`{core}`{after}"
+    return before + re.sub(r"([*<`\\])", r"\\\1", core) + after
+
+
+def is_name(op: Op, text: str) -> bool:
+    """Whether the first word of a text is, or contains, the name of an input, an output or an attribute."""
+    names = {*op.input_names, op.output_name, *op.schema.attributes}
+    return not names.isdisjoint(re.findall(r"\w+", text.split()[0] if text.split() else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
