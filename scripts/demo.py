@@ -46,9 +46,8 @@ def main() -> int:
         "Five ops of the domain 'aclnn' compute gradients inside ONNX models. First one of them trains a neural "
         "network on real handwritten digits; then each is checked and timed on data from that network."
     )
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32)
-    data = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=SEED)
+    images, labels = load_images()
+    data = split(images, labels)
 
     heading("1. Training")
     classifier, beginner, accuracy = train(*data)
@@ -84,6 +83,25 @@ def main() -> int:
 
 
 # Training
+
+
+def load_images() -> tuple[np.ndarray, np.ndarray]:
+    """All images (N, 64), brightness from 0 to 1, and their labels (N)."""
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype(np.float32), labels
+
+
+def split(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images to learn from, images held out, and the labels of the ones and the others."""
+    learned, held_out, learned_labels, held_out_labels = train_test_split(
+        images, labels, test_size=0.2, stratify=labels, random_state=SEED
+    )
+    return learned, held_out, learned_labels, held_out_labels
+
+
+def learning_rate(epoch: int) -> float:
+    """Falls in a straight line, to 0 where training ends."""
+    return LEARNING_RATE * (1 - epoch / EPOCHS)
 
 
 class Classifier:
@@ -122,12 +140,12 @@ def train(
     beginner = None
     with tqdm(range(EPOCHS), desc="Training", unit="epoch") as progress:
         for epoch in progress:
-            learning_rate = np.array(LEARNING_RATE * (1 - epoch / EPOCHS), np.float32)
+            rate = np.array(learning_rate(epoch), np.float32)
             straddling = digit_lines.off_centre_windows(images, n_straddling, rng)
             shown = np.concatenate([digits.nudged(images, rng), straddling])
             losses = []
             for batch in np.array_split(rng.permutation(len(shown)), len(shown) // BATCH):
-                feeds = {"images": shown[batch], "targets": targets[batch], "learning_rate": learning_rate}
+                feeds = {"images": shown[batch], "targets": targets[batch], "learning_rate": rate}
                 loss, *next_state = step.run(None, feeds | state)
                 state = dict(zip(state, next_state, strict=True))
                 losses.append(loss)

@@ -1,0 +1,82 @@
+import uPlot from "./uplot/uPlot.esm.js";
+
+const FONT = "12px system-ui, sans-serif";
+
+/** The loss over the epochs: every step's, and the mean of the steps of an epoch. Data: [epochs, losses, means]. */
+export function lossChart(element, epochs) {
+  return chart(element, epochs, {
+    name: "Loss (logarithmic)",
+    scale: { distr: 3, range: (_, low, high) => [Math.min(1e-3, decade(low)), Math.max(1, 10 * decade(high))] },
+    series: [
+      { stroke: () => color("--curve-faint"), width: 1, points: { show: false } },
+      { stroke: () => color("--curve"), width: 2, points: { show: false } },
+    ],
+    ticks: (from, to) => {
+      const ticks = [];
+      for (let tick = from; tick <= 1.01 * to; tick *= 10) ticks.push(Number(tick.toPrecision(1)));
+      return ticks;
+    },
+    label: String,
+  });
+}
+
+/** The share of held-out digits that are named right, over the epochs. Data: [epochs, accuracies]. */
+export function accuracyChart(element, epochs) {
+  return chart(element, epochs, {
+    name: "Accuracy",
+    scale: { range: [0, 1] },
+    series: [{ stroke: () => color("--right"), width: 2, points: { show: false } }],
+    ticks: () => [0, 0.2, 0.4, 0.6, 0.8, 1],
+    label: (value) => `${Math.round(100 * value)} %`,
+  });
+}
+
+/** A chart that fills its element, in the colours of the page. */
+function chart(element, epochs, { name, scale, series, ticks, label }) {
+  const axis = (more) => ({
+    stroke: () => color("--muted"),
+    grid: { stroke: () => color("--line"), width: 1 },
+    ticks: { show: false },
+    font: FONT,
+    labelFont: FONT,
+    labelSize: 18,
+    ...more,
+  });
+  const plot = new uPlot(
+    {
+      ...size(element),
+      padding: [10, 12, 0, 0],
+      legend: { show: false },
+      cursor: { show: false },
+      scales: { x: { time: false, range: [0, epochs] }, y: scale },
+      series: [{}, ...series],
+      axes: [
+        axis({ label: "Epoch", size: 26 }),
+        axis({
+          label: name,
+          size: 48,
+          splits: (_, axisIndex, from, to) => ticks(from, to),
+          values: (_, values) => values.map(label),
+        }),
+      ],
+    },
+    [[], ...series.map(() => [])],
+    element,
+  );
+  new ResizeObserver(() => plot.setSize(size(element))).observe(element);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());
+  return plot;
+}
+
+function size(element) {
+  return { width: element.clientWidth, height: element.clientHeight };
+}
+
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name);
+}
+
+/** The power of ten at or below the value; of nothing, 1/10. */
+function decade(value) {
+  return 10 ** Math.floor(Math.log10(value ?? 0.1));
+}

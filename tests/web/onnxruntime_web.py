@@ -1,0 +1,211 @@
+"""onnxruntime-web in a Node process: how to start it, run models in it, and the engines that run one op in it."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import functools
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import engines
+import numpy as np
+import onnx
+from engines import BFLOAT16, Array, Arrays, Attributes, Engine
+from onnx import TensorProto, helper
+
+import onnx_ops
+
+PROGRAM = Path(__file__).parents[2] / "scripts" / "web" / "run_models.mjs"
+SECONDS = 60
+"""Longer than any request takes on a busy machine; a process that does not answer is killed."""
+SESSIONS = 200
+"""Kept at a time: they share the memory of one WebAssembly module."""
+
+
+def what_is_missing() -> str | None:
+    """Why models cannot be run, if they cannot."""
+    if shutil.which("node") is None:
+        return "node is not installed"
+    if not (PROGRAM.parent / "node_modules" / "onnxruntime-web").is_dir():
+        return "onnxruntime-web is not installed: run `npm ci` in scripts/web"
+    return None
+
+
+class WebError(Exception):
+    """What onnxruntime-web answered instead of results."""
+
+
+class Node:
+    """A Node process that runs models until it is closed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            ["node", str(PROGRAM)], cwd=PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.sessions: collections.OrderedDict[Hashable, Session] = collections.OrderedDict()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            WebError: the request failed; the process is fine.
+            RuntimeError: the process ended, or was ended because it did not answer.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        timer = threading.Timer(SECONDS, self.process.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise RuntimeError(f"the Node process ended with {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WebError(answer["error"])
+        return answer
+
+    def session(self, key: Hashable, make: Callable[[], onnx.ModelProto], options: Mapping[str, Any]) -> Session:
+        """The session of a key, made when it is first needed and released when many others were needed since."""
+        if key not in self.sessions:
+            self.sessions[key] = Session(self, make(), **options)
+            if len(self.sessions) > SESSIONS:
+                self.sessions.popitem(last=False)[1].release()
+        self.sessions.move_to_end(key)
+        return self.sessions[key]
+
+    def close(self) -> int:
+        """End the process; its exit code."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            return self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            self.process.stdout.close()
+
+
+class Session:
+    """A model in a Node process."""
+
+    def __init__(self, node: Node, model: onnx.ModelProto | bytes, **options: Any) -> None:
+        self.node = node
+        data = model if isinstance(model, bytes) else model.SerializeToString()
+        loaded = node.ask(load=_base64(data), options=options)
+        self.number, self.outputs = loaded["session"], loaded["outputs"]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs by name."""
+        answer = self.node.ask(run=self.number, feeds={name: _encoded(array) for name, array in feeds.items()})
+        return {name: _decoded(answer["results"][name]) for name in self.outputs}
+
+    def release(self) -> None:
+        """Give its memory back."""
+        self.node.ask(release=self.number)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _encoded(array: Array) -> dict[str, Any]:
+    return {"type": array.dtype.name, "dims": array.shape, "data": _base64(array.tobytes())}
+
+
+def _decoded(tensor: Mapping[str, Any]) -> Array:
+    return np.frombuffer(base64.b64decode(tensor["data"]), tensor["type"]).reshape(tensor["dims"]).copy()
+
+
+# --- one op --------------------------------------------------------------------------------------------------------
+
+
+def without_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float32 in place of bfloat16, which JavaScript has no tensors of, at its inputs and outputs.
+
+    Casts inside turn one into the other, exactly: every bfloat16 is a float32. For graphs without subgraphs.
+    """
+    cast = onnx.ModelProto()
+    cast.CopyFrom(model)
+    graph = cast.graph
+    first = []
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            inner = f"{value.name}_bfloat16"
+            for node in graph.node:
+                node.input[:] = [inner if name == value.name else name for name in node.input]
+            first.append(helper.make_node("Cast", [value.name], [inner], to=TensorProto.BFLOAT16))
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            inner = f"{value.name}_bfloat16"
+            for node in graph.node:
+                node.output[:] = [inner if name == value.name else name for name in node.output]
+            graph.node.append(helper.make_node("Cast", [inner], [value.name], to=TensorProto.FLOAT))
+    nodes = [*first, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return cast
+
+
+def widened(array: Array) -> Array:
+    """The array as `without_bfloat16` wants it."""
+    return array.astype(np.float32) if array.dtype == BFLOAT16 else array
+
+
+@functools.cache
+def the_node() -> Node:
+    """The one that the engines of this Python process use; whoever asks for it first closes it."""
+    return Node()
+
+
+def _in_node(
+    op: str,
+    inputs: Arrays,
+    attributes: Attributes,
+    static: bool,
+    *,
+    self_contained: Callable[[onnx.ModelProto], onnx.ModelProto],
+    options: Sequence[tuple[str, Any]] = (),
+) -> Array:
+    """Run one op.
+
+    Args:
+        self_contained: what makes its model one that any runtime can run.
+        options: of the session.
+    """
+    key = (self_contained, options, op, engines.signature(op, inputs, static), tuple(sorted(attributes.items())))
+    model = functools.partial(engines.model_of, op, inputs, attributes, static)
+    session = the_node().session(key, lambda: self_contained(without_bfloat16(model())), dict(options))
+    feeds = {name: widened(array) for name, array in engines.named(op, inputs).items()}
+    (result,) = session.run(feeds).values()
+    if model().graph.output[0].type.tensor_type.elem_type == TensorProto.BFLOAT16:
+        narrow = result.astype(BFLOAT16)
+        np.testing.assert_array_equal(result, narrow.astype(np.float32), "rounded in the model", strict=True)
+        return narrow
+    return result
+
+
+WEB = Engine("web", functools.partial(_in_node, self_contained=onnx_ops.link), portable=True)
+WEB_AS_WRITTEN = Engine(
+    "web_unoptimised",
+    functools.partial(_in_node, self_contained=onnx_ops.link, options=(("graphOptimizationLevel", "disabled"),)),
+    portable=True,
+)
+WEB_INLINED = Engine("web_inlined", functools.partial(_in_node, self_contained=onnx_ops.inline), portable=True)
