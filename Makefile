@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WEB := scripts/web/node_modules/.package-lock.json
 
-.PHONY: demo test lint types unit test-web web bench accuracy docs clean
+.PHONY: demo test lint types unit test-web web web-packages bench accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -45,6 +45,8 @@ $(VENV)/ready: pyproject.toml
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --editable '.[demo,test]'
 	touch $@
+
+web-packages: $(WEB)
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	cd scripts/web && npm ci

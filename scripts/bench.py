@@ -54,6 +54,9 @@ MOST_OVER_IDENTITY = 3e-6
 MOST_OVER_MEMORY = 1.15
 LEAST_OF_TORCH = dict.fromkeys([*SIZES, *CTC_SIZES], 1.0) | {"500x32x100x50": 3.0, "1000x32x32x200": 3.0}
 LEAST_OF_TORCH.pop(SMALLEST)
+# The portable body: its time by the kernel's, of elementwise ops; by that of torch, of CTC.
+MOST_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
+MOST_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
 
 # Seconds. Idle worker threads keep a core busy for a while, onnxruntime's for 30 ms if nothing is said, those of torch
 # (OpenMP) for 3 ms: a contender must not pay for the one before it, so it rests. Then its own sleep, and it takes up to
@@ -379,6 +382,12 @@ def verdict(row: Row) -> list[str] | None:
     if row.size == LARGEST:
         over_memory = round(row.over_memory, 2)
         goals.append((over_memory <= MOST_OVER_MEMORY, f"{over_memory:.2f} of memory, not {MOST_OVER_MEMORY}"))
+    body, kind = row.ratios["body"], (row.dtype, row.size)
+    if most := MOST_BODY_OVER_KERNEL.get(kind):
+        goals.append((round(body, 2) <= most, f"body {body:.2f} of kernel, not {most:g}"))
+    if (most := MOST_BODY_OVER_TORCH.get(kind)) and "torch" in row.ratios:
+        body /= row.ratios["torch"]
+        goals.append((round(body, 2) <= most, f"body {body:.2f} of torch, not {most:g}"))
     return [text for met, text in goals if not met] if goals else None
 
 
