@@ -69,9 +69,26 @@ class Body:
         self.emit(f"{name} = Constant <value = {kind} {{{value!r}}}> ()")
         return name
 
-    def divisor(self, attribute: str, whole: str) -> str | None:
+    def scaled(self, value: str, factor: str, *made_of: str) -> str:
+        """A value times a factor, made of these inputs, and divided as the attribute `reduction` says."""
+        divisor = self._divisor(value)
+        if divisor and all(map(self._is_single, made_of)):
+            self.emit(f"share = Div ({factor}, {divisor})")  # one pass over the elements, not two
+            factor, divisor = "share", None
+        self.emit(f"scaled = Mul ({value}, {factor})")
+        if divisor is None:
+            return "scaled"
+        self.emit(f"mean = Div (scaled, {divisor})")
+        return "mean"
+
+    def _is_single(self, name: str) -> bool:
+        """Whether an input has one element in all uses."""
+        shapes = [c.shape(name) for c in self.calls if c.present(name)]
+        return all(shape is not None and all(d == 1 for d in shape) for shape in shapes)
+
+    def _divisor(self, whole: str) -> str | None:
         """What a mean divides by, in the computing dtype; None if no use takes one."""
-        kinds = {Reduction(c.attributes[attribute]) for c in self.calls}
+        kinds = {Reduction(c.attributes["reduction"]) for c in self.calls}
         if not kinds & {Reduction.MEAN, Reduction.BATCHMEAN}:
             return None
         if Reduction.MEAN in kinds:
@@ -82,7 +99,7 @@ class Body:
         if len(kinds) == 1:
             count = "size" if Reduction.MEAN in kinds else "batch"
         else:
-            self.emit(f"reduction = Constant <value_int: int = @{attribute}> ()")
+            self.emit("reduction = Constant <value_int: int = @reduction> ()")
             self.emit("count_none = Constant <value_int = 1> ()")
             count = "count_none"
             for kind, value in ((Reduction.MEAN, "size"), (Reduction.BATCHMEAN, "batch")):

@@ -42,10 +42,12 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         OpError: a node that its op refuses, by inputs, attributes, dtypes or shapes as far as the model tells them.
         LinkError: a model whose default opset is too old, or whose nodes no one portable body can serve.
     """
-    linked = _load(model)
-    _remove_functions(linked)
-    used = [op for op in OPS.values() if any(n.op_type == op.name for _, n in _nodes(linked))]
-    _check_names(linked)
+    linked = load(model)
+    remove_functions(linked)
+    used = [op for op in OPS.values() if any(n.op_type == op.name for _, n in nodes(linked))]
+    check_version(linked)
+    for _, node in nodes(linked):
+        check_node(linked, node)
     if not used:
         return linked
     _fill_missing(linked, used)
@@ -54,13 +56,10 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         for call in calls[op.name]:
             op.kernel.infer(call)
         _spell_out_where_uses_differ(linked, op, calls[op.name])
-    opset = _default_opset(linked)
+    opset = default_opset(linked)
     attached = []
     for op in used:
-        if opset < op.body_opset:
-            raise LinkError(
-                f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
-            )
+        check_opset(op, opset)
         try:
             body = Body(op, calls[op.name]).function(opset)
         except LinkError:
@@ -98,16 +97,17 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     inlined.initializer.extend(plain.graph.initializer)
     plain.graph.CopyFrom(inlined)
     del plain.functions[:]
-    nodes = [node for container in _containers(plain) for node in container.node]
-    for named in (*nodes, *plain.opset_import):
+    inner = [node for container in containers(plain) for node in container.node]
+    for named in (*inner, *plain.opset_import):
         named.domain = "" if named.domain in DEFAULT_DOMAIN else named.domain
-    used = {"", *(node.domain for node in nodes)}
+    used = {"", *(node.domain for node in inner)}
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
         plain.opset_import.remove(entry)
     return plain
 
 
-def _load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model; external data stays external."""
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
@@ -123,7 +123,8 @@ def _own(function: onnx.FunctionProto) -> bool:
     )
 
 
-def _remove_functions(model: onnx.ModelProto) -> None:
+def remove_functions(model: onnx.ModelProto) -> None:
+    """Take off what `link` has attached."""
     kept = [f for f in model.functions if not _own(f)]
     if len(kept) != len(model.functions):
         del model.functions[:]
@@ -140,7 +141,8 @@ def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version
         importer.opset_import.append(helper.make_opsetid(domain, version))
 
 
-def _default_opset(model: onnx.ModelProto) -> int:
+def default_opset(model: onnx.ModelProto) -> int:
+    """The version of the default domain that a model imports; one that has all operators if it imports none."""
     versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
     return versions[0] if versions else max(op.body_opset for op in OPS.values())
 
@@ -150,45 +152,56 @@ def _default_opset(model: onnx.ModelProto) -> int:
 Container = onnx.GraphProto | onnx.FunctionProto
 
 
-def _containers(model: onnx.ModelProto) -> Iterator[Container]:
+def containers(model: onnx.ModelProto) -> Iterator[Container]:
     """The graph, the functions, and the subgraphs of both."""
     pending: list[Container] = [model.graph, *model.functions]
     while pending:
         container = pending.pop()
         yield container
         for node in container.node:
-            pending.extend(_subgraphs(node))
+            pending.extend(subgraphs(node))
 
 
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
     return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
 
 
-def _nodes(model: onnx.ModelProto) -> Iterator[tuple[Container, onnx.NodeProto]]:
+def nodes(model: onnx.ModelProto) -> Iterator[tuple[Container, onnx.NodeProto]]:
     """All nodes of the domain, with what they stand in."""
-    for container in _containers(model):
+    for container in containers(model):
         for node in container.node:
             if node.domain == DOMAIN:
                 yield container, node
 
 
-def _check_names(model: onnx.ModelProto) -> None:
-    """Refuse nodes that no schema describes."""
+def check_version(model: onnx.ModelProto) -> None:
+    """Refuse a model that imports another version of the domain."""
     for entry in model.opset_import:
         if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
             raise LinkError(f"the model imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
-    functions = {f.name for f in model.functions if f.domain == DOMAIN}
-    for _, node in _nodes(model):
-        if node.op_type in functions:
-            continue
-        op = op_named(node.op_type)
-        for attribute in node.attribute:
-            expected = op.attribute(attribute.name).default_value.type
-            if attribute.type != expected:
-                got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))
-                raise OpError(node.op_type, f"attribute '{attribute.name}' has type {got}, expected {wanted}")
-        if len(node.output) != 1 or not node.output[0]:
-            raise OpError(node.op_type, f"got {len(node.output)} outputs, expected 1")
+
+
+def check_opset(op: Op, opset: int) -> None:
+    """Refuse a default opset that lacks operators of an op's portable body."""
+    if opset < op.body_opset:
+        raise LinkError(
+            f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
+        )
+
+
+def check_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Refuse a node of the domain that no schema describes, unless the model brings a function for it."""
+    if any(f.domain == DOMAIN and f.name == node.op_type for f in model.functions):
+        return
+    op = op_named(node.op_type)
+    for attribute in node.attribute:
+        expected = op.attribute(attribute.name).default_value.type
+        if attribute.type != expected:
+            got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))
+            raise OpError(node.op_type, f"attribute '{attribute.name}' has type {got}, expected {wanted}")
+    if len(node.output) != 1 or not node.output[0]:
+        raise OpError(node.op_type, f"got {len(node.output)} outputs, expected 1")
 
 
 # --- what is known of the nodes' inputs ----------------------------------------------------------------------------
@@ -197,21 +210,26 @@ Types = dict[str, TensorType]
 
 
 def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
-    """All uses of each op, with the functions of the model inlined; one of which nothing is known for an unused op."""
+    """All uses of each op; one of which nothing is known for an op that no node uses."""
+    calls: dict[str, list[Call]] = {name: [] for name in OPS}
+    for node, types in typed_nodes(model):
+        calls[node.op_type].append(call_of(node, types))
+    return {name: uses or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, uses in calls.items()}
+
+
+def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """The nodes of the domain, with the functions of the model inlined, and the types of all values they can see."""
     skeleton = _skeleton(model)
     if model.functions:
         _spell_out_defaults(skeleton)
         skeleton = inliner.inline_local_functions(skeleton)
-    calls: dict[str, list[Call]] = {name: [] for name in OPS}
-    for node, types in _typed_nodes(_inferred(skeleton).graph, {}):
-        calls[node.op_type].append(_call(node, types))
-    return {name: uses or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, uses in calls.items()}
+    return _typed_nodes(_inferred(skeleton).graph, {})
 
 
 def _spell_out_defaults(model: onnx.ModelProto) -> None:
     """Give calls of functions the attributes that they leave to their defaults, which the inliner forgets."""
     defaults = {(f.domain, f.name): f.attribute_proto for f in model.functions if f.attribute_proto}
-    for container in _containers(model):
+    for container in containers(model):
         for node in container.node:
             given = {attribute.name for attribute in node.attribute}
             node.attribute.extend(a for a in defaults.get((node.domain, node.op_type), ()) if a.name not in given)
@@ -220,13 +238,14 @@ def _spell_out_defaults(model: onnx.ModelProto) -> None:
 def _spell_out_where_uses_differ(model: onnx.ModelProto, op: Op, calls: Sequence[Call]) -> None:
     """Give an op's nodes the attributes that its body refers to: onnx.inliner forgets defaults."""
     names = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
-    for _, node in _nodes(model):
+    for _, node in nodes(model):
         if node.op_type == op.name:
             given = {attribute.name for attribute in node.attribute}
             node.attribute.extend(op.schema.attributes[n].default_value for n in names if n not in given)
 
 
-def _call(node: onnx.NodeProto, types: Types) -> Call:
+def call_of(node: onnx.NodeProto, types: Types) -> Call:
+    """What is known of a node; OpError for one with too many inputs."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
     return OPS[node.op_type].call([types.get(i, TensorType()) if i else None for i in node.input], attributes)
 
@@ -265,7 +284,7 @@ def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.No
     for node in graph.node:
         if node.domain == DOMAIN and node.op_type in OPS:
             yield node, types
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             yield from _typed_nodes(subgraph, types)
 
 
@@ -286,19 +305,19 @@ def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
     taken = _value_names(model)
     for op in used:
         optional = [i for i, p in enumerate(op.schema.inputs) if p.option != p.option.Single]
-        nodes = [(c, n) for c, n in _nodes(model) if n.op_type == op.name]
+        uses = [(c, n) for c, n in nodes(model) if n.op_type == op.name]
         for index in optional:
             name = op.input_names[index]
-            if not any(_has_input(n, index) for _, n in nodes):
+            if not any(_has_input(n, index) for _, n in uses):
                 continue
-            for container, node in nodes:
+            for container, node in uses:
                 if not _has_input(node, index):
                     node.input.extend([""] * (index + 1 - len(node.input)))
                     ones = _ones(op, node, name, taken)
                     node.input[index] = ones[-1].output[0]
                     _insert_before(container, node, ones)
                     if isinstance(container, onnx.FunctionProto):
-                        _import(container, "", _default_opset(model))
+                        _import(container, "", default_opset(model))
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
@@ -306,8 +325,8 @@ def _has_input(node: onnx.NodeProto, index: int) -> bool:
 
 
 def _value_names(model: onnx.ModelProto) -> set[str]:
-    names = {value for container in _containers(model) for n in container.node for value in (*n.input, *n.output)}
-    for container in _containers(model):
+    names = {value for container in containers(model) for n in container.node for value in (*n.input, *n.output)}
+    for container in containers(model):
         if isinstance(container, onnx.GraphProto):
             names.update(v.name for v in (*container.input, *container.output, *container.initializer))
         else:
@@ -349,7 +368,7 @@ def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
     for (graph, node), (_, types) in list(walks):
         if node.op_type != op.name:
             continue
-        call = _call(node, types)
+        call = call_of(node, types)
         dtype = op.kernel.infer(call).dtype
         for index, name in enumerate(op.input_names):
             if call.dtype(name) not in (dtype, None) and dtype is not None:
@@ -363,7 +382,7 @@ def _graph_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.GraphProto, onnx
     for node in graph.node:
         if node.domain == DOMAIN and node.op_type in OPS:
             yield graph, node
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             yield from _graph_nodes(subgraph)
 
 

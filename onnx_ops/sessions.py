@@ -34,7 +34,7 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
 def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
     global _warned
     try:
-        return _register(options)
+        return register(options)
     except KernelsUnavailable as reason:
         if not _warned:
             _warned = True
@@ -42,7 +42,8 @@ def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.Session
         return ort.SessionOptions() if options is None else options
 
 
-def _register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    """As `session_options`, but KernelsUnavailable instead of a warning."""
     try:
         from onnx_ops.runtime import host
     except ImportError as error:
@@ -74,12 +75,14 @@ class InferenceSession(ort.InferenceSession):
         if not isinstance(model, str | os.PathLike):
             super().__init__(linked, options, providers, **kwargs)
             return
-        before = _config_entry(options, EXTERNAL_DATA_FOLDER)
-        options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(Path(model).resolve().parent))
+        # onnxruntime logs a warning where an entry changes, so options that nobody else has are left as they are.
+        before = None if sess_options is None else _config_entry(options, EXTERNAL_DATA_FOLDER)
+        options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(Path(model).absolute().parent))
         try:
             super().__init__(linked, options, providers, **kwargs)
         finally:
-            options.add_session_config_entry(EXTERNAL_DATA_FOLDER, before)
+            if before is not None:
+                options.add_session_config_entry(EXTERNAL_DATA_FOLDER, before)
 
 
 def _config_entry(options: ort.SessionOptions, key: str) -> str:

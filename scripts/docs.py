@@ -22,9 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import onnx_ops
-from models.single_op import single_op_model
 from onnx_ops.body import attribute_type
 from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.examples import example_model
+from onnx_ops.linking import subgraphs
 from onnx_ops.op import Op
 from onnx_ops.signature import FLOATS, defaults
 
@@ -233,15 +234,6 @@ def example(op: Op) -> str:
     )
 
 
-def example_model(op: Op) -> onnx.ModelProto:
-    """The op alone in a graph, for the inputs of its example."""
-    arrays = op.example.arrays()
-    given = [i for i, name in enumerate(op.input_names) if name in arrays]
-    inputs = [arrays.get(name) for name in op.input_names[: given[-1] + 1]]
-    types = [None if array is None else (array.dtype, array.shape) for array in inputs]
-    return single_op_model(op.name, types, op.example.attributes)
-
-
 def literal(value: Any) -> str:
     """A number, or nested lists of them, in Python."""
     if isinstance(value, list):
@@ -291,11 +283,6 @@ def body_of(op: Op) -> onnx.FunctionProto:
 def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
     """Its nodes, those of subgraphs included."""
     return sum(1 + sum(map(count_nodes, subgraphs(node))) for node in container.node)
-
-
-def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs among a node's attributes."""
-    return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
 
 
 class Kind(enum.IntEnum):

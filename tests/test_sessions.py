@@ -148,6 +148,15 @@ def test_external_data_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(session.run(None, {"g": G})[0], EXPECTED)
 
 
+def test_external_data_beside_a_link_to_the_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As caches of downloaded models keep them; and nothing is logged."""
+    path = _save_external(tmp_path / "link", X)
+    (tmp_path / "store").mkdir()
+    path.symlink_to(path.rename(tmp_path / "store" / "model.onnx"))
+    np.testing.assert_array_equal(onnx_ops.InferenceSession(path).run(None, {"g": G})[0], EXPECTED)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_external_data_of_two_models_with_the_same_options(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     first = onnx_ops.InferenceSession(_save_external(tmp_path / "a", X), options)

@@ -39,8 +39,9 @@ Edge rules: a missing weight or pos_weight stands for ones. A target outside [0,
 overflows, and the small gradient of a logit that is right by far keeps its digits. NaN and infinities go through the
 formula: an infinite target or pos_weight gives NaN. Empty inputs give an empty output.
 
-Without a kernel: all values are computed as above; a sigmoid below the smallest normal number counts as 0. Shapes that
-are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: all values are computed as above; a sigmoid below the smallest normal number counts as 0, and a
+grad_output so small that grad_output / n is below it loses digits. Shapes that are known only at run time are not
+checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to self."),
@@ -205,14 +206,10 @@ def body(b: Body) -> None:
     b.emit(f"positive_term = Div ({positive}, positive_divisor)")
     b.emit("difference = Sub (negative_term, positive_term)")
     if b.has("weight"):
-        b.emit(f"scale = Mul ({grad}, {b.load('weight')})")
-        grad = "scale"
-    b.emit(f"d = Mul ({grad}, difference)")
-    result = "d"
-    if divisor := b.divisor("reduction", "d"):
-        b.emit(f"mean = Div (d, {divisor})")
-        result = "mean"
-    b.store(result, "target")
+        b.emit(f"weighted_grad = Mul ({grad}, {b.load('weight')})")
+        b.store(b.scaled("difference", "weighted_grad", "grad_output", "weight"), "target")
+    else:
+        b.store(b.scaled("difference", grad, "grad_output"), "target")
 
 
 def _check(call: Call) -> None:

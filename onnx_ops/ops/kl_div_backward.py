@@ -42,8 +42,9 @@ if terms are summed, else in float; rounded once.
 Edge rules: self sets shapes only, its values do not enter. A target of 0 or below has no special case. NaN and
 infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0.
 
-Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0.
-Shapes that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0, and
+a grad_output so small that grad_output / n is below it loses digits. Shapes that are known only at run time are not
+checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to S."),
@@ -129,19 +130,12 @@ def body(b: Body) -> None:
             b.emit("is_logarithm = Cast <to = 9> (log_target)")
             b.emit(f"weight = Where (is_logarithm, probability, {target})")
         target = "probability" if b.attribute("log_target") else "weight"
-    # The sign goes with grad_output, which mostly is one number.
-    b.emit(f"minus_grad = Neg ({grad})")
-    b.emit(f"d = Mul ({target}, minus_grad)")
-    d = "d"
     if sums or any(c.shape("target") != c.shape("self") for c in b.calls):
         b.emit("self_shape = Shape (self)")
-        b.emit(f"target_shape = Shape ({target})")
-        b.emit("d_target = Expand (d, target_shape)")
-        b.emit("d_space = Expand (d_target, self_shape)")
-        d = "d_space"
-    if divisor := b.divisor("reduction", d):
-        b.emit(f"share = Div ({d}, {divisor})")
-        d = "share"
+        b.emit(f"target_space = Expand ({target}, self_shape)")
+        target = "target_space"
+    b.emit(f"minus_grad = Neg ({grad})")  # the sign goes with grad_output, which mostly is one number
+    d = b.scaled(target, "minus_grad", "grad_output")
     if sums:
         # The axes of S along which self has one element; where S has one too, summing over it changes nothing.
         b.emit("zero = Constant <value_ints = [0]> ()")

@@ -36,11 +36,16 @@ def _source_stamp() -> str:
     return digest.hexdigest()[:16]
 
 
+def wanted_cache_directory() -> Path:
+    """Where compiled kernels are to be kept."""
+    chosen = os.environ.get("ONNX_OPS_CACHE_DIR")
+    return Path(chosen) if chosen else platformdirs.user_cache_path("onnx_ops")
+
+
 @functools.cache
 def cache_directory() -> Path | None:
     """Where compiled kernels are kept; None if it cannot be written."""
-    chosen = os.environ.get("ONNX_OPS_CACHE_DIR")
-    path = Path(chosen) if chosen else platformdirs.user_cache_path("onnx_ops")
+    path = wanted_cache_directory()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -1,0 +1,147 @@
+"""Whether the ops run on this machine, and in which ways. All fields are of types that JSON has."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from onnx_ops.errors import KernelsUnavailable
+from onnx_ops.examples import example_model
+from onnx_ops.linking import inline, link
+from onnx_ops.op import Op
+from onnx_ops.ops import OPS
+from onnx_ops.sessions import register
+
+PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
+SILENT = 4
+"""The severity of what onnxruntime logs above which it logs nothing: what fails here is told in the outcome."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Whether the kernels can be registered with onnxruntime here, and why not."""
+
+    registered: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where compiled kernels are kept; without a path nothing can be compiled."""
+
+    path: str | None
+    writable: bool
+
+
+class Status(enum.StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+    """There are no kernels here, and nothing has been run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an op's example when it was run in one way."""
+
+    op: str
+    way: str
+    status: Status
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A machine; a package that is not installed has the version None."""
+
+    platform: str
+    versions: Mapping[str, str | None]
+    kernels: Kernels
+    cache: Cache
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(outcome.status != Status.FAILED for outcome in self.outcomes)
+
+
+def diagnose() -> Diagnosis:
+    """Everything about this machine that matters to the ops; each op is run in each way."""
+    outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
+    return Diagnosis(platform.platform(), _versions(), kernels(), _cache(), outcomes)
+
+
+def kernels() -> Kernels:
+    """Whether the kernels can be registered; compiles what that needs and is not in the cache."""
+    try:
+        register(None)
+    except KernelsUnavailable as reason:
+        return Kernels(False, str(reason))
+    return Kernels(True, None)
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # onnxruntime comes under several names
+            versions[name] = getattr(sys.modules.get(name.replace("-", "_")), "__version__", None)
+    return versions
+
+
+def _cache() -> Cache:
+    try:
+        from onnx_ops.runtime import compiler
+    except ImportError:
+        return Cache(None, False)
+    return Cache(str(compiler.wanted_cache_directory()), compiler.cache_directory() is not None)
+
+
+# --- the self-test ---------------------------------------------------------------------------------------------------
+
+
+def _on_kernel(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(link(model), register(None))
+
+
+def _on_portable_body(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(link(model), ort.SessionOptions())
+
+
+def _inlined(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(inline(model), ort.SessionOptions())
+
+
+WAYS: Mapping[str, Callable[[onnx.ModelProto], ort.InferenceSession]] = {
+    "kernel": _on_kernel,
+    "portable body": _on_portable_body,
+    "inlined": _inlined,
+}
+
+
+def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    options.log_severity_level = SILENT
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _outcome(op: Op, way: str) -> Outcome:
+    expected = op.example.expected()
+    try:
+        (result,) = WAYS[way](example_model(op)).run(None, op.example.arrays())
+    except KernelsUnavailable as reason:
+        return Outcome(op.name, way, Status.UNAVAILABLE, str(reason))
+    except Exception as error:  # whatever it is, it is what the user wants to know
+        return Outcome(op.name, way, Status.FAILED, f"{type(error).__name__}: {error}")
+    # Inputs and result are rounded to float32.
+    if result.shape == expected.shape and np.allclose(result, expected, rtol=3e-7, atol=6e-8, equal_nan=True):
+        return Outcome(op.name, way, Status.PASSED, None)
+    return Outcome(op.name, way, Status.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")

@@ -1,0 +1,189 @@
+"""Models as files: read, their external data looked for, and written in one go."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+from onnx.serialization import registry
+
+from onnx_ops.linking import containers
+
+
+class ModelFileError(ValueError):
+    """A file that holds no model or cannot be written, or weights that are not where a model looks for them."""
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """A model in the format that the file's ending stands for; external data stays external.
+
+    Raises:
+        ModelFileError: a file that cannot be read, or that is no model.
+    """
+    try:
+        model = _load(path)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # the parser of each format has exceptions of its own
+        raise ModelFileError(f"{path} is no ONNX model: {_one_line(error)}") from error
+    if not model.HasField("graph"):
+        raise ModelFileError(f"{path} is no ONNX model: there is no graph in it")
+    if not _is_text(model):
+        raise ModelFileError(f"{path} is no proper ONNX model: there is a name in it that is no text")
+    return model
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all strings in a message are; protobuf lets others in, as bytes, and nothing else bears them."""
+    for field, value in message.ListFields():
+        items = value if field.is_repeated else [value]
+        if field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in items):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(_is_text(item) for item in items):
+            return False
+    return True
+
+
+def write_model(model: onnx.ModelProto, path: Path, data_folder: Path) -> list[str]:
+    """Write a model and, beside it, the files of its external data: all of it or nothing.
+
+    Args:
+        model: what to write, in the format that the ending of `path` stands for.
+        path: a new file or one to replace.
+        data_folder: where the external data lies now.
+
+    Returns:
+        The files of external data that were copied, relative to the folder of `path`.
+
+    Raises:
+        ModelFileError: external data that is not there or would replace another file; a path that cannot be written;
+            a format that cannot hold the model.
+    """
+    data = external_files(model, data_folder)
+    if path in [path.parent / location for location in data]:
+        raise ModelFileError(f"cannot write {path}: the model keeps external data in a file of that name")
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ModelFileError(f"cannot write {path}: it is no regular file")
+        copied = [location for location in data if _must_be_copied(data_folder / location, path.parent / location)]
+        with tempfile.TemporaryDirectory(prefix=".onnx_ops_", dir=path.parent) as temporary:
+            staging = Path(temporary)
+            _save(model, staging / path.name)
+            if path.exists():
+                shutil.copymode(path, staging / path.name)
+            for location in copied:
+                (staging / location).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(data_folder / location, staging / location)
+            for location in (*copied, path.name):  # the model last: it is never there without its data
+                (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
+                (staging / location).replace(path.parent / location)
+    except OSError as error:
+        raise ModelFileError(f"cannot write {path}: {error.strerror}") from error
+    return copied
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """The files that hold a model's external data, relative to the folder that the model lies in.
+
+    Raises:
+        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in _tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            location, size = _extent(tensor)
+            path = folder / location
+            available = _size(path)
+            if available is None:
+                raise ModelFileError(f"tensor '{tensor.name}' has its data in {path}, which is not there")
+            if available < size:
+                raise ModelFileError(
+                    f"tensor '{tensor.name}' has its data in {path} up to byte {size}, which ends at {available}"
+                )
+            sizes[location] = size
+    return list(sizes)
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file; None if there is none that can be reached."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _extent(tensor: TensorProto) -> tuple[str, int]:
+    """Where a tensor's external data lies, and where it ends as far as the tensor tells."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if not location or PurePath(location).is_absolute() or ".." in PurePath(location).parts:
+        raise ModelFileError(
+            f"tensor '{tensor.name}' has its data in '{location}', expected a file below the model's folder"
+        )
+    try:
+        offset, length = (int(entries.get(key, 0)) for key in ("offset", "length"))
+    except ValueError as error:
+        raise ModelFileError(f"tensor '{tensor.name}' has external data of no proper extent: {error}") from error
+    return location, offset + length
+
+
+def _must_be_copied(source: Path, target: Path) -> bool:
+    if not target.exists():
+        return True
+    if target.samefile(source) or filecmp.cmp(source, target, shallow=False):
+        return False
+    raise ModelFileError(f"cannot copy {source}: {target} is there already, with other contents")
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All tensors of a model, in initializers and attributes."""
+    for container in containers(model):
+        if isinstance(container, onnx.GraphProto):
+            yield from container.initializer
+            for sparse in container.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in container.node:
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+
+
+def _save(model: onnx.ModelProto, path: Path) -> None:
+    try:
+        with _experimental_formats():
+            onnx.save_model(model, path)
+        # A text format may leave something out; what cannot be read back must not take the model's place.
+        binary = registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
+        faithful = binary or same_model(_load(path), model)
+    except OSError:
+        raise
+    except Exception as error:  # the writer and the parser of each format have exceptions of their own
+        raise ModelFileError(f"cannot write {path.name}: {_one_line(error)}") from error
+    if not faithful:
+        raise ModelFileError(f"cannot write {path.name}: a file with this ending does not hold all of the model")
+
+
+def same_model(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    """Whether two models agree in every byte; the comparison of messages takes NaN for different from itself."""
+    return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    with _experimental_formats():
+        return onnx.load_model(path, load_external_data=False)
+
+
+def _experimental_formats() -> warnings.catch_warnings[None]:
+    """Formats are chosen by the names of files, so that a warning about them tells nothing new."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def _one_line(error: Exception) -> str:
+    text = error.args[0] if error.args else error
+    return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
