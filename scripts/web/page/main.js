@@ -6,7 +6,7 @@ const buttons = { start: element("start"), pause: element("pause"), reset: eleme
 
 let loaded; // what the worker said of the model and the data
 let state = "loading";
-let means; // of the last epoch's losses, after every step
+let means = []; // of the last epoch's losses, after every step
 let speed;
 let view; // the charts and the digits
 let drawing = false;
@@ -50,7 +50,7 @@ const handlers = {
       Object.assign(history, { losses: [], accuracies: [], predictions: [] });
       means = [];
     } else {
-      draw(); // ready it is shown with the first predictions, which follow
+      draw(); // what is ready is shown with its first predictions, which follow
     }
   },
 
@@ -71,12 +71,13 @@ const handlers = {
   },
 };
 
-/** Shows the present state at the browser's next picture. */
+/** Shows the present state at the browser's next picture; there is none before the first predictions. */
 function draw() {
   if (drawing || !view) return;
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
+    if (history.predictions.length === 0) return;
     drawButtons();
     drawFigures();
     drawCurves();
