@@ -1,6 +1,6 @@
 """Times the five ops against torch, the portable bodies, the memory's speed and an empty session.
 
-Run it from the repository's root: `python -m scripts.bench`. Everything in a row is measured in one run, in turns: each
+Run it from the repository's root: `python -m scripts.bench`. A row is measured in a process of its own, in turns: each
 contender rests the machine, runs for a moment, and hands over. A ratio is the median of the ratios within the rounds.
 
 bound     session.run_with_iobinding of the kernel, inputs and output in memory that is there already
@@ -16,14 +16,16 @@ import argparse
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -78,8 +80,6 @@ Run = Callable[[], object]
 def main() -> int:
     """Measure, print, write; returns the exit status."""
     options = arguments()
-    if cases.torch:
-        cases.torch.set_num_threads(options.threads)
     machine = cases.machine(options.threads)
     chosen = [
         (op_type, note, dtype, size)
@@ -92,7 +92,7 @@ def main() -> int:
     with tqdm(chosen, unit="row") as progress:
         for op_type, note, dtype, size in progress:
             progress.set_description(f"{op_type} {note} {dtype} {size}".replace("  ", " "))
-            rows.append(measure(make_case(op_type, note, dtype, size), dtype, size, options.threads, options.budget))
+            rows.append(in_own_process(measure, op_type, note, dtype, size, options.threads, options.budget))
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
@@ -251,8 +251,11 @@ class Row:
         return (self.others or 0) > MOST_FOREIGN_LOAD
 
 
-def measure(case: Case, dtype: str, size: str, threads: int, budget: float) -> Row:
-    """Times the contenders of a case in turns, for about `budget` seconds."""
+def measure(op_type: str, note: str, dtype: str, size: str, threads: int, budget: float) -> Row:
+    """Times the contenders of a row in turns, for about `budget` seconds."""
+    if cases.torch:
+        cases.torch.set_num_threads(threads)
+    case = make_case(op_type, note, dtype, size)
     output, spare = case.empty_output(), np.zeros_like(case.empty_output())
     runs = contenders(case, output, spare, size, threads)
     with without_gc():
@@ -274,6 +277,12 @@ def measure(case: Case, dtype: str, size: str, threads: int, budget: float) -> R
     )
     row.missed = verdict(row)
     return row
+
+
+def in_own_process(function: Callable[..., Row], *arguments: Any) -> Row:
+    """The call's result; no row shares the memory, and the luck with it, of those before."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def median_of(compare: Callable[[float, float], float], first: list[float], second: list[float]) -> float:
