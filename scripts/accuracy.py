@@ -5,7 +5,8 @@ inputs in float64 by tests/oracles.py (float64 itself is judged in numpy.longdou
 place of the largest term of an element's formula; correct rounding gives at most 0.5. The inputs are random, of both
 signs, with magnitudes spread evenly on a logarithmic scale; in the 16-bit dtypes also each of the 65536 values there
 are, NaN and infinities included, for one operand after the other. Left out are finite bfloat16 results with a term so
-large that the float32 arithmetic before it may overflow.
+large that the float32 arithmetic before it may overflow. Results with an exponential below the smallest normal number
+of the dtype that is computed in have a table of their own.
 
 torch is judged where all inputs and the exact result are finite: elsewhere it sometimes means something else.
 """
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -62,9 +63,17 @@ class Row:
     op: str
     dtype: str
     values: int
-    kernel: float
+    kernel: float | None
     body: float | None
     torch: float | None
+
+
+class Rows(NamedTuple):
+    """What came of one case: for the main table, for that of tails, and with absolute errors."""
+
+    main: Row
+    tail: Row
+    absolute: Row
 
 
 def main() -> int:
@@ -74,45 +83,54 @@ def main() -> int:
     if cases.torch:
         cases.torch.set_num_threads(options.threads)
     machine = cases.machine(options.threads)
-    relative, absolute = measure(options)
+    relative, tails, absolute = measure(options)
 
-    print("Largest errors, in units in the last place of the largest term:\n")
-    print_table(
-        ["op", "dtype", "results", "kernel", "portable body", "torch"],
-        [[r.op, r.dtype, f"{r.values:,}", *map(places, (r.kernel, r.body, r.torch))] for r in relative],
-    )
-    print('\n"-": does not exist; "inf": overflows, or gives NaN, where the exact result is finite.')
+    for rows, of_which in ((relative, ""), (tails, " of results with an exponential below the smallest normal number")):
+        if rows:
+            print(f"Largest errors{of_which}, in units in the last place of the largest term:\n")
+            print_table(
+                ["op", "dtype", "results", "kernel", "portable body", "torch"],
+                [[r.op, r.dtype, f"{r.values:,}", *map(places, (r.kernel, r.body, r.torch))] for r in rows],
+            )
+            print()
+    print('"-": does not exist; "inf": overflows, or gives NaN, where the exact result is finite.')
     if absolute:
         print("\nLargest absolute errors of CtcLossBackward, by the number of time steps T:\n")
         print_table(
             ["dtype", "T", "results", "kernel", "torch"],
             [[r.dtype, r.op, f"{r.values:,}", *map(scientific, (r.kernel, r.torch))] for r in absolute],
         )
-    broken = [row for row in relative if row.kernel > PROMISED[row.dtype] and not in_absolute_terms(row)]
-    broken += [row for row in absolute if row.dtype == "float32" and row.kernel > CTC_PROMISED]
+    broken = [
+        row for row in (*relative, *tails) if (row.kernel or 0) > PROMISED[row.dtype] and not in_absolute_terms(row)
+    ]
+    broken += [row for row in absolute if row.dtype == "float32" and (row.kernel or 0) > CTC_PROMISED]
     for row in broken:
         print(f"\nThe kernel is less accurate than promised: {row.op} {row.dtype}")
     print(f"\n{', '.join(f'{key} {value}' for key, value in machine.items())}")
-    ulp, numbers = ([asdict(row, dict_factory=for_json) for row in rows] for rows in (relative, absolute))
-    cases.write_json(options.json, {"machine": machine, "ulp": ulp, "absolute": numbers})
+    tables = {"ulp": relative, "tails": tails, "absolute": absolute}
+    found = {name: [asdict(row, dict_factory=for_json) for row in rows] for name, rows in tables.items()}
+    cases.write_json(options.json, {"machine": machine, **found})
     print(f"Measured in {time.perf_counter() - start:.0f} s, written to {options.json}.")
     return 1 if broken else 0
 
 
-def measure(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
-    """The rows of both tables: in units in the last place, and absolute ones of the CTC loss, where `op` is T."""
+def measure(options: argparse.Namespace) -> tuple[list[Row], list[Row], list[Row]]:
+    """The rows of all tables: in units in the last place, those of tails, and absolute ones of CTC, where `op` is T."""
     relative: list[Row] = []
+    tails: list[Row] = []
     absolute: list[Row] = []
     chosen = [(v, dtype) for v in VARIANTS if v.op_type in options.op for dtype in options.dtype]
     with tqdm(chosen, unit="row", leave=False) as progress:
         for variant, dtype in progress:
             progress.set_description(f"{variant.title} {dtype}")
             with np.errstate(all="ignore"):
-                rows = [judge(case, variant, dtype, options.threads) for case in variant.cases(dtype)]
-            relative.append(worst(variant.title, [in_places for in_places, _ in rows]))
+                judged = [judge(case, variant, dtype, options.threads) for case in variant.cases(dtype)]
+            relative.append(worst(variant.title, [rows.main for rows in judged]))
+            if any(rows.tail.values for rows in judged):
+                tails.append(worst(variant.title, [rows.tail for rows in judged]))
             if variant.op_type == "CtcLossBackward" and dtype in ("float32", "float64"):
-                absolute += [in_numbers for _, in_numbers in rows]
-    return relative, absolute
+                absolute += [rows.absolute for rows in judged]
+    return relative, tails, absolute
 
 
 def in_absolute_terms(row: Row) -> bool:
@@ -126,45 +144,57 @@ def worst(op: str, rows: Sequence[Row]) -> Row:
         max((error for error in column if error is not None), default=None)
         for column in zip(*((row.kernel, row.body, row.torch) for row in rows), strict=True)
     ]
-    return Row(op, rows[0].dtype, sum(row.values for row in rows), errors[0] or 0.0, *errors[1:])
+    return Row(op, rows[0].dtype, sum(row.values for row in rows), *errors)
 
 
 # Judging
 
 
-def judge(case: Case, variant: "Variant", dtype: str, threads: int) -> tuple[Row, Row]:
+def judge(case: Case, variant: "Variant", dtype: str, threads: int) -> Rows:
     """Errors of one case, in units in the last place and absolute."""
     exact = np.longdouble if dtype == "float64" else np.float64
     expected = variant.exact(case, exact)
     largest = variant.largest_term(case, expected)
-    options = cases.quiet_options(threads)
-    sessions = {
-        "kernel": onnx_ops.InferenceSession(case.model, options),
-        "body": cases.portable_session(case, cases.quiet_options(threads)),
-    }
-    results: dict[str, Array | None] = {"kernel": None, "body": None, "torch": None}
-    for name, session in sessions.items():
-        if session:
-            results[name] = output = case.empty_output()
-            cases.bound_run(session, case.feeds, output)()
-    if call := cases.torch_call(case):
-        results["torch"] = cases.from_torch(call())
+    results = results_of(case, threads)
 
-    relative: dict[str, Any] = {}
-    absolute: dict[str, Any] = {}
     safe: Array = np.ones(expected.shape, bool)
     if dtype == "bfloat16":
         safe = ~np.isfinite(expected) | (largest <= LARGEST_BFLOAT16_TERM)
-    for name, result in results.items():
-        judged = safe & comparable_with_torch(case, expected) if name == "torch" else safe
-        if result is None or not judged.any():
-            relative[name] = absolute[name] = None
-            continue
-        relative[name] = float(oracles.ulp_error(result, expected, largest)[judged].max())
-        difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))[judged]
-        absolute[name] = float(difference.max())
-    count = int(safe.sum())
-    return Row(variant.title, dtype, count, **relative), Row(case.note, dtype, count, **absolute)
+    tail = variant.tail(case, exact)
+
+    def row(op: str, judged: Array, error: Callable[[Array], Array]) -> Row:
+        worst = []
+        for name, result in results.items():
+            own = judged & comparable_with_torch(case, expected) if name == "torch" else judged
+            worst.append(float(error(result)[own].max()) if result is not None and own.any() else None)
+        return Row(op, dtype, int(judged.sum()), *worst)
+
+    def in_places(result: Array) -> Array:
+        return oracles.ulp_error(result, expected, largest)
+
+    def in_numbers(result: Array) -> Array:
+        return np.abs(result.astype(np.float64) - expected.astype(np.float64))
+
+    return Rows(
+        row(variant.title, safe & ~tail, in_places),
+        row(variant.title, safe & tail, in_places),
+        row(case.note, safe, in_numbers),
+    )
+
+
+def results_of(case: Case, threads: int) -> dict[str, Array | None]:
+    """What kernel, body and torch make of a case."""
+    sessions = {
+        "kernel": onnx_ops.InferenceSession(case.model, cases.quiet_options(threads)),
+        "body": cases.portable_session(case, cases.quiet_options(threads)),
+    }
+    results: dict[str, Array | None] = {}
+    for name, session in sessions.items():
+        results[name] = output = case.empty_output()
+        cases.bound_run(session, case.feeds, output)()
+    call = cases.torch_call(case)
+    results["torch"] = cases.from_torch(call()) if call else None
+    return results
 
 
 def comparable_with_torch(case: Case, expected: Array) -> Array:
@@ -258,6 +288,17 @@ class Variant:
             return np.maximum(np.abs(first), np.abs(first - expected.astype(np.float64)))
         oracle: Callable[..., Array] = getattr(oracles, f"{ORACLES[self.op_type]}_largest_term")
         return oracle(*case.inputs, **case.attributes)
+
+    def tail(self, case: Case, dtype: oracles.Reals) -> Array:
+        """Where the exponential in the formula is below the smallest normal number, but not 0 as of an infinity."""
+        if self.op_type == "BinaryCrossEntropyWithLogitsBackward":
+            exponential = np.exp(-np.abs(case.feeds["self"].astype(dtype)))
+        elif case.attributes.get("log_target"):
+            exponential = np.exp(case.feeds["target"].astype(dtype))
+        else:
+            return np.zeros(case.empty_output().shape, bool)
+        computing = np.promote_types(case.empty_output().dtype, np.float32)
+        return (exponential > 0) & (exponential < np.finfo(computing).smallest_normal)
 
 
 ORACLES = {
