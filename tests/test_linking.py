@@ -746,6 +746,28 @@ def test_portable_body_is_standard_operators_only() -> None:
             assert [(i.domain, i.version) for i in body.opset_import] == [("", 21)]
 
 
+def _made_and_used(container: Any) -> tuple[set[str], set[str]]:
+    made: set[str] = set()
+    used: set[str] = set()
+    for node in container.node:
+        made.update(node.output)
+        used.update(node.input)
+        for graph in (a.g for a in node.attribute if a.HasField("g")):
+            inner_made, inner_used = _made_and_used(graph)
+            made |= inner_made
+            used |= inner_used | {value.name for value in graph.output}
+    return made, used
+
+
+@each_case
+def test_body_makes_nothing_that_it_does_not_use(case: Case) -> None:
+    for body in onnx_ops.link(case.model).functions:
+        if body.domain == KERNEL_DOMAIN:
+            made, used = _made_and_used(body)
+            # A Concat whose result is of no use refuses dtypes that differ; a Scan gives its state out.
+            assert made - used - set(body.output) <= {"agreed", "beta_at_0"}
+
+
 def test_ir_version_is_raised_to_that_of_functions() -> None:
     assert onnx_ops.link(by_id("opset-18-ir-4").model).ir_version >= 8
     assert onnx_ops.link(by_id("opset-22-ir-10").model).ir_version == 10
