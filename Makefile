@@ -27,7 +27,7 @@ test-web: $(VENV)/ready $(WEB)
 	$(RUN) -m pytest -q tests/web
 
 web: $(VENV)/ready $(WEB)
-	$(RUN) -m scripts.web
+	$(RUN) -m scripts.web $(if $(PORT),--port $(PORT))
 
 bench: $(VENV)/ready
 	$(RUN) -m scripts.bench

@@ -177,7 +177,7 @@ def check(
     linked: Annotated[bool, typer.Option("--linked", help="Require that this version has linked the model.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What the ops' nodes in a model run on here, and all their problems.
+    """What the nodes of a model run on here, and every problem.
 
     Problems are those for which `link` refuses the model, and external data that is not there.
 

@@ -6,7 +6,6 @@ import filecmp
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,7 +13,7 @@ import onnx
 from onnx import TensorProto
 from onnx.serialization import registry
 
-from onnx_ops.linking import containers
+from onnx_ops.linking import tensors
 
 
 class ModelFileError(ValueError):
@@ -41,7 +40,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def _is_text(message: Any) -> bool:
-    """Whether all strings in a message are; protobuf lets others in, as bytes, and nothing else bears them."""
+    """Whether all strings in a message are; protobuf lets others in, as bytes, where nothing else expects them."""
     for field, value in message.ListFields():
         items = value if field.is_repeated else [value]
         if field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in items):
@@ -96,7 +95,7 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
         ModelFileError: a file that is not there, that is too short, or that lies outside of the folder.
     """
     sizes: dict[str, int] = {}
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         if tensor.data_location == TensorProto.EXTERNAL:
             location, size = _extent(tensor)
             path = folder / location
@@ -140,18 +139,6 @@ def _must_be_copied(source: Path, target: Path) -> bool:
     if target.samefile(source) or filecmp.cmp(source, target, shallow=False):
         return False
     raise ModelFileError(f"cannot copy {source}: {target} is there already, with other contents")
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """All tensors of a model, in initializers and attributes."""
-    for container in containers(model):
-        if isinstance(container, onnx.GraphProto):
-            yield from container.initializer
-            for sparse in container.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        for node in container.node:
-            for attribute in node.attribute:
-                yield from (attribute.t, *attribute.tensors)
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:

@@ -167,6 +167,18 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
 
 
+def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All tensors of a model, in initializers and attributes."""
+    for container in containers(model):
+        if isinstance(container, onnx.GraphProto):
+            yield from container.initializer
+            for sparse in container.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in container.node:
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+
+
 def nodes(model: onnx.ModelProto) -> Iterator[tuple[Container, onnx.NodeProto]]:
     """All nodes of the domain, with what they stand in."""
     for container in containers(model):
@@ -265,6 +277,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
         else:
             light.graph.initializer.append(tensor)
+    _import(light, DOMAIN, OPSET_VERSION)  # which a model made with onnx.helper alone may lack
     return light
 
 

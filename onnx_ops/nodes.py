@@ -65,8 +65,18 @@ def _attribute_value(op: Op, name: str, value: Any) -> int | float:
             raise ValueError
         return int(value)
     except (OverflowError, TypeError, ValueError):
-        raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {_expected(name)}") from None
+        raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {_expected(op, name)}") from None
 
 
-def _expected(name: str) -> str:
-    return ", ".join(r.name.lower() for r in Reduction) if name == "reduction" else "a number"
+def _expected(op: Op, name: str) -> str:
+    if name == "reduction":
+        return ", ".join(r.name.lower() for r in Reduction if _takes(op, r))
+    return "a number" if op.attribute(name).type == OpSchema.AttrType.FLOAT else "a whole number"
+
+
+def _takes(op: Op, reduction: Reduction) -> bool:
+    try:
+        op.kernel.infer(op.call([TensorType()] * len(op.input_names), {"reduction": int(reduction)}))
+    except OpError:
+        return False
+    return True

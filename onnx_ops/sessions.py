@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_ops.errors import KernelsUnavailable
-from onnx_ops.linking import link
+from onnx_ops.linking import link, tensors
 
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -71,15 +71,17 @@ class InferenceSession(ort.InferenceSession):
         **kwargs: Any,
     ) -> None:
         options = _options(sess_options, stacklevel=3)
-        linked = link(model).SerializeToString()
-        if not isinstance(model, str | os.PathLike):
-            super().__init__(linked, options, providers, **kwargs)
+        linked = link(model)
+        external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors(linked))
+        content = linked.SerializeToString()
+        if not external or not isinstance(model, str | os.PathLike):
+            super().__init__(content, options, providers, **kwargs)
             return
         # onnxruntime logs a warning where an entry changes, so options that nobody else has are left as they are.
         before = None if sess_options is None else _config_entry(options, EXTERNAL_DATA_FOLDER)
         options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(Path(model).absolute().parent))
         try:
-            super().__init__(linked, options, providers, **kwargs)
+            super().__init__(content, options, providers, **kwargs)
         finally:
             if before is not None:
                 options.add_session_config_entry(EXTERNAL_DATA_FOLDER, before)

@@ -121,7 +121,7 @@ def ctc_case(
 
 
 def quiet_options(threads: int) -> ort.SessionOptions:
-    """Options of a session with `threads` threads that does not warn of running on a portable body."""
+    """Options of a session with `threads` threads that logs errors only."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

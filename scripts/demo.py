@@ -162,7 +162,7 @@ def train(
 
 
 def loss_gradient(logits: np.ndarray, targets: np.ndarray) -> Case:
-    """The gradient that training started from, (N, 10)."""
+    """The gradient of the loss that the network was trained on, (N, 10)."""
     explain("BinaryCrossEntropyWithLogitsBackward", "the trained network's outputs for all images, against the truth.")
     attributes = {"reduction": onnx_ops.Reduction.MEAN}
     return Case("BinaryCrossEntropyWithLogitsBackward", [one(), logits, targets], attributes)

@@ -191,7 +191,7 @@ def snake(op: str) -> str:
 
 
 def output_dtype(op: str, inputs: Arrays) -> np.dtype[Any]:
-    """The dtype that SPEC.md gives the output."""
+    """The dtype of the output."""
     place = {
         "KlDivBackward": 1,
         "BinaryCrossEntropyWithLogitsBackward": 2,

@@ -1,4 +1,4 @@
-"""What SPEC.md says of all ops: what they refuse, with which words, and that results do not depend on threads.
+"""The rules of all ops: what they refuse, with which words, and that results do not depend on threads.
 
 One row of `ROWS` is one way to call an op wrongly. It is seen by whoever can see it first: what the model tells, by the
 checker, by strict shape inference, by `link` and when a session is made; shapes that the model leaves open, and
@@ -45,6 +45,8 @@ def _good(op: str) -> dict[str, Array]:
         return {"grad_out": x, "input": x, **dict.fromkeys(names, three), "counter": count}
     if op == HARDSHRINK:
         return {"grad_output": x, "self": x}
+    if op != CTC:
+        return OPS[op].example.arrays()
     log_probs = np.full((5, 2, 4), -math.log(4), np.float32)
     return {
         "grad_out": np.ones(2, np.float32),
@@ -150,7 +152,7 @@ def _rows() -> list[Row]:
     shape(KL, "grad_output", zeros(0, 3), "(2, 3)")
 
     shape(BCE, "target", zeros(3), "(2, 3)", "'self'", by_rank=True)
-    shape(BCE, "target", zeros(2, 1), "(2, 3)", "'self'")  # would broadcast; SPEC.md wants the same shape
+    shape(BCE, "target", zeros(2, 1), "(2, 3)", "'self'")  # would broadcast; the same shape is asked for
     for name in ("grad_output", "weight", "pos_weight"):
         shape(BCE, name, zeros(2), "'self'", "(2, 3)")
         shape(BCE, name, zeros(4, 2, 3), "'self'", "(2, 3)", by_rank=True)

@@ -117,12 +117,11 @@ def _data() -> dict[str, Array]:
 
 DATA = _data()
 G, X, Y, W, C, N = (DATA[k] for k in "gxywcn")
-G2, X2, Y2, W2, C2 = (a.astype(np.float16) for a in (G, X, Y, W, C))
-G8, X8, Y8, W8, C8 = (a.astype(np.float64) for a in (G, X, Y, W, C))
+G2, X2, Y2, W2 = (a.astype(np.float16) for a in (G, X, Y, W))
+G8, X8, Y8, W8 = (a.astype(np.float64) for a in (G, X, Y, W))
 
 REFERENCE_DEFAULTS = "onnx.reference does not know the defaults of a function's attributes"
 REFERENCE_INPUTS = "onnx.reference wants every input of a function to be given"
-INLINER_DEFAULTS = "onnx.inliner drops an attribute that a node leaves to the function's default"
 REFERENCE_LOOP = "onnx.reference concatenates the scan outputs of Loop instead of stacking them"
 REFERENCE_PRODUCER = "onnx.reference has no com.microsoft operators"
 

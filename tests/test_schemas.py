@@ -198,7 +198,6 @@ def test_one_version_that_is_neither_deprecated_nor_a_function(op_type: str) -> 
 
 # --- inference -------------------------------------------------------------------------------------------------------
 
-UNKNOWN = "none"
 HARDSHRINK = "HardshrinkBackward (a, b)"
 KL_DIV = "KlDivBackward (a, b, c)"
 BCE = "BinaryCrossEntropyWithLogitsBackward (a, b, c, d, e)"

@@ -30,7 +30,7 @@ Gradient of the binary cross entropy of a sigmoid by its logits (aclnnBinaryCros
     out = d              reduction 0 (none) and 2 (sum)
           d / numel(x)   reduction 1 (mean)
 
-Shapes: target has self's shape; grad_output, weight and pos_weight each broadcast to it; so has out. Rank 0 to 8.
+Shapes: target and out have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
 
 Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double if an input is double,
 else in float; rounded once.
@@ -44,7 +44,7 @@ grad_output so small that grad_output / n is below it loses digits. Shapes that 
 checked: they broadcast as the operators do.
 """,
     inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to self."),
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to self."),
         OpSchema.FormalParameter("self", "TSelf", "Logits."),
         OpSchema.FormalParameter("target", "T", "Labels, meant to be in [0, 1]; self's shape."),
         OpSchema.FormalParameter(

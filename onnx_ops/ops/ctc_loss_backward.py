@@ -70,12 +70,12 @@ is -inf. A sample whose neg_log_likelihood is +inf gets NaN, or zeros if zero_in
 neg_log_likelihood are taken as they are. Entries of padded targets beyond the target length are ignored. A blank or a
 target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
 
-Without a kernel: values cannot be refused. A sample with a length or a label out of range gets NaN, or zeros where it
-would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. Other samples are as
-ever. Of shapes that are known only at run time those of the inputs (N) alone are checked.
+Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN, or zeros where
+it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. Other samples are
+as ever. Of shapes that are known only at run time those of the inputs (N) alone are checked.
 """,
     inputs=[
-        OpSchema.FormalParameter("grad_out", "T", "Gradient by each sample's loss, (N)."),
+        OpSchema.FormalParameter("grad_out", "T", "Gradient with respect to each sample's loss, (N)."),
         OpSchema.FormalParameter("log_probs", "T", "Logarithms of the class probabilities, (T, N, C)."),
         OpSchema.FormalParameter("targets", "TTargets", "Labels, (N, S) padded or concatenated to one dimension."),
         OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),

@@ -47,7 +47,7 @@ a grad_output so small that grad_output / n is below it loses digits. Shapes tha
 checked: they broadcast as the operators do.
 """,
     inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient by the loss. Broadcasts to S."),
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
         OpSchema.FormalParameter("self", "T", "Input of the loss; only its shape and dtype enter."),
         OpSchema.FormalParameter("target", "TTarget", "Target probabilities, or their logarithms."),
     ],

@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         server = Server((options.host, options.port), contents())
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return fail(f"port {options.port} is in use; name another one with --port")
+            return fail(f"port {options.port} is in use; `make web PORT=8001` takes another one")
         return fail(f"cannot serve at {options.host}, port {options.port}: {error.strerror}")
     with server:
         print(f"The page is at {server.url} (Ctrl-C ends this)", flush=True)

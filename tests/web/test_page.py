@@ -145,7 +145,10 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         port = other.getsockname()[1]
         assert web.main(["--port", str(port)]) == 1
     output = capsys.readouterr()
-    assert (output.out, output.err) == ("", f"scripts.web: port {port} is in use; name another one with --port\n")
+    assert (output.out, output.err) == (
+        "",
+        f"scripts.web: port {port} is in use; `make web PORT=8001` takes another one\n",
+    )
 
 
 @needs_packages

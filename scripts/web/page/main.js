@@ -13,7 +13,8 @@ let drawing = false;
 
 try {
   const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-  worker.onerror = (event) => fail(event.message || "The program that trains could not be loaded. Is the server still running?");
+  worker.onerror = (event) =>
+    fail(event.message || "The program that trains could not be loaded. Is the server still running?");
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [type, button] of Object.entries(buttons)) button.onclick = () => worker.postMessage({ type });
   element("pace").onchange = ({ target }) =>
