@@ -884,6 +884,18 @@ def test_everything_else_stays_as_it_was(model: onnx.ModelProto) -> None:
     assert _without_what_link_adds(linked, imports) == _without_what_link_adds(model, imports)
 
 
+def test_import_that_is_missing_is_added() -> None:
+    """As in a model that was made with onnx.helper and no word of the domain."""
+    model = by_id("opset-22-ir-10").model
+    without = onnx.ModelProto()
+    without.CopyFrom(model)
+    del without.opset_import[:]
+    without.opset_import.extend(i for i in model.opset_import if i.domain != "aclnn")
+    linked = onnx_ops.link(without)
+    assert {(i.domain, i.version) for i in linked.opset_import} == {("", 22), ("aclnn", 1), (KERNEL_DOMAIN, 1)}
+    checker.check_model(linked, full_check=True)
+
+
 def test_no_import_is_listed_twice() -> None:
     for c in CASES:
         domains = [i.domain or "ai.onnx" for i in onnx_ops.link(c.model).opset_import]

@@ -711,6 +711,13 @@ BAD_NODES: dict[str, tuple[str, Any, list[str], dict[str, Any], str]] = {
         {"reduction": "average"},
         r"'reduction' is 'average', expected none, mean, sum, batchmean",
     ),
+    "unknown-reduction-of-another-op": (
+        LOSS,
+        ["g", "x", "y"],
+        ["o"],
+        {"reduction": "average"},
+        r"'reduction' is 'average', expected none, mean, sum \(",
+    ),
     "reduction-out-of-range": (
         "KlDivBackward",
         ["g", "x", "y"],
@@ -727,7 +734,7 @@ BAD_NODES: dict[str, tuple[str, Any, list[str], dict[str, Any], str]] = {
     ),
     "reduction-none": ("KlDivBackward", ["g", "x", "y"], ["o"], {"reduction": None}, r"'reduction' is None, expected"),
     "no-number": ("HardshrinkBackward", ["g", "x"], ["o"], {"lambd": "much"}, r"'lambd' is 'much', expected a number"),
-    "no-whole-number": ("KlDivBackward", ["g", "x", "y"], ["o"], {"log_target": 0.5}, r"'log_target' is 0.5, expected"),
+    "no-whole-number": ("KlDivBackward", ["g", "x", "y"], ["o"], {"log_target": 0.5}, r"is 0.5, expected a whole"),
     "infinite-whole-number": (
         "KlDivBackward",
         ["g", "x", "y"],

@@ -157,6 +157,15 @@ def test_external_data_beside_a_link_to_the_model(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+def test_nothing_is_logged_with_options_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(model(), path)
+    options = ort.SessionOptions()
+    for _ in range(2):
+        onnx_ops.InferenceSession(path, options)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_external_data_of_two_models_with_the_same_options(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     first = onnx_ops.InferenceSession(_save_external(tmp_path / "a", X), options)
