@@ -18,7 +18,7 @@ from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.errors import LinkError
 from onnx_ops.op import Op
 from onnx_ops.roles import Reduction
-from onnx_ops.signature import Call
+from onnx_ops.signature import Call, dtype_name
 
 
 class Body:
@@ -65,9 +65,13 @@ class Body:
 
     def constant(self, name: str, value: float) -> str:
         """A scalar of the computing dtype."""
-        kind = "double" if self.compute == TensorProto.DOUBLE else "float"
-        self.emit(f"{name} = Constant <value = {kind} {{{value!r}}}> ()")
+        self.emit(f"{name} = Constant <value = {self.kind} {{{value!r}}}> ()")
         return name
+
+    @property
+    def kind(self) -> str:
+        """The computing dtype in ONNX's text syntax."""
+        return dtype_name(self.compute)
 
     def scaled(self, value: str, factor: str, *made_of: str) -> str:
         """A value times a factor, made of these inputs, and divided as the attribute `reduction` says."""
@@ -100,8 +104,8 @@ class Body:
             count = "size" if Reduction.MEAN in kinds else "batch"
         else:
             self.emit("reduction = Constant <value_int: int = @reduction> ()")
-            self.emit("count_none = Constant <value_int = 1> ()")
-            count = "count_none"
+            self.emit("one_count = Constant <value_int = 1> ()")
+            count = "one_count"
             for kind, value in ((Reduction.MEAN, "size"), (Reduction.BATCHMEAN, "batch")):
                 if kind in kinds:
                     self.emit(f"code_{value} = Constant <value_int = {int(kind)}> ()")
@@ -131,7 +135,11 @@ class Body:
             if [c.dtype(name) for c in self.calls] == dtypes:
                 self.emit(f"{out} = CastLike ({value}, {name})")
                 return
-        raise LinkError(f"{self.op.name} is used with several mixtures of dtypes")
+        mixtures = {", ".join(_dtype_text(c.dtype(name)) for name in like) for c in self.calls}
+        raise LinkError(
+            f"{self.op.name} is used with several mixtures of dtypes of {' and '.join(map(repr, like))}: "
+            f"{'; '.join(sorted(mixtures))}; one node, in a function, can serve one of them"
+        )
 
     def widen(self) -> None:
         """Compute in double."""
@@ -144,6 +152,10 @@ class Body:
         return onnx.parser.parse_function(
             f'<domain: "{KERNEL_DOMAIN}", opset_import: ["": {opset}]>\n{head} {{\n{lines}\n}}'
         )
+
+
+def _dtype_text(dtype: int | None) -> str:
+    return "unknown" if dtype is None else dtype_name(dtype)
 
 
 def attribute_type(attribute: OpSchema.Attribute) -> str:

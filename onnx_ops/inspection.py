@@ -17,6 +17,7 @@ from onnx_ops.errors import LinkError, OpError
 from onnx_ops.files import same_model
 from onnx_ops.linking import (
     Container,
+    Types,
     call_of,
     check_node,
     check_opset,
@@ -26,7 +27,7 @@ from onnx_ops.linking import (
     load,
     remove_functions,
     subgraphs,
-    typed_nodes,
+    uses,
 )
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
@@ -167,7 +168,7 @@ def inspect(model: onnx.ModelProto) -> Inspection:
     except REFUSALS as refusal:
         problems.append(str(refusal))
         calls = [[] for _ in placed]
-    nodes = tuple(_node(own, place, node, uses) for (place, node), uses in zip(placed, calls, strict=True))
+    nodes = tuple(_node(own, place, node, runs) for (place, node), runs in zip(placed, calls, strict=True))
     used = [op for op in OPS.values() if any(node.op == op.name for node in nodes)]
     opset = default_opset(model)
     problems.extend(_problems_of_imports(own, used, opset))
@@ -196,28 +197,28 @@ def _below(place: str, container: Container) -> Iterator[tuple[str, onnx.NodePro
         if node.domain == DOMAIN:
             yield place, node
         for subgraph in subgraphs(node):
-            yield from _below(f"{place} / {node.op_type} {node.name or node.output[0]} / {subgraph.name}", subgraph)
+            yield from _below(f"{place} / {_title(node)} / {subgraph.name}", subgraph)
 
 
-def _calls(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> list[list[Call | OpError]]:
-    """All uses of each node. The nodes are marked: inlining makes several of one, and keeps no other trace of it."""
-    calls: list[list[Call | OpError]] = [[] for _ in nodes]
-    for number, node in enumerate(nodes):
-        node.doc_string = str(number)
+def _title(node: onnx.NodeProto) -> str:
+    return " ".join([node.op_type, *([node.name] if node.name else node.output[:1])])
+
+
+def _calls(model: onnx.ModelProto, chosen: list[onnx.NodeProto]) -> list[list[Call | OpError]]:
     with lenient_inference():
-        found = typed_nodes(model)
-    for node, types in found:
-        try:
-            call: Call | OpError = call_of(node, types)
-        except OpError as refusal:
-            call = refusal
-        calls[int(node.doc_string)].append(call)
-    return calls
+        return [[_call(*run) for run in runs] for runs in uses(model, chosen)]
+
+
+def _call(node: onnx.NodeProto, types: Types) -> Call | OpError:
+    try:
+        return call_of(node, types)
+    except OpError as refusal:
+        return refusal
 
 
 def _node(model: onnx.ModelProto, place: str, node: onnx.NodeProto, calls: list[Call | OpError]) -> Node:
     problems: dict[str, None] = {}  # a set that keeps its order
-    uses = []
+    found = []
     try:
         check_node(model, node)
     except OpError as refusal:
@@ -233,8 +234,8 @@ def _node(model: onnx.ModelProto, place: str, node: onnx.NodeProto, calls: list[
         except ValueError as refusal:  # not only OpError: a number may stand for no dtype at all
             problems[str(refusal)] = None
         inputs = {name: _tensor(tensor) if tensor else None for name, tensor in call.inputs.items()}
-        uses.append(Use(inputs, call.attributes, output))
-    return Node(node.op_type, node.name, tuple(node.output), place, tuple(uses), tuple(problems))
+        found.append(Use(inputs, call.attributes, output))
+    return Node(node.op_type, node.name, tuple(node.output), place, tuple(found), tuple(problems))
 
 
 def _tensor(tensor: TensorType) -> Tensor:

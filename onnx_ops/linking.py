@@ -92,7 +92,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     plain = link(model)
     skeleton = _skeleton(plain)
     _spell_out_defaults(skeleton)
-    inlined = inliner.inline_local_functions(skeleton).graph
+    inlined = _inlined(skeleton).graph
     del inlined.initializer[:]
     inlined.initializer.extend(plain.graph.initializer)
     plain.graph.CopyFrom(inlined)
@@ -104,6 +104,30 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
         plain.opset_import.remove(entry)
     return plain
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its functions inlined, those of another default opset converted to the model's."""
+    try:
+        result = inliner.inline_local_functions(model, convert_version=_has_other_versions(model))
+    except Exception as error:  # a RuntimeError, or a ConvertError of its own
+        raise LinkError(f"the functions of the model cannot be inlined: {error}") from error
+    kept = {(f.domain, f.name): f for f in result.functions}
+    for container in containers(result):
+        for node in container.node:
+            if function := kept.get((node.domain, node.op_type)):
+                imports = ", ".join(f"'{entry.domain}' {entry.version}" for entry in function.opset_import)
+                raise LinkError(
+                    f"function {node.domain}.{node.op_type} cannot be inlined: it imports {imports}, expected the"
+                    " versions that the model imports"
+                )
+    return result
+
+
+def _has_other_versions(model: onnx.ModelProto) -> bool:
+    """Whether a function imports another version of a domain than the model does."""
+    own = _versions(model)
+    return any(own.get(d, v) != v for function in model.functions for d, v in _versions(function).items())
 
 
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -141,10 +165,17 @@ def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version
         importer.opset_import.append(helper.make_opsetid(domain, version))
 
 
+def _versions(importer: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    return {"" if e.domain in DEFAULT_DOMAIN else e.domain: e.version for e in importer.opset_import}
+
+
 def default_opset(model: onnx.ModelProto) -> int:
-    """The version of the default domain that a model imports; one that has all operators if it imports none."""
-    versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
-    return versions[0] if versions else max(op.body_opset for op in OPS.values())
+    """The version of the default domain that a model imports; if none, the newest of its functions or of all bodies."""
+    versions = _versions(model)
+    if "" in versions:
+        return versions[""]
+    inner = [v[""] for v in map(_versions, model.functions) if "" in v]
+    return max(inner or [op.body_opset for op in OPS.values()])
 
 
 # --- nodes ---------------------------------------------------------------------------------------------------------
@@ -219,6 +250,7 @@ def check_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
 # --- what is known of the nodes' inputs ----------------------------------------------------------------------------
 
 Types = dict[str, TensorType]
+MARK = "node of onnx_ops "
 
 
 def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
@@ -234,17 +266,46 @@ def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]
     skeleton = _skeleton(model)
     if model.functions:
         _spell_out_defaults(skeleton)
+        _pretend_versions(skeleton)
         skeleton = inliner.inline_local_functions(skeleton)
     return _typed_nodes(_inferred(skeleton).graph, {})
 
 
+def uses(model: onnx.ModelProto, chosen: Sequence[onnx.NodeProto]) -> list[list[tuple[onnx.NodeProto, Types]]]:
+    """How each of some nodes of a model is run: once for each call of the functions that it stands in."""
+    found: list[list[tuple[onnx.NodeProto, Types]]] = [[] for _ in chosen]
+    kept = [node.doc_string for node in chosen]
+    try:
+        for number, node in enumerate(chosen):  # inlining keeps no other trace of where a node comes from
+            node.doc_string = f"{MARK}{number}"
+        for node, types in typed_nodes(model):
+            if node.doc_string.startswith(MARK):
+                found[int(node.doc_string.removeprefix(MARK))].append((node, types))
+    finally:
+        for node, text in zip(chosen, kept, strict=True):
+            node.doc_string = text
+    return found
+
+
+def _pretend_versions(model: onnx.ModelProto) -> None:
+    """Let all functions import the versions that the model does: the inliner leaves others where they are.
+
+    Types behind an operator that has changed meanwhile may then be unknown; the domain's nodes are seen in any case.
+    """
+    versions = _versions(model)
+    for function in model.functions:
+        for entry in function.opset_import:
+            entry.version = versions["" if entry.domain in DEFAULT_DOMAIN else entry.domain]
+
+
 def _spell_out_defaults(model: onnx.ModelProto) -> None:
     """Give calls of functions the attributes that they leave to their defaults, which the inliner forgets."""
-    defaults = {(f.domain, f.name): f.attribute_proto for f in model.functions if f.attribute_proto}
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
     for container in containers(model):
         for node in container.node:
             given = {attribute.name for attribute in node.attribute}
-            node.attribute.extend(a for a in defaults.get((node.domain, node.op_type), ()) if a.name not in given)
+            own = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(attribute for attribute in own if attribute.name not in given)
 
 
 def _spell_out_where_uses_differ(model: onnx.ModelProto, op: Op, calls: Sequence[Call]) -> None:
@@ -277,7 +338,12 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
         else:
             light.graph.initializer.append(tensor)
-    _import(light, DOMAIN, OPSET_VERSION)  # which a model made with onnx.helper alone may lack
+    # What a model lacks that leaves it to its functions, or that was made with onnx.helper alone.
+    for domain, version in ((DOMAIN, OPSET_VERSION), ("", default_opset(model))):
+        _import(light, domain, version)
+    for function in model.functions:
+        for entry in function.opset_import:
+            _import(light, entry.domain, entry.version)
     return light
 
 
@@ -376,27 +442,19 @@ def _insert_before(container: Container, node: onnx.NodeProto, nodes: Sequence[o
 def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
     """Cast the inputs of an op's nodes with mixed dtypes, where one body cannot serve all the mixtures."""
     taken = _value_names(model)
-    # Inference keeps nodes and subgraphs in their order, so the two walks meet the same nodes.
-    walks = zip(_graph_nodes(model.graph), _typed_nodes(_inferred(_skeleton(model)).graph, {}), strict=True)
-    for (graph, node), (_, types) in list(walks):
-        if node.op_type != op.name:
-            continue
-        call = call_of(node, types)
-        dtype = op.kernel.infer(call).dtype
+    placed = [(container, node) for container, node in nodes(model) if node.op_type == op.name]
+    for (container, node), runs in zip(placed, uses(model, [node for _, node in placed]), strict=True):
+        calls = [call_of(*run) for run in runs]
+        if len({tuple(map(call.dtype, op.input_names)) for call in calls}) != 1:
+            continue  # not used, or by several calls of a function that bring different dtypes
+        dtype = op.kernel.infer(calls[0]).dtype
         for index, name in enumerate(op.input_names):
-            if call.dtype(name) not in (dtype, None) and dtype is not None:
+            if calls[0].dtype(name) not in (dtype, None) and dtype is not None:
                 cast = _new_name(f"{node.output[0]}_{name}_cast", taken)
-                _insert_before(graph, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
+                _insert_before(container, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
                 node.input[index] = cast
-
-
-def _graph_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
-    """The nodes of the domain in a graph and its subgraphs, in the order of `_typed_nodes`."""
-    for node in graph.node:
-        if node.domain == DOMAIN and node.op_type in OPS:
-            yield graph, node
-        for subgraph in subgraphs(node):
-            yield from _graph_nodes(subgraph)
+                if isinstance(container, onnx.FunctionProto):
+                    _import(container, "", default_opset(model))
 
 
 def _public_function(op: Op) -> onnx.FunctionProto:

@@ -12,6 +12,7 @@ from onnx import helper
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext
 
+from onnx_ops.errors import OpError
 from onnx_ops.linking import tensor_type
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
@@ -46,10 +47,12 @@ def _infer(op: Op, context: InferenceContext) -> None:
     attributes = {}
     for name in op.schema.attributes:
         attribute = context.get_attribute(name)
+        if attribute is not None and attribute.ref_attr_name:
+            raise OpError(op.name, f"attribute '{name}' is '@{attribute.ref_attr_name}', expected a value in a graph")
         if attribute is not None:
             attributes[name] = helper.get_attribute_value(attribute)
     output = op.kernel.infer(op.call(inputs, attributes))
-    if output.dtype is not None:
+    if output.dtype is not None and context.get_num_outputs():
         context.set_output_type(0, helper.make_tensor_type_proto(output.dtype, output.shape))
 
 

@@ -24,7 +24,8 @@ FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorPr
 
 def dtype_name(dtype: int) -> str:
     """The ONNX spelling of an element type: TensorProto.FLOAT is 'float'."""
-    return str(TensorProto.DataType.Name(dtype)).lower()
+    known = dtype in TensorProto.DataType.values()
+    return str(TensorProto.DataType.Name(dtype)).lower() if known else f"element type {dtype}"
 
 
 def tensor_types(dtypes: Iterable[int]) -> list[str]:

@@ -594,6 +594,32 @@ def test_check_of_a_model_that_onnx_refuses(tmp_path: Path) -> None:
     assert "Cycle" in problem
 
 
+def test_check_of_a_node_without_outputs(tmp_path: Path) -> None:
+    model = parser.parse_model(GOOD)
+    del next(node for node in model.graph.node if node.domain == onnx_ops.DOMAIN).output[:]
+    onnx.save_model(model, tmp_path / "m.onnx")
+    checked = answer("check", tmp_path / "m.onnx", code=FAILED)
+    assert any("got 0 outputs, expected 1" in text for node in checked["nodes"] for text in node["problems"])
+
+
+def test_check_of_a_node_in_a_node_without_name_or_outputs(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+        graph (bool q, float[2] g) => (float[2] o) {
+            o = Neg (g)
+            r = If (q) <
+                then_branch = yes () => (float[2] s) { s = aclnn.HardshrinkBackward (g, g) },
+                else_branch = no () => (float[2] t) { t = Identity (g) }>
+        }"""
+    model = parser.parse_model(text)
+    branching = model.graph.node[1]
+    del branching.output[:]
+    for attribute in branching.attribute:
+        del attribute.g.output[:]
+    onnx.save_model(model, tmp_path / "m.onnx")
+    (node,) = answer("check", tmp_path / "m.onnx")["nodes"]
+    assert node["place"] == "graph / If / yes"
+
+
 def test_check_of_another_version_of_the_domain(tmp_path: Path) -> None:
     (problem,) = answer("check", saved(tmp_path / "m.onnx", GOOD.replace('"aclnn" : 1', '"aclnn" : 2')), code=FAILED)[
         "problems"

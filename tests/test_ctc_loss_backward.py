@@ -412,8 +412,11 @@ UNCHECKED: list[tuple[str, list[Array], list[int]]] = [
     *((f"input_length_{v}", _changed(3, 1, v), [1]) for v in (-1, 7, 8, 2**40, -(2**63))),
     *((f"target_length_{v}", _changed(4, 1, v), [1]) for v in (-1, 3, 4, 2**40, -(2**63))),
     # The labels of one sample after another: lengths that do not add up leave all of them in doubt.
-    *((f"joined_target_length_{v}", _changed(4, 1, v, flat=True), [0, 1, 2]) for v in (-1, 0, 2, 2**40)),
-    *((f"joined_target_length_{v}", _changed(4, 2, v, flat=True), [0, 1, 2]) for v in (-1, 0, 1, 3, -(2**63))),
+    *(
+        (f"joined_target_length_{v}", _changed(4, 1, v, flat=True), [0, 1, 2])
+        for v in (-1, 0, 2, 2**31, 2**40, 2**63 - 1)
+    ),
+    *((f"joined_target_length_{v}", _changed(4, 2, v, flat=True), [0, 1, 2]) for v in (-1, 0, 1, 3, 2**31, -(2**63))),
 ]
 
 

@@ -141,9 +141,8 @@ def body(b: Body) -> None:
     # The per-channel inputs lie along axis 1: (C) to (C, 1, ..., 1).
     b.emit("channels = Shape <start = 1, end = 2> (input)")
     b.emit("rank_minus_two = Shape <start = 2> (input)")
-    b.emit("single = Constant <value_ints = [1]> ()")
     b.emit("trailing_count = Shape (rank_minus_two)")
-    b.emit("trailing = Expand (single, trailing_count)")
+    b.emit("trailing = ConstantOfShape <value = int64[1] {1}> (trailing_count)")
     b.emit("column = Concat <axis = 0> (channels, trailing)")
     b.emit(f"count = Cast <to = {b.compute}> (counter)")
     b.emit("n = ReduceSum <keepdims = 0> (count)")

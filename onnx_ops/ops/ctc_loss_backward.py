@@ -475,7 +475,7 @@ def body(b: Body) -> None:
     b.emit(f"alpha = Transpose <perm = [1, 0, 2]> ({b.load('log_alpha')})")  # (T, N, A)
     impossible, nothing = b.constant("impossible", -np.inf), b.constant("nothing", 0.0)
     unknown = b.constant("unknown", np.nan)
-    for name, value in (("zero", 0), ("one", 1), ("two", 2)):
+    for name, value in (("zero", 0), ("one", 1), ("two", 2), ("minus_one", -1)):
         b.emit(f"{name} = Constant <value_int = {value}> ()")
     b.emit("zero_1d = Constant <value_ints = [0]> ()")
     b.emit("one_1d = Constant <value_ints = [1]> ()")
@@ -487,7 +487,6 @@ def body(b: Body) -> None:
     b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
     b.emit("steps = Squeeze (steps_1d, zero_1d)")
     b.emit(f"batch_1d = Shape <start = 1, end = 2> ({lp})")
-    b.emit("batch = Squeeze (batch_1d, zero_1d)")
     b.emit(f"classes_1d = Shape <start = 2> ({lp})")
     b.emit("classes = Squeeze (classes_1d, zero_1d)")
     b.emit("states_1d = Shape <start = 2> (log_alpha)")
@@ -495,15 +494,13 @@ def body(b: Body) -> None:
     b.emit("column = Concat <axis = 0> (batch_1d, one_1d)")
 
     # Lengths within T, and within the states; the labels one after another, one more at the end.
-    b.emit("input_lengths_given = Cast <to = 7> (input_lengths)")
-    b.emit("input_lengths_column = Reshape <allowzero = 1> (input_lengths_given, column)")
+    b.emit(f"input_lengths_column = Reshape <allowzero = 1> ({_whole(b, 'input_lengths')}, column)")
     b.emit("used_column = Clip (input_lengths_column, zero, steps)")
     b.emit("fits_steps = Equal (used_column, input_lengths_column)")
     b.emit(f"labels_flat = Reshape ({_whole_targets(b)}, all)")
     b.emit("labels = Concat <axis = 0> (labels_flat, zero_1d)")
     b.emit("label_count = Size (labels_flat)")
-    b.emit("target_lengths_given = Cast <to = 7> (target_lengths)")
-    b.emit("target_lengths_column = Reshape <allowzero = 1> (target_lengths_given, column)")
+    b.emit(f"target_lengths_column = Reshape <allowzero = 1> ({_whole(b, 'target_lengths')}, column)")
     b.emit("states_but_one = Sub (states, one)")
     b.emit("room = Div (states_but_one, two)")
     firsts, limit, adds_up = _places_of_targets(b)
@@ -548,7 +545,6 @@ def body(b: Body) -> None:
     b.emit("skip = And (may_skip, within)")
 
     b.emit("time = Range (zero, steps, one)")
-    b.emit("minus_one = Constant <value_int = -1> ()")
     b.emit("time_back = Range (steps, minus_one, minus_one)")
     b.emit("order = Range (steps, zero, minus_one)")
     b.emit("plane = Shape (extended)")
@@ -563,7 +559,7 @@ def body(b: Body) -> None:
     b.emit("""
         beta_at_0, beta_back = Scan <
             num_scan_inputs = 1,
-            body = step (double[N, A] later, int64 now) => (double[N, A] beta_now, double[N, A] beta_out) {
+            body = step (double[?, ?] later, int64 now) => (double[?, ?] beta_now, double[?, ?] beta_out) {
                 emitted_now = Gather (emitted_and_one, now)
                 later_longer = Pad (later, no_states, impossible)
                 next = Slice (later_longer, one_1d, all, one_1d)
@@ -604,12 +600,14 @@ def body(b: Body) -> None:
     b.emit(f"no_occupation = Expand ({nothing}, log_probs_shape)")
     b.emit('occupied = ScatterElements <axis = 2, reduction = "add"> (no_occupation, extended_always, posterior)')
     through = b.attribute("through_log_softmax")
-    b.emit(f"probability = Exp ({lp})" if through != 0 else f"probability = Expand ({nothing}, log_probs_shape)")
+    if through != 0:
+        b.emit(f"probability = Exp ({lp})")
     if through is None:
         b.emit("through = Constant <value_int: int = @through_log_softmax> ()")
         b.emit("goes_through = Cast <to = 9> (through)")
         b.emit(f"direct = Where (goes_through, probability, {nothing})")
-    b.emit(f"difference = Sub ({'direct' if through is None else 'probability'}, occupied)")
+    direct = {None: "direct", 0: nothing}.get(through, "probability")
+    b.emit(f"difference = Sub ({direct}, occupied)")
     b.emit(f"grad_column = Reshape <allowzero = 1> ({grad}, column)")
     b.emit("fits_lengths = And (fits_steps, fits_targets)")
     b.emit("fits_classes = And (fits_lengths, has_classes)")
@@ -633,14 +631,12 @@ def body(b: Body) -> None:
 def _whole_targets(b: Body) -> str:
     """targets as int64; -1 for one that is no whole number."""
     if all(call.dtype("targets") in WHOLE_TARGETS for call in b.calls):
-        b.emit("targets_whole = Cast <to = 7> (targets)")
-        return "targets_whole"
+        return _whole(b, "targets")
     b.emit("targets_given = Cast <to = 11> (targets)")
     b.emit("targets_down = Floor (targets_given)")
     b.emit("is_whole = Equal (targets_given, targets_down)")
     b.emit("targets_cast = Cast <to = 7> (targets_given)")
-    b.emit("no_class = Constant <value_int = -1> ()")
-    b.emit("targets_whole = Where (is_whole, targets_cast, no_class)")
+    b.emit("targets_whole = Where (is_whole, targets_cast, minus_one)")
     return "targets_whole"
 
 
@@ -650,14 +646,16 @@ def _places_of_targets(b: Body) -> tuple[str, str, str | None]:
     if ranks != {1}:
         b.emit("pitch_1d = Shape <start = -1> (targets)")
         b.emit("pitch = Squeeze (pitch_1d, zero_1d)")
+        b.emit("batch = Squeeze (batch_1d, zero_1d)")
         b.emit("samples = Range (zero, batch, one)")
         b.emit("samples_column = Unsqueeze (samples, one_1d)")
         b.emit("padded_firsts = Mul (samples_column, pitch)")
     if ranks == {2}:
         return "padded_firsts", "pitch", None
-    b.emit("lengths_or_zero = Max (target_lengths_column, zero)")
-    b.emit("joined_firsts = CumSum <exclusive = 1> (lengths_or_zero, zero)")
-    b.emit("total = ReduceSum <keepdims = 0> (lengths_or_zero)")
+    b.emit("too_many = Add (label_count, one)")  # whatever exceeds the count, for sums that do not overflow
+    b.emit("lengths_in_sum = Clip (target_lengths_column, zero, too_many)")
+    b.emit("joined_firsts = CumSum <exclusive = 1> (lengths_in_sum, zero)")
+    b.emit("total = ReduceSum <keepdims = 0> (lengths_in_sum)")
     b.emit("joined_adds_up = Equal (total, label_count)")
     if ranks == {1}:
         return "joined_firsts", "label_count", "joined_adds_up"
@@ -667,6 +665,14 @@ def _places_of_targets(b: Body) -> tuple[str, str, str | None]:
     b.emit("firsts = Where (is_padded, padded_firsts, joined_firsts)")
     b.emit("adds_up = Or (is_padded, joined_adds_up)")
     return "firsts", "pitch", "adds_up"
+
+
+def _whole(b: Body, name: str) -> str:
+    """An input as int64."""
+    if all(call.dtype(name) == TensorProto.INT64 for call in b.calls):
+        return name
+    b.emit(f"{name}_whole = Cast <to = 7> ({name})")
+    return f"{name}_whole"
 
 
 def _integer(b: Body, name: str) -> str:

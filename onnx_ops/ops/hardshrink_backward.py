@@ -85,7 +85,7 @@ def body(b: Body) -> None:
     grad, x = b.load("grad_output"), b.load("self")
     zero, lambd = b.constant("zero", 0.0), b.attribute("lambd")
     if lambd is not None and np.isfinite(lambd):
-        threshold = b.constant("threshold", _threshold(lambd))
+        threshold = b.constant("threshold", _threshold(lambd)) if lambd > 0 else zero
     else:
         b.emit("lambd = Constant <value_float: float = @lambd> ()")
         b.emit(f"threshold = Max ({b.load_float('lambd')}, {zero})")

@@ -132,7 +132,12 @@ def body(b: Body) -> None:
         target = "probability" if b.attribute("log_target") else "weight"
     if sums or any(c.shape("target") != c.shape("self") for c in b.calls):
         b.emit("self_shape = Shape (self)")
-        b.emit(f"target_space = Expand ({target}, self_shape)")
+        if any(0 in (c.shape("self") or ()) for c in b.calls):
+            # onnxruntime takes an Expand to 0 elements for one that changes nothing.
+            b.emit(f"ones = ConstantOfShape <value = {b.kind}[1] {{1.0}}> (self_shape)")
+            b.emit(f"target_space = Mul ({target}, ones)")
+        else:
+            b.emit(f"target_space = Expand ({target}, self_shape)")
         target = "target_space"
     b.emit(f"minus_grad = Neg ({grad})")  # the sign goes with grad_output, which mostly is one number
     d = b.scaled(target, "minus_grad", "grad_output")
@@ -145,7 +150,7 @@ def body(b: Body) -> None:
         b.emit("self_rank = Size (self_shape)")
         b.emit("lead = Sub (rank, self_rank)")
         b.emit("leads = Reshape (lead, one)")
-        b.emit("padding = Expand (one, leads)")
+        b.emit("padding = ConstantOfShape <value = int64[1] {1}> (leads)")
         b.emit("padded_shape = Concat <axis = 0> (padding, self_shape)")
         b.emit("is_single = Equal (padded_shape, one)")
         b.emit("single = NonZero (is_single)")
