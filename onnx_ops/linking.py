@@ -87,7 +87,8 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
         runs on the portable bodies everywhere, also where the kernels are registered.
 
     Raises:
-        OpError, LinkError: as `link`.
+        OpError, LinkError: as `link`; LinkError also for a function that imports another version of a domain than the
+            model, the default domain's apart.
     """
     plain = link(model)
     skeleton = _skeleton(plain)
@@ -101,6 +102,8 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     for named in (*inner, *plain.opset_import):
         named.domain = "" if named.domain in DEFAULT_DOMAIN else named.domain
     used = {"", *(node.domain for node in inner)}
+    for entry in skeleton.opset_import:  # those of the functions too
+        _import(plain, entry.domain, entry.version)
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
         plain.opset_import.remove(entry)
     return plain

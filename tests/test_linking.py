@@ -1154,6 +1154,24 @@ def test_function_that_cannot_be_inlined_is_refused() -> None:
     assert_same(actual, hardshrink(G, X, 0.1))
 
 
+def test_inlined_model_imports_what_its_functions_did() -> None:
+    model = model_of(
+        """graph (float[2,3] g, float[2,3] x) => (float[2,3] o) { o = own.F (g, x) }
+        <domain: "own", opset_import: ["" : 21, "aclnn" : 1, "com.microsoft" : 1]>
+        F (g, x) => (o) {
+            u = com.microsoft.Gelu (x)
+            v = Sub (u, u)
+            w = Add (x, v)
+            o = aclnn.HardshrinkBackward <lambd: float = 0.1> (g, w)
+        }""",
+        imports='"" : 21, "own" : 1',
+    )
+    plain = onnx_ops.inline(model)
+    assert {(i.domain, i.version) for i in plain.opset_import} == {("", 21), ("com.microsoft", 1)}
+    (actual,) = _run_session(plain, {"g": G, "x": X}, kernels=False, optimized=True)
+    assert_same(actual, hardshrink(G, X, 0.1))
+
+
 def test_function_called_with_several_mixtures_is_refused() -> None:
     model = model_of(
         """graph (float16[2] a, bfloat16[2] b) => (float[2] o, float16[2] p) {
