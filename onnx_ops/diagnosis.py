@@ -41,7 +41,7 @@ class Cache:
     writable: bool
 
 
-class Status(enum.StrEnum):
+class Verdict(enum.StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNAVAILABLE = "unavailable"
@@ -54,7 +54,7 @@ class Outcome:
 
     op: str
     way: str
-    status: Status
+    status: Verdict
     detail: str | None
 
 
@@ -70,7 +70,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        return all(outcome.status != Status.FAILED for outcome in self.outcomes)
+        return all(outcome.status != Verdict.FAILED for outcome in self.outcomes)
 
 
 def diagnose() -> Diagnosis:
@@ -138,10 +138,10 @@ def _outcome(op: Op, way: str) -> Outcome:
     try:
         (result,) = WAYS[way](example_model(op)).run(None, op.example.arrays())
     except KernelsUnavailable as reason:
-        return Outcome(op.name, way, Status.UNAVAILABLE, str(reason))
+        return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
     except Exception as error:  # whatever it is, it is what the user wants to know
-        return Outcome(op.name, way, Status.FAILED, f"{type(error).__name__}: {error}")
+        return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")
     # Inputs and result are rounded to float32.
     if result.shape == expected.shape and np.allclose(result, expected, rtol=3e-7, atol=6e-8, equal_nan=True):
-        return Outcome(op.name, way, Status.PASSED, None)
-    return Outcome(op.name, way, Status.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")
+        return Outcome(op.name, way, Verdict.PASSED, None)
+    return Outcome(op.name, way, Verdict.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")
