@@ -106,11 +106,13 @@ def show(
     JSON: the object that `list` gives for the op, and doc; example, an object of inputs, attributes and output; with
     --body also body, in ONNX's text syntax.
     """
+    from onnx.printer import to_text
+
     from onnx_ops.examples import example_body
 
     record = _op_named(op, as_json)
     if as_json:
-        text = {"body": example_body(record)} if body else {}
+        text = {"body": to_text(example_body(record))} if body else {}
         example = dataclasses.asdict(record.example)
         _print_json(**dataclasses.asdict(describe(record)), doc=_doc(record), example=example, **text)
         return
@@ -118,7 +120,7 @@ def show(
     _print_documentation(console, record)
     if body:
         console.print(f"\nPortable body of the example, opset {record.body_opset}\n", style="bold")
-        console.print(textwrap.indent(example_body(record).strip(), INDENT), soft_wrap=True)
+        console.print(textwrap.indent(to_text(example_body(record)).strip(), INDENT), soft_wrap=True)
 
 
 @app.command()

@@ -24,10 +24,10 @@ def example_model(op: Op) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=FUNCTIONS_SINCE_IR)
 
 
-def example_body(op: Op) -> str:
-    """The portable body of the op's example, in ONNX's text syntax."""
+def example_body(op: Op) -> onnx.FunctionProto:
+    """The portable body that `link` attaches to the op's example."""
     body, _ = link(example_model(op)).functions
-    return onnx.printer.to_text(body)
+    return body
 
 
 def _value_info(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> onnx.ValueInfoProto:

@@ -21,7 +21,7 @@ from onnx_ops.errors import LinkError, OpError
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS, op_named
 from onnx_ops.roles import Role
-from onnx_ops.signature import Call, TensorType
+from onnx_ops.signature import Call, TensorType, is_optional
 
 FUNCTIONS_SINCE_IR = 8
 LARGE = 1024
@@ -44,7 +44,8 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     """
     linked = load(model)
     remove_functions(linked)
-    used = [op for op in OPS.values() if any(n.op_type == op.name for _, n in nodes(linked))]
+    present = {node.op_type for _, node in nodes(linked)}
+    used = [op for op in OPS.values() if op.name in present]
     check_version(linked)
     for _, node in nodes(linked):
         check_node(linked, node)
@@ -100,7 +101,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     del plain.functions[:]
     inner = [node for container in containers(plain) for node in container.node]
     for named in (*inner, *plain.opset_import):
-        named.domain = "" if named.domain in DEFAULT_DOMAIN else named.domain
+        named.domain = _spelled(named.domain)
     used = {"", *(node.domain for node in inner)}
     for entry in skeleton.opset_import:  # those of the functions too
         _import(plain, entry.domain, entry.version)
@@ -158,18 +159,18 @@ def remove_functions(model: onnx.ModelProto) -> None:
         model.functions.extend(kept)
 
 
-DEFAULT_DOMAIN = ("", "ai.onnx")
-"""The two spellings of the default domain."""
-
-
-def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version: int) -> None:
-    spellings = DEFAULT_DOMAIN if domain in DEFAULT_DOMAIN else (domain,)
-    if all(entry.domain not in spellings for entry in importer.opset_import):
-        importer.opset_import.append(helper.make_opsetid(domain, version))
+def _spelled(domain: str) -> str:
+    """The domain, in the shorter of the two spellings that the default domain has."""
+    return "" if domain == "ai.onnx" else domain
 
 
 def _versions(importer: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
-    return {"" if e.domain in DEFAULT_DOMAIN else e.domain: e.version for e in importer.opset_import}
+    return {_spelled(entry.domain): entry.version for entry in importer.opset_import}
+
+
+def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version: int) -> None:
+    if _spelled(domain) not in _versions(importer):
+        importer.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def default_opset(model: onnx.ModelProto) -> int:
@@ -261,7 +262,7 @@ def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
     calls: dict[str, list[Call]] = {name: [] for name in OPS}
     for node, types in typed_nodes(model):
         calls[node.op_type].append(call_of(node, types))
-    return {name: uses or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, uses in calls.items()}
+    return {name: own or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, own in calls.items()}
 
 
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
@@ -298,7 +299,7 @@ def _pretend_versions(model: onnx.ModelProto) -> None:
     versions = _versions(model)
     for function in model.functions:
         for entry in function.opset_import:
-            entry.version = versions["" if entry.domain in DEFAULT_DOMAIN else entry.domain]
+            entry.version = versions[_spelled(entry.domain)]
 
 
 def _spell_out_defaults(model: onnx.ModelProto) -> None:
@@ -386,20 +387,18 @@ def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
     """Give ones to nodes that leave out an input that another node of the same op has."""
     taken = _value_names(model)
     for op in used:
-        optional = [i for i, p in enumerate(op.schema.inputs) if p.option != p.option.Single]
-        uses = [(c, n) for c, n in nodes(model) if n.op_type == op.name]
+        optional = [i for i, p in enumerate(op.schema.inputs) if is_optional(p)]
+        placed = [(c, n) for c, n in nodes(model) if n.op_type == op.name]
         for index in optional:
             name = op.input_names[index]
-            if not any(_has_input(n, index) for _, n in uses):
+            if not any(_has_input(n, index) for _, n in placed):
                 continue
-            for container, node in uses:
+            for container, node in placed:
                 if not _has_input(node, index):
                     node.input.extend([""] * (index + 1 - len(node.input)))
                     ones = _ones(op, node, name, taken)
                     node.input[index] = ones[-1].output[0]
-                    _insert_before(container, node, ones)
-                    if isinstance(container, onnx.FunctionProto):
-                        _import(container, "", default_opset(model))
+                    _insert_before(model, container, node, ones)
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
@@ -436,10 +435,15 @@ def _ones(op: Op, node: onnx.NodeProto, name: str, taken: set[str]) -> list[onnx
     ]
 
 
-def _insert_before(container: Container, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:
+def _insert_before(
+    model: onnx.ModelProto, container: Container, node: onnx.NodeProto, made: Sequence[onnx.NodeProto]
+) -> None:
+    """Put nodes in standard operators before a node of the model."""
     place = next(i for i, other in enumerate(container.node) if other.output[:] == node.output[:])
-    for offset, new in enumerate(nodes):
+    for offset, new in enumerate(made):
         container.node.insert(place + offset, new)
+    if isinstance(container, onnx.FunctionProto):
+        _import(container, "", default_opset(model))
 
 
 def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
@@ -454,10 +458,9 @@ def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
         for index, name in enumerate(op.input_names):
             if calls[0].dtype(name) not in (dtype, None) and dtype is not None:
                 cast = _new_name(f"{node.output[0]}_{name}_cast", taken)
-                _insert_before(container, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
+                made = helper.make_node("Cast", [node.input[index]], [cast], to=dtype)
+                _insert_before(model, container, node, [made])
                 node.input[index] = cast
-                if isinstance(container, onnx.FunctionProto):
-                    _import(container, "", default_opset(model))
 
 
 def _public_function(op: Op) -> onnx.FunctionProto:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 import onnx
 from onnx import helper
-from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext
 
 from onnx_ops.errors import OpError
 from onnx_ops.linking import tensor_type
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
-from onnx_ops.signature import TensorType
+from onnx_ops.signature import TensorType, is_optional
 
 _lenient = contextvars.ContextVar("lenient", default=False)
 
@@ -42,8 +41,8 @@ def _infer(op: Op, context: InferenceContext) -> None:
     for index, parameter in zip(range(context.get_num_inputs()), op.schema.inputs, strict=False):
         proto = context.get_input_type(index)
         # onnx does not tell an input that was left out from one of which nothing is known.
-        optional = parameter.option == OpSchema.FormalParameterOption.Optional
-        inputs.append(tensor_type(proto) if proto is not None else None if optional else TensorType())
+        unknown = None if is_optional(parameter) else TensorType()
+        inputs.append(tensor_type(proto) if proto is not None else unknown)
     attributes = {}
     for name in op.schema.attributes:
         attribute = context.get_attribute(name)

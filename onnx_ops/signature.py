@@ -33,6 +33,15 @@ def tensor_types(dtypes: Iterable[int]) -> list[str]:
     return [f"tensor({dtype_name(dtype)})" for dtype in dtypes]
 
 
+def dtype_names(types: Iterable[str]) -> list[str]:
+    """The other way round: the element types that a type constraint allows."""
+    return [text.removeprefix("tensor(").removesuffix(")") for text in types]
+
+
+def is_optional(parameter: OpSchema.FormalParameter) -> bool:
+    return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
+
+
 def attribute(name: str, default: int | float, description: str) -> OpSchema.Attribute:
     """An attribute with a default, for an OpSchema."""
     return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
@@ -107,11 +116,11 @@ class Call:
         for parameter in self.schema.inputs:
             tensor = self.inputs[parameter.name]
             if tensor is None:
-                if parameter.option == OpSchema.FormalParameterOption.Single:
+                if not is_optional(parameter):
                     raise self.error(f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
                 continue
             if tensor.dtype is not None and f"tensor({dtype_name(tensor.dtype)})" not in parameter.types:
-                allowed = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in parameter.types))
+                allowed = ", ".join(sorted(dtype_names(parameter.types)))
                 raise self.error(
                     f"input '{parameter.name}' has dtype {dtype_name(tensor.dtype)}, expected one of {allowed}"
                 )

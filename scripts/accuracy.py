@@ -24,6 +24,7 @@ from tqdm import tqdm
 import onnx_ops
 from scripts import cases
 from scripts.cases import Case
+from scripts.markdown import table
 from tests import oracles
 
 SEED = 0
@@ -407,15 +408,7 @@ VARIANTS = [
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A Markdown table, numbers to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    left = [title in ("op", "dtype") for title in header]
-    rule = ["-" * width if is_left else "-" * (width - 1) + ":" for width, is_left in zip(widths, left, strict=True)]
-    for row in [header, rule, *rows]:
-        cells = [
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        ]
-        print(f"| {' | '.join(cells)} |")
+    print(table(header, rows, right=[i for i, title in enumerate(header) if title not in ("op", "dtype")]))
 
 
 def places(error: float | None) -> str:

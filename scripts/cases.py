@@ -177,7 +177,7 @@ def torch_call(case: Case) -> Callable[[], Any] | None:
             warnings.simplefilter("ignore")  # kl_div advises batchmean over mean
             call = _TORCH[case.op_type](arguments, case.attributes)
             call()
-    except NotImplementedError:
+    except NotImplementedError:  # how torch tells that it lacks the dtype
         return None
     return call
 

@@ -22,12 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import onnx_ops
-from onnx_ops.body import attribute_type
-from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.examples import example_model
+from onnx_ops.examples import example_body, example_model
+from onnx_ops.inspection import OpDescription, describe
 from onnx_ops.linking import subgraphs
 from onnx_ops.op import Op
 from onnx_ops.signature import FLOATS, defaults
+from scripts.markdown import table
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "ops"
@@ -90,7 +90,12 @@ def page_name(op: Op) -> str:
 def index() -> str:
     """The page that lists the ops."""
     rows = [
-        [f"[{op.name}]({page_name(op)})", inline(op, headline(op)), str(op.body_opset), str(count_nodes(body_of(op)))]
+        [
+            f"[{op.name}]({page_name(op)})",
+            inline(op, headline(op)),
+            str(op.body_opset),
+            str(count_nodes(example_body(op))),
+        ]
         for op in onnx_ops.OPS.values()
     ]
     return document(
@@ -109,7 +114,8 @@ def page(op: Op) -> str:
     """The page of an op."""
     source = f"{op.reference.__module__.replace('.', '/')}.py"
     summary, definition, sections = documentation(op)
-    optional = any(map(is_optional, op.schema.inputs))
+    described = describe(op)
+    optional = any(parameter.optional for parameter in described.inputs)
     return document(
         f"# {op.name}",
         generated(f"the schema in [{source}]({TO_ROOT}/{source})"),
@@ -122,16 +128,19 @@ def page(op: Op) -> str:
         table(
             ["input", "optional", "type", "dtypes", "description"],
             [
-                [f"`{p.name}`", "yes" if is_optional(p) else "no", p.type_str, dtypes(op, p), inline(op, p.description)]
-                for p in op.schema.inputs
+                [f"`{p.name}`", "yes" if p.optional else "no", kind, ", ".join(p.dtypes), inline(op, p.description)]
+                for p, kind in zip(described.inputs, types_of(op.schema.inputs), strict=True)
             ],
         ),
         "### Outputs",
         table(
             ["output", "type", "dtypes", "description"],
-            [[f"`{p.name}`", p.type_str, dtypes(op, p), inline(op, p.description)] for p in op.schema.outputs],
+            [
+                [f"`{p.name}`", kind, ", ".join(p.dtypes), inline(op, p.description)]
+                for p, kind in zip(described.outputs, types_of(op.schema.outputs), strict=True)
+            ],
         ),
-        *attributes(op),
+        *attributes(op, described),
         *(text for title, paragraphs in sections.items() for text in (f"## {title}", *paragraphs)),
         "## Example",
         fenced("python", example(op)),
@@ -181,25 +190,16 @@ def signature(op: Op) -> str:
     return wrapped(text_of(node))
 
 
-def attributes(op: Op) -> list[str]:
-    if not op.schema.attributes:
+def attributes(op: Op, described: OpDescription) -> list[str]:
+    if not described.attributes:
         return []
-    rows = [
-        [f"`{name}`", attribute_type(a), number(helper.get_attribute_value(a.default_value)), inline(op, a.description)]
-        for name, a in sorted(op.schema.attributes.items())
-    ]
+    rows = [[f"`{a.name}`", a.type, number(a.default), inline(op, a.description)] for a in described.attributes]
     return ["### Attributes", table(["attribute", "type", "default", "description"], rows)]
 
 
-def is_optional(parameter: OpSchema.FormalParameter) -> bool:
-    return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
-
-
-def dtypes(op: Op, parameter: OpSchema.FormalParameter) -> str:
-    """The dtypes that a parameter may have, in the order of the schema."""
-    allowed = {c.type_param_str: c.allowed_type_strs for c in op.schema.type_constraints}
-    types = allowed.get(parameter.type_str, [parameter.type_str])
-    return ", ".join(t.removeprefix("tensor(").removesuffix(")") for t in types)
+def types_of(parameters: Sequence[OpSchema.FormalParameter]) -> list[str]:
+    """The names of the parameters' type constraints."""
+    return [parameter.type_str for parameter in parameters]
 
 
 # --- the example ---------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def number(value: float) -> str:
 
 def portable_body(op: Op) -> list[str]:
     """The section on the op's portable body: a picture of it, and its text."""
-    body = body_of(op)
+    body = example_body(op)
     text = "\n".join(wrapped(line) for line in text_of(body).splitlines())
     kinds = {value.name: kind_of_type(value) for value in example_model(op).graph.input}
     kinds.update((name, Kind.SETTLED) for name in body.input if name not in kinds)
@@ -271,13 +271,6 @@ def portable_body(op: Op) -> list[str]:
         fenced("text", text),
         "</details>",
     ]
-
-
-def body_of(op: Op) -> onnx.FunctionProto:
-    """The portable body that `link` attaches to the example."""
-    identity = (KERNEL_DOMAIN, kernel_name(op.name))
-    (body,) = [f for f in onnx_ops.link(example_model(op)).functions if (f.domain, f.name) == identity]
-    return body
 
 
 def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
@@ -543,18 +536,6 @@ def lines(code: str, width: int) -> list[str]:
             found.append("")
         found[-1] += piece
     return [line.rstrip() for line in found]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table; columns of numbers, which `right` counts out, to the right."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    rule = ["-" * (w - 1) + ":" if i in right else "-" * w for i, w in enumerate(widths)]
-    aligned = [
-        [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        for row in [cells[0], rule, *cells[1:]]
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in aligned)
 
 
 def prose(op: Op, text: str) -> str:

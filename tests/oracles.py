@@ -203,8 +203,8 @@ def binary_cross_entropy_with_logits_backward_largest_term(
     """|grad_output * w / n| * max(|(p * y + 1 - y) * sigmoid(x)|, |p * y|), self's shape."""
     x, y, w, p = _bce_operands(self, target, weight, pos_weight, np.float64)
     with np.errstate(all="ignore"):
-        scale = np.abs(_real(grad_output, np.float64) * w) / _divisor(reduction, x.shape)
-        return np.broadcast_to(scale * np.maximum(np.abs((p * y + 1 - y) * _sigmoid(x)), np.abs(p * y)), x.shape)
+        terms = np.maximum(np.abs((p * y + 1 - y) * _sigmoid(x)), np.abs(p * y))
+        return _bce_scaled(terms, grad_output, w, reduction, x.shape)
 
 
 def binary_cross_entropy_with_logits_backward_factor(
@@ -218,8 +218,12 @@ def binary_cross_entropy_with_logits_backward_factor(
     """|grad_output * w / n| * max(|1 - y|, |p * y|): what sigmoid(x) and sigmoid(-x) are multiplied by, at most."""
     x, y, w, p = _bce_operands(self, target, weight, pos_weight, np.float64)
     with np.errstate(all="ignore"):
-        scale = np.abs(_real(grad_output, np.float64) * w) / _divisor(reduction, x.shape)
-        return np.broadcast_to(scale * np.maximum(np.abs(1 - y), np.abs(p * y)), x.shape)
+        return _bce_scaled(np.maximum(np.abs(1 - y), np.abs(p * y)), grad_output, w, reduction, x.shape)
+
+
+def _bce_scaled(sizes: Array, grad_output: ArrayLike, w: Array, reduction: int, shape: tuple[int, ...]) -> Array:
+    scale = np.abs(_real(grad_output, np.float64) * w) / _divisor(reduction, shape)
+    return np.broadcast_to(scale * sizes, shape)
 
 
 def binary_cross_entropy_with_logits(

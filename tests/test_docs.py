@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 import onnx_ops
+from onnx_ops.examples import example_body
 from scripts import docs
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def with_softsign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("onnx_ops", "models"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
-    for name in ("__init__.py", "docs.py"):
+    for name in ("__init__.py", "docs.py", "markdown.py"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
     (root / "onnx_ops" / "ops" / "softsign_backward.py").write_text(source)
     return root
@@ -191,7 +192,7 @@ def test_page_signature_is_a_node(op: onnx_ops.op.Op) -> None:
 def test_page_body_is_the_linked_one(op: onnx_ops.op.Op) -> None:
     """Wrapped, it is still the function."""
     function = onnx.parser.parse_function(_blocks(_page(op), "text")[-1])
-    assert docs.text_of(function) == docs.text_of(docs.body_of(op))
+    assert docs.text_of(function) == docs.text_of(example_body(op))
 
 
 @OPS

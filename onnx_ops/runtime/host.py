@@ -39,7 +39,7 @@ from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.launch import COMPUTE, compute
 from onnx_ops.runtime.layout import KERNEL, NO_MEMORY
 from onnx_ops.runtime.primitives import array_at
-from onnx_ops.signature import FLOATS, Call, TensorType, promote
+from onnx_ops.signature import FLOATS, Call, TensorType, is_optional, promote
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")
@@ -60,8 +60,7 @@ class _Struct:
         self.op = op
         self.output = output
         self.inputs = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
-        single = OpSchema.FormalParameterOption.Single
-        self.optional = [int(p.option != single) for p in op.schema.inputs] if op else [0]
+        self.optional = [int(is_optional(p)) for p in op.schema.inputs] if op else [0]
         self.native = OrtCustomOp(version=API_VERSION, **_callbacks())
         self.native.KernelComputeV2 = compile_native(compute, COMPUTE)
         self.native.KernelDestroy = C.cast(_libc().free, VP).value

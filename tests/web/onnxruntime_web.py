@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,25 +143,29 @@ def without_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
     cast = onnx.ModelProto()
     cast.CopyFrom(model)
     graph = cast.graph
-    first = []
-    for value in graph.input:
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-            inner = f"{value.name}_bfloat16"
-            for node in graph.node:
-                node.input[:] = [inner if name == value.name else name for name in node.input]
-            first.append(helper.make_node("Cast", [value.name], [inner], to=TensorProto.BFLOAT16))
-    for value in graph.output:
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-            inner = f"{value.name}_bfloat16"
-            for node in graph.node:
-                node.output[:] = [inner if name == value.name else name for name in node.output]
-            graph.node.append(helper.make_node("Cast", [inner], [value.name], to=TensorProto.FLOAT))
-    nodes = [*first, *graph.node]
+    first = [
+        helper.make_node("Cast", [outer], [inner], to=TensorProto.BFLOAT16)
+        for outer, inner in _renamed(graph.input, [node.input for node in graph.node])
+    ]
+    last = [
+        helper.make_node("Cast", [inner], [outer], to=TensorProto.FLOAT)
+        for outer, inner in _renamed(graph.output, [node.output for node in graph.node])
+    ]
+    nodes = [*first, *graph.node, *last]
     del graph.node[:]
     graph.node.extend(nodes)
     return cast
+
+
+def _renamed(values: Iterable[onnx.ValueInfoProto], used: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Make the bfloat16 values float32, and give the nodes another name for each; the old and the new names."""
+    for value in values:
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            inner = f"{value.name}_bfloat16"
+            for names in used:
+                names[:] = [inner if name == value.name else name for name in names]
+            yield value.name, inner
 
 
 def widened(array: Array) -> Array:
