@@ -1,7 +1,8 @@
 """Compiles plain functions to native code when they are first needed, and keeps the code on disk.
 
-Numba's own disk cache looks at nothing but the file of the function itself, and a kernel is made of several; here all
-sources of the package and the versions of what compiles them are part of what makes an entry fresh. The code lies in
+Numba's own disk cache looks at nothing but the file of the function itself, and a kernel is made of several; here the
+file of the function, all that compiled code can be made of besides (`runtime`, and what ops share), and the versions of
+what compiles them are part of what makes an entry fresh. The code lies in
 the user's cache directory, or in the one that ONNX_OPS_CACHE_DIR names; where that cannot be written, kernels are
 compiled anew in each process.
 """
@@ -28,10 +29,11 @@ _LOCK = threading.RLock()
 
 
 @functools.cache
-def _source_stamp() -> str:
+def _source_stamp(file: str) -> str:
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     root = Path(onnx_ops.__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    shared = (root / "roles.py", *root.glob("runtime/*.py"), *root.glob("ops/_*.py"))
+    for path in sorted({*shared, Path(file)}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -62,11 +64,11 @@ class _Locator(caching._CacheLocator):
         return str(cache_directory())
 
     def get_source_stamp(self) -> str:
-        return _source_stamp()
+        return _source_stamp(self._py_file)
 
     def get_disambiguator(self) -> str:
         # Two installations with different sources side by side must not throw out each other's entries.
-        return f"{self._function.__code__.co_firstlineno}-{_source_stamp()}"
+        return f"{self._function.__code__.co_firstlineno}-{_source_stamp(self._py_file)}"
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
