@@ -44,6 +44,7 @@ class Api(enum.IntEnum):
     ReleaseTypeInfo = 98
     ReleaseTensorTypeAndShapeInfo = 99
     KernelInfo_GetInputCount = 230
+    KernelInfo_GetOutputName = 233
     KernelInfo_GetInputTypeInfo = 234
     ShapeInferContext_GetInputCount = 267
     ShapeInferContext_GetInputTypeShape = 268
@@ -72,6 +73,7 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
     Api.ReleaseTypeInfo: (VP,),
     Api.ReleaseTensorTypeAndShapeInfo: (VP,),
     Api.KernelInfo_GetInputCount: (VP, VP),
+    Api.KernelInfo_GetOutputName: (VP, SZ, VP, VP),
     Api.KernelInfo_GetInputTypeInfo: (VP, SZ, VP),
     Api.ShapeInferContext_GetInputCount: (VP, VP),
     Api.ShapeInferContext_GetInputTypeShape: (VP, SZ, VP),
@@ -81,31 +83,31 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
 
 
 class OrtCustomOp(C.Structure):
-    """The struct of the same name. Those callbacks that may be left out, or are native, are plain addresses."""
+    """The struct of the same name; the callbacks are plain addresses."""
 
     _fields_ = (
         ("version", C.c_uint32),
         ("CreateKernel", VP),
-        ("GetName", FUNCTION(VP, VP)),
-        ("GetExecutionProviderType", FUNCTION(VP, VP)),
-        ("GetInputType", FUNCTION(INT, VP, SZ)),
-        ("GetInputTypeCount", FUNCTION(SZ, VP)),
-        ("GetOutputType", FUNCTION(INT, VP, SZ)),
-        ("GetOutputTypeCount", FUNCTION(SZ, VP)),
+        ("GetName", VP),
+        ("GetExecutionProviderType", VP),
+        ("GetInputType", VP),
+        ("GetInputTypeCount", VP),
+        ("GetOutputType", VP),
+        ("GetOutputTypeCount", VP),
         ("KernelCompute", VP),
         ("KernelDestroy", VP),
-        ("GetInputCharacteristic", FUNCTION(INT, VP, SZ)),
-        ("GetOutputCharacteristic", FUNCTION(INT, VP, SZ)),
-        ("GetInputMemoryType", FUNCTION(INT, VP, SZ)),
-        ("GetVariadicInputMinArity", FUNCTION(INT, VP)),
-        ("GetVariadicInputHomogeneity", FUNCTION(INT, VP)),
-        ("GetVariadicOutputMinArity", FUNCTION(INT, VP)),
-        ("GetVariadicOutputHomogeneity", FUNCTION(INT, VP)),
-        ("CreateKernelV2", FUNCTION(VP, VP, VP, VP, C.POINTER(VP))),
+        ("GetInputCharacteristic", VP),
+        ("GetOutputCharacteristic", VP),
+        ("GetInputMemoryType", VP),
+        ("GetVariadicInputMinArity", VP),
+        ("GetVariadicInputHomogeneity", VP),
+        ("GetVariadicOutputMinArity", VP),
+        ("GetVariadicOutputHomogeneity", VP),
+        ("CreateKernelV2", VP),
         ("KernelComputeV2", VP),
-        ("InferOutputShapeFn", FUNCTION(VP, VP, VP)),
-        ("GetStartVersion", FUNCTION(INT, VP)),
-        ("GetEndVersion", FUNCTION(INT, VP)),
+        ("InferOutputShapeFn", VP),
+        ("GetStartVersion", VP),
+        ("GetEndVersion", VP),
         ("GetMayInplace", VP),
         ("ReleaseMayInplace", VP),
         ("GetAliasMap", VP),

@@ -2,122 +2,164 @@
 
 Numba's own disk cache looks at nothing but the file of the function itself, and a kernel is made of several; here the
 file of the function, all that compiled code can be made of besides (`runtime`, and what ops share), and the versions of
-what compiles them are part of what makes an entry fresh. The code lies in
-the user's cache directory, or in the one that ONNX_OPS_CACHE_DIR names; where that cannot be written, kernels are
-compiled anew in each process.
+what compiles them are part of an entry's name. Numba also believes whatever it finds in its files; here an entry begins
+with a checksum of all the rest, and one that does not match is compiled anew.
+
+The code lies in the user's cache directory, or in the one that ONNX_OPS_CACHE_DIR names. A directory that can be read
+but not written serves too; what it lacks is compiled anew in each process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
-import threading
+import pickle
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 import platformdirs
-from numba.core import caching
+from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
 
-import onnx_ops
+from onnx_ops.runtime import native
+from onnx_ops.runtime.process import STATE, keep
 
-_LOCK = threading.RLock()
+DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
+PACKAGE = Path(__file__).parents[1]
+DIGEST = hashlib.sha256
+DIGEST_SIZE = DIGEST().digest_size
+
+
+# --- the cache on disk -------------------------------------------------------------------------------------------
+
+
+class CacheUnavailable(OSError):
+    """There is no place for compiled kernels."""
+
+
+def wanted_cache_directory() -> Path:
+    """Where compiled kernels are to be kept; CacheUnavailable where neither the environment nor the system says."""
+    if chosen := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(chosen)
+    try:
+        return platformdirs.user_cache_path("onnx_ops")
+    except (KeyError, RuntimeError) as error:  # a user without a home directory
+        raise CacheUnavailable(f"there is no cache directory for this user: {error}") from error
+
+
+def cache_directory() -> Path:
+    """The directory of compiled kernels, made if need be; OSError if it cannot be written."""
+    path = wanted_cache_directory()
+    path.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()
+    return path
 
 
 @functools.cache
 def _source_stamp(file: str) -> str:
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    root = Path(onnx_ops.__file__).parent
-    shared = (root / "roles.py", *root.glob("runtime/*.py"), *root.glob("ops/_*.py"))
+    versions = (sys.version, np.__version__, numba.__version__, llvmlite.__version__)
+    digest = DIGEST(" ".join(versions).encode())
+    shared = (PACKAGE / "roles.py", *PACKAGE.glob("runtime/*.py"), *PACKAGE.glob("ops/_*.py"))
     for path in sorted({*shared, Path(file)}):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
-def wanted_cache_directory() -> Path:
-    """Where compiled kernels are to be kept."""
-    chosen = os.environ.get("ONNX_OPS_CACHE_DIR")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("onnx_ops")
+class _Cache(caching.NullCache):
+    """The compiled code of one function, one file for each signature."""
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
 
-@functools.cache
-def cache_directory() -> Path | None:
-    """Where compiled kernels are kept; None if it cannot be written."""
-    path = wanted_cache_directory()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return path if os.access(path, os.W_OK) else None
+    def _path(self, signature: Any, codegen: Any) -> Path:
+        code = self._function.__code__
+        parts = (
+            _source_stamp(code.co_filename),
+            code.co_filename.removeprefix(str(PACKAGE)),
+            code.co_firstlineno,
+            signature,
+            codegen.magic_tuple(),  # the processor, down to its vector instructions
+        )
+        name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+        return wanted_cache_directory() / f"{self._function.__name__}-{name}.kernel"
 
-
-class _Locator(caching._CacheLocator):
-    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
-        self._py_file = py_file
-        self._function = py_func
-
-    def get_cache_path(self) -> str:
-        return str(cache_directory())
-
-    def get_source_stamp(self) -> str:
-        return _source_stamp(self._py_file)
-
-    def get_disambiguator(self) -> str:
-        # Two installations with different sources side by side must not throw out each other's entries.
-        return f"{self._function.__code__.co_firstlineno}-{_source_stamp(self._py_file)}"
-
-    @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
-        return cls(py_func, py_file)
-
-
-class _CacheImpl(caching.CompileResultCacheImpl):
-    _locator_classes = (_Locator,)
-
-
-class _Cache(caching.FunctionCache):
-    _impl_class = _CacheImpl
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        target_context.refresh()
         try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # a file that another hand, or a failing disk, has spoilt; pickle may raise anything
+            content = self._path(signature, target_context.codegen()).read_bytes()
+        except OSError:
             return None
+        digest, payload = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+        if DIGEST(payload).digest() != digest:
+            return None
+        return CompileResult._rebuild(target_context, *pickle.loads(payload))
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, signature: Any, result: Any) -> None:
         try:
-            super().save_overload(sig, data)
-        except Exception:  # a full disk or a spoilt index costs the next process a compilation, not this one its kernel
-            self.disable()
+            path = self._path(signature, result.codegen)
+            payload = serialize.dumps(result._reduce())
+            with _replaced(path) as file:
+                file.write(DIGEST(payload).digest())
+                file.write(payload)
+        except OSError as error:  # costs the next process a compilation, not this one its kernel
+            STATE.settled.setdefault(UNSAVED, str(error))
 
 
-@functools.cache
+UNSAVED = "unsaved"
+
+
+def unsaved() -> str | None:
+    """Why compiled code could not be kept on disk; None if all of it was, or if none had to be compiled."""
+    reason: str | None = STATE.settled.get(UNSAVED)
+    return reason
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Any:
+    """A file to write that takes the place of `path` when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+compiled: dict[tuple[Callable[..., Any], Any], CFunc] = {}
+"""What this process has compiled or found on disk, by function and signature."""
+
+
 def compile_native(function: Callable[..., Any], signature: Any) -> int:
     """Address of a C function with the signature (a Numba type) that does what the Python function does.
 
     error_model: division by zero gives what IEEE says, not an exception. contract: a product and a sum may be fused
     into one rounding; no other liberty is taken, for NaN and infinities must survive.
     """
-    from onnx_ops.runtime import native
-
-    native.install()
-    arguments, result = signature.args, signature.return_type
-    with _LOCK:
-        compiled: Any = CFunc(
-            function,
-            (arguments, result),
-            locals={},
-            options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
-        )
-        if cache_directory() is not None:
-            compiled._cache = _Cache(function)
-        compiled.compile()
-        _ALIVE.append(compiled)
-    return int(compiled.address)
-
-
-_ALIVE: list[CFunc] = []
+    with STATE.busy:
+        if (function, signature) not in compiled:
+            native.install()
+            callback: Any = CFunc(
+                function,
+                (signature.args, signature.return_type),
+                locals={},
+                options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
+            )
+            callback._cache = _Cache(function)
+            callback.compile()
+            keep(callback)
+            compiled[function, signature] = callback
+        return int(compiled[function, signature].address)

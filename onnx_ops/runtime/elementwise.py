@@ -10,7 +10,7 @@ from __future__ import annotations
 from numba import njit, types
 
 from onnx_ops.roles import Divisor, Role
-from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, OK, REFUSED, offset
+from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.native import (
     BFLOAT16,
     DOUBLE,
@@ -24,10 +24,12 @@ from onnx_ops.runtime.native import (
     f4_at,
     f8,
     f8_at,
+    free,
     half_at,
     i8_at,
     job_at,
     kernel_at,
+    malloc,
     number_at,
     stack,
     u2_at,
@@ -76,13 +78,17 @@ MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 MAX_SLICES = 64
 PARAMETERS = 8
 JOB_PARAMETERS = offset(JOB, "parameters")
-# What a task keeps on its stack, see `evaluate`.
+# What a task keeps in memory of its own, see `evaluate`: it would not fit on the stack of a small thread.
 POINTERS = 8 * MAX_INPUTS
 PARAMETERS_AT = 2 * POINTERS
 ONE_AT = PARAMETERS_AT + 8 * PARAMETERS
-BUFFERS_AT = ONE_AT + 64
 BUFFER = CHUNK * 8
-STATE = BUFFERS_AT + BUFFER * MAX_INPUTS
+RESULT_AT = ONE_AT + 64
+TOTALS_AT = RESULT_AT + BUFFER
+SPARE_AT = TOTALS_AT + BUFFER
+BUFFERS_AT = SPARE_AT + BUFFER
+LINE = 64
+"""Bytes of a cache line, at whose bounds vectors are read fastest."""
 DIVISOR = 0
 """Place of the reciprocal of the divisor among the parameters; the op's float attributes follow."""
 
@@ -386,9 +392,8 @@ def begin(kernel_address, job_address):
 
 
 @njit(**OPTIONS)
-def stretch(data, source_type, size, start, count, inner, width, load, buffer):
+def stretch(data, source_type, size, start, count, inner, width, load, buffer, spare):
     """Elements each of which stands `inner` times in a row."""
-    spare = stack(BUFFER)
     first = start // inner
     call(load, (data + first * size, source_type, 1, (start + count - 1) // inner + 1 - first, spare))
     within, k = start - first * inner, 0
@@ -421,7 +426,7 @@ def tile(data, source_type, size, start, count, inner, width, load, buffer):
 
 
 @njit(**OPTIONS)
-def gather(job, i, start, count, width, element_type, load, buffer, filled, uniform):
+def gather(job, i, start, count, width, element_type, load, buffer, spare, filled, uniform):
     """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
     They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
@@ -434,7 +439,7 @@ def gather(job, i, start, count, width, element_type, load, buffer, filled, unif
     if axes == 2 and inner < LONG and job.operand_stride[i, 0] == (1 if step == 0 else 0) and count > inner:
         filled[i] = 0
         if step == 0:
-            stretch(job.data[i], source_type, size, start, count, inner, width, load, buffer)
+            stretch(job.data[i], source_type, size, start, count, inner, width, load, buffer, spare)
         else:
             tile(job.data[i], source_type, size, start, count, inner, width, load, buffer)
         return buffer
@@ -471,7 +476,7 @@ def evaluate(kernel, job, start, count, element_type, load, core, uniform, state
     """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
 
     state is the address of what a task keeps from chunk to chunk: operand pointers, what fills which buffer, the
-    parameters in the core's dtype, and the buffers.
+    parameters in the core's dtype, and the buffers of results and operands.
     """
     pointers, filled = i8_at(state), i8_at(state + POINTERS)
     width = item_size(element_type)
@@ -486,7 +491,8 @@ def evaluate(kernel, job, start, count, element_type, load, core, uniform, state
             size = item_size(job.source_type[i])
             call(load, (job.data[i] + start * size, job.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
-            pointers[i] = gather(job, i, start, count, width, element_type, load, buffer, filled, uniform)
+            spare = state + SPARE_AT
+            pointers[i] = gather(job, i, start, count, width, element_type, load, buffer, spare, filled, uniform)
         elif filled[i] == 0:  # one value throughout, which is 1 for an input that was left out
             filled[i] = 1
             if kind == SCALAR:
@@ -524,15 +530,21 @@ def task(job_address, number):
     """One block of the index space, or of the sums over it."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
+    memory = malloc(BUFFERS_AT + BUFFER * kernel.inputs + LINE)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    state = (memory + LINE - 1) // LINE * LINE
     if job.sums:
-        sum_task(kernel, job, number)
+        sum_task(kernel, job, number, state)
     else:
-        map_task(kernel, job, number)
+        map_task(kernel, job, number, state)
+    free(memory)
 
 
 @njit(**OPTIONS)
-def map_task(kernel, job, number):
-    state, result = stack(STATE), stack(BUFFER)
+def map_task(kernel, job, number, state):
+    result = state + RESULT_AT
     width = item_size(kernel.compute_type)
     start_task(job, width, state)
     direct = kernel.output_type == kernel.compute_type
@@ -580,8 +592,8 @@ def deliver(kernel, job, totals, piece, first, count):
 
 
 @njit(**OPTIONS)
-def sum_task(kernel, job, number):
-    state, result, totals_address = stack(STATE), stack(BUFFER), stack(BUFFER)
+def sum_task(kernel, job, number, state):
+    result, totals_address = state + RESULT_AT, state + TOTALS_AT
     terms, totals = f8_at(result), f8_at(totals_address)
     start_task(job, 8, state)
     piece, block = number // job.blocks, number % job.blocks

@@ -1,6 +1,6 @@
 """Puts the ops into onnxruntime, through the library of onnxruntime-extensions.
 
-Facts this rests on (onnxruntime 1.31, onnxruntime-extensions 0.15):
+Facts this rests on (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.15):
 - What `AddExternalCustomOp` is given before `register_custom_ops_library` is called lands in the domain
   ai.onnx.contrib of the sessions that come after. The structs, and the callbacks in them, must live for ever.
 - A kernel is chosen, and the output's dtype settled, by the dtypes that the OrtCustomOp names. So there is one for each
@@ -15,7 +15,6 @@ Facts this rests on (onnxruntime 1.31, onnxruntime-extensions 0.15):
 from __future__ import annotations
 
 import ctypes as C
-import functools
 import importlib.machinery
 import importlib.util
 import itertools
@@ -23,7 +22,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -34,110 +33,117 @@ from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.errors import KernelsUnavailable, OpError
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
-from onnx_ops.runtime.abi import API_VERSION, FUNCTION, I64, SZ, VP, Api, OrtApi, OrtCustomOp
+from onnx_ops.runtime import callbacks
+from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi
+from onnx_ops.runtime.callbacks import ARGUMENTS, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.launch import COMPUTE, compute
-from onnx_ops.runtime.layout import KERNEL, NO_MEMORY
+from onnx_ops.runtime.layout import KERNEL, NO_MEMORY, PYTHON
 from onnx_ops.runtime.primitives import array_at
+from onnx_ops.runtime.process import ANSWER, STATE, aside, keep, libc, thread_attributes
 from onnx_ops.signature import FLOATS, Call, TensorType, is_optional, promote
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")
-PROVIDER = C.create_string_buffer(b"CPUExecutionProvider")
-LAST_VERSION = 2**31 - 1
+PROVIDER = keep(C.create_string_buffer(b"CPUExecutionProvider"))
+UNANSWERED = keep(C.create_string_buffer(b"onnx_ops: there is no thread or no memory for this node"))
+ORT_VERSION = tuple(int(part) for part in ort.__version__.split(".")[:2])
+SAFE_SHAPE_INFERENCE = (1, 24)
+"""Before this version onnxruntime reads the type of an input that a node leaves out, when it infers shapes: a crash."""
 
 _fresh = itertools.count()
-_lock = threading.RLock()
+
+
+# --- what onnxruntime is given -------------------------------------------------------------------------------------
 
 
 class _Struct:
     """A registered OrtCustomOp: an op (None: the probe), for certain dtypes of the inputs that settle its output's."""
 
-    by_address: ClassVar[dict[int, _Struct]] = {}
-
     def __init__(self, op: Op | None, dtypes: dict[str, int], output: int) -> None:
-        self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
         self.op = op
-        self.output = output
-        self.inputs = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
-        self.optional = [int(is_optional(p)) for p in op.schema.inputs] if op else [0]
-        self.native = OrtCustomOp(version=API_VERSION, **_callbacks())
-        self.native.KernelComputeV2 = compile_native(compute, COMPUTE)
-        self.native.KernelDestroy = C.cast(_libc().free, VP).value
-        self.by_address[C.addressof(self.native)] = self
+        self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
+        self.native = CustomOp(
+            version=API_VERSION,
+            KernelComputeV2=compile_native(compute, COMPUTE),
+            KernelDestroy=C.cast(libc().free, VP).value,
+            name=C.addressof(self.name),
+            provider=C.addressof(PROVIDER),
+            inputs=len(op.input_names) if op else 1,
+            output_type=output,
+            python=_python().ctypes.data,
+            **callbacks.addresses(),
+        )
+        optional = [is_optional(parameter) for parameter in op.schema.inputs] if op else [False]
+        types = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
+        self.native.optional[: len(optional)] = optional
+        self.native.input_type[: len(types)] = types
+        if any(optional) and ORT_VERSION < SAFE_SHAPE_INFERENCE:
+            self.native.InferOutputShapeFn = None
 
 
-_Self = _Struct.by_address
+_structs: dict[int, _Struct] = STATE.settled.setdefault("structs", {})
+"""By address."""
 
 
-@functools.cache
-def _libc() -> C.CDLL:
-    library = C.CDLL(None)
-    library.malloc.restype, library.malloc.argtypes = VP, [SZ]
-    return library
+def _python() -> np.ndarray:
+    """The way from native code to Python (`runtime.layout.PYTHON`)."""
+    if "python" not in STATE.settled:
+        record = np.zeros(1, PYTHON)
+        answer = keep(ANSWER(_answer))
+        finalizing = getattr(C.pythonapi, "Py_IsFinalizing", None) or C.pythonapi._Py_IsFinalizing
+        functions = {
+            "answer": answer,
+            "is_finalizing": finalizing,
+            "holds_lock": C.pythonapi.PyGILState_Check,
+            "save_thread": C.pythonapi.PyEval_SaveThread,
+            "restore_thread": C.pythonapi.PyEval_RestoreThread,
+            "create_thread": libc().pthread_create,
+            "join_thread": libc().pthread_join,
+            "this_thread": libc().pthread_self,
+            "pause": libc().pause,
+        }
+        for name, function in functions.items():
+            record[name] = C.cast(function, VP).value
+        record["attributes"] = thread_attributes()
+        record["unanswered"] = C.addressof(UNANSWERED)
+        record["main_thread"] = threading.main_thread().ident
+        STATE.in_child.append(lambda: record.__setitem__("main_thread", threading.get_ident()))
+        STATE.at_the_end.append(lambda: record.__setitem__("ending", 1))
+        STATE.settled["python"] = record
+    return STATE.settled["python"]
 
 
-@functools.cache
-def _callbacks() -> dict[str, Any]:
-    """The callbacks that all structs share; each is given the address of its struct."""
-    given = {
-        "GetName": lambda own: C.addressof(_Self[own].name),
-        "GetExecutionProviderType": lambda own: C.addressof(PROVIDER),
-        "GetInputType": lambda own, i: _Self[own].inputs[i],
-        "GetInputTypeCount": lambda own: len(_Self[own].inputs),
-        "GetOutputType": lambda own, i: _Self[own].output,
-        "GetOutputTypeCount": lambda own: 1,
-        "GetInputCharacteristic": lambda own, i: _Self[own].optional[i],
-        "GetOutputCharacteristic": lambda own, i: 0,
-        "GetInputMemoryType": lambda own, i: 0,
-        "GetVariadicInputMinArity": lambda own: 0,
-        "GetVariadicInputHomogeneity": lambda own: 0,
-        "GetVariadicOutputMinArity": lambda own: 0,
-        "GetVariadicOutputHomogeneity": lambda own: 0,
-        "CreateKernelV2": _create_kernel,
-        "InferOutputShapeFn": _infer_output_shape,
-        "GetStartVersion": lambda own: 1,
-        "GetEndVersion": lambda own: LAST_VERSION,
-    }
-    types: dict[str, Any] = dict(OrtCustomOp._fields_)
-    return {name: types[name](function) for name, function in given.items()}
+# --- what onnxruntime asks -----------------------------------------------------------------------------------------
 
 
-_api: OrtApi | None = None
+def _answer(address: int) -> None:
+    """Answer a question (`runtime.callbacks`), in a thread that native code has made for it."""
+    words = (I64 * WORDS).from_address(address)
+    api: OrtApi | None = STATE.settled.get("api")
+    try:
+        with STATE.busy:
+            if api is None and words[KIND] == callbacks.CREATE:
+                api = STATE.settled["api"] = OrtApi(words[ARGUMENTS + 1])
+            if api is not None:
+                _ANSWERS[words[KIND]](api, *words[ARGUMENTS:])
+        words[callbacks.ANSWER] = 0
+    except BaseException as error:  # the native code tells of an answer that there is not
+        text = str(error) if isinstance(error, OpError) else f"onnx_ops: {type(error).__name__}: {error}"
+        if api is not None:
+            words[callbacks.ANSWER] = api.status(text) or 0
 
 
-def _guarded(function: Callable[..., None]) -> Callable[..., int | None]:
-    """A callback whose exceptions become an OrtStatus."""
-
-    @functools.wraps(function)
-    def guarded(*arguments: Any) -> int | None:
-        try:
-            function(*arguments)
-        except OpError as error:
-            assert _api is not None
-            return _api.status(str(error))
-        except Exception as error:  # nothing may pass through C++
-            assert _api is not None
-            return _api.status(f"onnx_ops: {type(error).__name__}: {error}")
-        return None
-
-    return guarded
-
-
-@_guarded
-def _create_kernel(own: int, api_address: int, info: int, kernel: Any) -> None:
-    global _api
-    if _api is None:
-        _api = OrtApi(api_address)
-    struct, api = _Self[own], _api
-    handle = _libc().malloc(KERNEL.itemsize)
+def _create_kernel(api: OrtApi, own: int, api_address: int, info: int, kernel: int) -> None:
+    struct = _structs[own]
+    record = np.zeros(1, KERNEL)
+    if struct.op is not None:
+        record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
+    handle = libc().malloc(KERNEL.itemsize)
     if not handle:
         raise MemoryError
-    kernel[0] = handle
-    if struct.op is None:
-        return
-    record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
     C.memmove(handle, record.ctypes.data, KERNEL.itemsize)
+    VP.from_address(kernel).value = handle
 
 
 def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
@@ -173,7 +179,8 @@ def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
     dtypes = [call.dtype(name) or 0 for name in op.input_names]
     fields: dict[str, Any] = {
         "api": api_address,
-        "fail": C.cast(_fail, VP).value,
+        "python": _python().ctypes.data,
+        "fail": callbacks.address_of_fail(),
         "op": list(OPS).index(op.name),
         "inputs": len(dtypes),
         "output_type": output.dtype,
@@ -188,12 +195,12 @@ def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
     return record
 
 
-def _infer_output_shape_of(own: int, context: int) -> None:
-    struct, api = _Self[own], _api
-    if struct.op is None or api is None:
+def _infer_output_shape(api: OrtApi, own: int, context: int, *_: int) -> None:
+    struct = _structs[own]
+    if struct.op is None:
         return
     tensors: list[TensorType | None] = []
-    for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(struct.inputs))):
+    for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(struct.op.input_names))):
         info = api.word(Api.ShapeInferContext_GetInputTypeShape, context, i)
         tensors.append(_tensor_type(api, info) if info else None)
     output = struct.op.kernel.infer(struct.op.call(tensors))
@@ -212,23 +219,13 @@ def _infer_output_shape_of(own: int, context: int) -> None:
     api(Api.ReleaseTensorTypeAndShapeInfo, shape)
 
 
-def _infer_output_shape(own: int, context: int) -> None:
-    """Errors are onnxruntime's to ignore; CreateKernelV2 raises them."""
-    try:
-        _infer_output_shape_of(own, context)
-    except OpError:
-        return
-
-
-@_guarded
-def _explain(kernel: int, context: int, code: int) -> None:
-    """The error of a run that the native code could not do: the Python checks find the words."""
+def _explain(api: OrtApi, kernel: int, context: int, code: int, *_: int) -> None:
+    """Raise the error of a run that the native code could not do: the Python checks find the words."""
     record = array_at(kernel, 1, KERNEL)[0]
     op = list(OPS.values())[record["op"]]
     if code == NO_MEMORY:
         raise MemoryError(f"{op.name}: no memory for intermediate results")
-    assert _api is not None
-    arrays = [_array(_api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
+    arrays = [_array(api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
     integers, floats = iter(record["integer"].tolist()), iter(record["floating"].tolist())
     attributes = {
         name: next(floats) if attribute.type == OpSchema.AttrType.FLOAT else next(integers)
@@ -238,8 +235,11 @@ def _explain(kernel: int, context: int, code: int) -> None:
     raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
 
 
-_fail: Any = FUNCTION(VP, VP, VP, I64)(_explain)
-"""`_explain` for the native code."""
+_ANSWERS: dict[int, Callable[..., None]] = {
+    callbacks.CREATE: _create_kernel,
+    callbacks.INFER: _infer_output_shape,
+    callbacks.FAIL: _explain,
+}
 
 
 def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
@@ -260,7 +260,7 @@ def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
 # --- registration --------------------------------------------------------------------------------------------------
 
 
-def _structs() -> list[_Struct]:
+def _all_structs() -> list[_Struct]:
     structs = [_Struct(None, {}, TensorProto.FLOAT)]
     for op in OPS.values():
         names = op.kernel.typed_inputs
@@ -284,24 +284,45 @@ def _library_path() -> str | None:
     return next((str(file) for file in files if file.exists()), None)
 
 
-@functools.cache
-def _library() -> str | KernelsUnavailable:
-    """Path of the library that hosts the kernels, with all of them added; or why that cannot be. Settled once."""
+def _added() -> str:
+    """Add all kernels to the library that hosts them, and answer its path; KernelsUnavailable if that cannot be."""
     path = _library_path()
     if path is None:
-        return KernelsUnavailable("onnxruntime-extensions is not installed")
+        raise KernelsUnavailable("onnxruntime-extensions is not installed")
     try:
         add = C.CDLL(path).AddExternalCustomOp
     except (OSError, AttributeError) as error:
-        return KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}")
+        raise KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
-    for struct in _structs():
-        add(C.addressof(struct.native))
+    structs = _all_structs()
+    _structs.update((C.addressof(struct.native), struct) for struct in structs)
+    for address in _structs:
+        add(address)
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
     if failure := _probe(options):
-        return KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
+        raise KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
     return path
+
+
+def _settle() -> None:
+    with STATE.registering:
+        if "library" not in STATE.settled:
+            try:
+                STATE.settled["library"] = _added(), ""
+            except Exception as error:  # whatever it is, the portable bodies run without
+                told = isinstance(error, KernelsUnavailable)
+                STATE.settled["library"] = None, str(error) if told else f"{type(error).__name__}: {error}"
+
+
+def _library() -> str:
+    """As `_added`, once per process."""
+    if "library" not in STATE.settled:
+        aside(_settle)  # an interrupt in the middle would leave some kernels added and others not
+    path, reason = STATE.settled["library"]
+    if path is None:
+        raise KernelsUnavailable(reason)
+    return str(path)
 
 
 def _probe(options: ort.SessionOptions) -> str | None:
@@ -332,10 +353,8 @@ def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
     Raises RuntimeError for options with which somebody has registered onnxruntime-extensions before the kernels were
     added to it: that library can be registered only once.
     """
-    with _lock:
-        path = _library()
-        if isinstance(path, KernelsUnavailable):
-            raise path
+    path = _library()
+    with STATE.registering:
         fresh = options is None
         options = ort.SessionOptions() if options is None else options
         if not fresh and (_is_marked(options) or _probe(options) is None):

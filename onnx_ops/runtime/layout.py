@@ -1,7 +1,7 @@
-"""The two records that the native code shares: what a kernel is, and what one run of it works on.
+"""The records that the native code shares: what a kernel is, what one run of it works on, and the way to Python.
 
 Addresses are held as int64. Python fills a `KERNEL` when onnxruntime creates the kernel and never touches it again; a
-`JOB` lives on the stack of one run and is read by all its tasks.
+`JOB` lives on the stack of one run and is read by all its tasks. There is one `PYTHON` in the process.
 """
 
 import numpy as np
@@ -28,6 +28,7 @@ def offset(layout: np.dtype, field: str) -> int:
 KERNEL = np.dtype(
     [
         ("api", i8),  # OrtApi*
+        ("python", i8),  # the `PYTHON` of the process
         ("fail", i8),  # callback that makes the OrtStatus of a refused call
         ("op", i8),  # index of the op, for `fail`
         ("inputs", i8),
@@ -95,6 +96,27 @@ JOB = np.dtype(
         ("blocks", i8),
         ("slice", i8),
         ("slices", i8),
+    ],
+    align=True,
+)
+
+PYTHON = np.dtype(
+    [
+        ("answer", i8),  # the callback into Python: answer(address of a question)
+        ("unanswered", i8),  # text of the error where it gave none
+        ("main_thread", i8),
+        ("ending", i8),  # 1 once the interpreter is about to end
+        # functions of Python's C interface
+        ("is_finalizing", i8),
+        ("holds_lock", i8),
+        ("save_thread", i8),
+        ("restore_thread", i8),
+        # functions of libc, and the attributes of a new thread
+        ("create_thread", i8),
+        ("join_thread", i8),
+        ("this_thread", i8),
+        ("pause", i8),
+        ("attributes", i8),
     ],
     align=True,
 )

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import from_dtype, njit, types
+from numba import config, from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
 from onnx_ops.runtime import primitives
-from onnx_ops.runtime.layout import JOB, KERNEL
+from onnx_ops.runtime.layout import JOB, KERNEL, PYTHON
+
+if config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")
 
 WORD = ir.IntType(64)
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
@@ -84,7 +87,7 @@ def _record_of(layout: Any) -> Any:
     return at
 
 
-job_at, kernel_at = _record_of(JOB), _record_of(KERNEL)
+job_at, kernel_at, python_at = map(_record_of, (JOB, KERNEL, PYTHON))
 
 
 @intrinsic(prefer_literal=True)

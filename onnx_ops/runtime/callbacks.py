@@ -1,0 +1,178 @@
+"""What onnxruntime calls of a custom op, all of it native.
+
+Python must not run on a thread of onnxruntime's callers: an exception that leaves a ctypes callback becomes a wild
+pointer in C++, and on the main thread an interrupt can raise one between any two lines. So what only Python can do is
+asked of it on a thread made for the question, where no signal handler ever runs, while the caller waits. An interrupt
+stays pending meanwhile and is raised when the call is back. The new thread also has all the stack that Python and
+LLVM need.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any
+
+from numba import njit, types
+
+from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
+from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.layout import MAX_INPUTS
+from onnx_ops.runtime.native import OPTIONS, call, i8_at, kernel_at, python_at, stack
+
+
+class CustomOp(OrtCustomOp):
+    """An OrtCustomOp, and behind it what its callbacks tell of it."""
+
+    _fields_ = (
+        ("name", VP),
+        ("provider", VP),
+        ("inputs", I64),
+        ("input_type", I64 * MAX_INPUTS),
+        ("optional", I64 * MAX_INPUTS),
+        ("output_type", I64),
+        ("python", VP),
+    )
+
+
+def _place(field: str) -> int:
+    """A field of a CustomOp as an index of words."""
+    return int(getattr(CustomOp, field).offset) // 8
+
+
+NAME, PROVIDER, INPUTS, OUTPUT_TYPE, PYTHON_AT = map(_place, ("name", "provider", "inputs", "output_type", "python"))
+INPUT_TYPE, OPTIONAL = _place("input_type"), _place("optional")
+LAST_VERSION = 2**31 - 1
+
+
+def name(own):
+    return i8_at(own)[NAME]
+
+
+def provider(own):
+    return i8_at(own)[PROVIDER]
+
+
+def input_type(own, index):
+    return i8_at(own)[INPUT_TYPE + index]
+
+
+def input_count(own):
+    return i8_at(own)[INPUTS]
+
+
+def input_characteristic(own, index):
+    return i8_at(own)[OPTIONAL + index]
+
+
+def output_type(own, index):
+    return i8_at(own)[OUTPUT_TYPE]
+
+
+def nothing(own, index):
+    return 0
+
+
+def one(own):
+    return 1
+
+
+def last_version(own):
+    return LAST_VERSION
+
+
+# --- questions to Python ---------------------------------------------------------------------------------------------
+
+# What is asked: words of a question, the arguments after them.
+KIND, ANSWER, ARGUMENTS = 0, 1, 2
+WORDS = 6
+QUESTION_BYTES = 8 * WORDS
+CREATE, INFER, FAIL = 0, 1, 2
+UNANSWERED = -1
+CREATE_STATUS = int(Api.CreateStatus)
+INT_BITS = 0xFFFFFFFF  # a C int comes back in a word whose upper half means nothing
+
+
+@njit(**OPTIONS)
+def ask(python, kind, a, b, c, d):
+    """Let Python answer on a new thread; UNANSWERED where it could not."""
+    question = stack(QUESTION_BYTES)
+    words = i8_at(question)
+    words[KIND], words[ANSWER] = kind, UNANSWERED
+    words[ARGUMENTS], words[ARGUMENTS + 1], words[ARGUMENTS + 2], words[ARGUMENTS + 3] = a, b, c, d
+    is_main = call(python.this_thread, (0,)) == python.main_thread
+    if call(python.is_finalizing, (0,)) & INT_BITS:
+        if is_main:  # no other thread may run Python any more, and no signal handler will
+            call(python.answer, (question,))
+    else:
+        held = call(python.holds_lock, (0,)) & INT_BITS
+        saved = call(python.save_thread, (0,)) if held else 0
+        thread = stack(8)
+        if call(python.create_thread, (thread, python.attributes, python.answer, question)) & INT_BITS == 0:
+            call(python.join_thread, (i8_at(thread)[0], 0))
+        if held and (is_main or not python.ending):
+            call(python.restore_thread, (saved,))
+    # A thread that Python would end on its way back through C++ takes the process with it: it waits here instead.
+    while python.ending and not is_main:
+        call(python.pause, (0,))
+    return words[ANSWER]
+
+
+@njit(**OPTIONS)
+def status_of(answer, api, python):
+    """The OrtStatus that an answer is, or one that says that there was none."""
+    if answer == UNANSWERED:
+        return call(i8_at(api)[CREATE_STATUS], (INVALID_ARGUMENT, python.unanswered))
+    return answer
+
+
+def create_kernel(own, api, info, kernel):
+    python = python_at(i8_at(own)[PYTHON_AT])
+    return status_of(ask(python, CREATE, own, api, info, kernel), api, python)
+
+
+def infer_output_shape(own, context):
+    """onnxruntime ignores errors here; those that matter are raised by `create_kernel`."""
+    ask(python_at(i8_at(own)[PYTHON_AT]), INFER, own, context, 0, 0)
+    return 0
+
+
+def fail(kernel_address, context, code):
+    """The OrtStatus of a run that the native code refused."""
+    kernel = kernel_at(kernel_address)
+    python = python_at(kernel.python)
+    return status_of(ask(python, FAIL, kernel_address, context, code, 0), kernel.api, python)
+
+
+def _words(count: int) -> Any:
+    """The signature of a C function of words that returns one."""
+    return types.int64(*[types.int64] * count)
+
+
+def addresses() -> dict[str, int]:
+    """The callbacks of a CustomOp, by their names in OrtCustomOp, but for those that run and free a kernel."""
+    return {
+        "GetName": compile_native(name, _words(1)),
+        "GetExecutionProviderType": compile_native(provider, _words(1)),
+        "GetInputType": compile_native(input_type, _words(2)),
+        "GetInputTypeCount": compile_native(input_count, _words(1)),
+        "GetOutputType": compile_native(output_type, _words(2)),
+        "GetOutputTypeCount": compile_native(one, _words(1)),
+        "GetInputCharacteristic": compile_native(input_characteristic, _words(2)),
+        "GetOutputCharacteristic": compile_native(nothing, _words(2)),
+        "GetInputMemoryType": compile_native(nothing, _words(2)),
+        "GetVariadicInputMinArity": compile_native(nothing, _words(2)),
+        "GetVariadicInputHomogeneity": compile_native(nothing, _words(2)),
+        "GetVariadicOutputMinArity": compile_native(nothing, _words(2)),
+        "GetVariadicOutputHomogeneity": compile_native(nothing, _words(2)),
+        "CreateKernelV2": compile_native(create_kernel, _words(4)),
+        "InferOutputShapeFn": compile_native(infer_output_shape, _words(2)),
+        "GetStartVersion": compile_native(one, _words(1)),
+        "GetEndVersion": compile_native(last_version, _words(1)),
+    }
+
+
+def address_of_fail() -> int:
+    return compile_native(fail, _words(3))
+
+
+assert C.sizeof(OrtCustomOp) % 8 == 0
