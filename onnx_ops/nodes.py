@@ -10,7 +10,7 @@ from onnx import helper
 from onnx.defs import OpSchema
 
 from onnx_ops.domain import DOMAIN
-from onnx_ops.errors import OpError
+from onnx_ops.errors import OpError, at_node, node_words
 from onnx_ops.op import Op
 from onnx_ops.ops import op_named
 from onnx_ops.roles import Reduction
@@ -30,7 +30,7 @@ def make_node(
     Args:
         op_type: name of the op.
         inputs: names of the values in the order of the schema, or by input name; "" or None for an input left out.
-        outputs: name of the one output.
+        outputs: name of the one output, in a sequence.
         name, doc_string: as in onnx.helper.make_node.
         attributes: by name; `reduction` also by its name ("none", "mean", "sum", "batchmean"), flags also as bools.
 
@@ -38,40 +38,59 @@ def make_node(
         OpError: an op, input or attribute that does not exist, a value that an attribute cannot have, a required input
             that is missing.
     """
-    op = op_named(op_type)
-    if isinstance(inputs, Mapping):
-        if unknown := sorted(set(inputs) - set(op.input_names)):
-            raise OpError(op_type, f"unknown input '{unknown[0]}', expected {', '.join(op.input_names)}")
-        values = [inputs.get(i) or "" for i in op.input_names]
-    else:
-        values = [i or "" for i in inputs]
-    while values and not values[-1]:
-        values.pop()
-    if len(outputs) != 1:
-        raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
-    settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
-    op.kernel.infer(op.call([TensorType() if value else None for value in values], settled))
+    with at_node(node_words(name or "", _first(outputs))):
+        op = op_named(op_type)
+        values = _input_values(op, inputs)
+        if isinstance(outputs, str):
+            raise OpError(op_type, f"outputs are '{outputs}', expected a sequence of names, ['{outputs}']")
+        if len(outputs) != 1:
+            raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
+        settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
+        op.kernel.infer(op.call([TensorType() if value else None for value in values], settled))
     return helper.make_node(op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled)
 
 
+def _first(outputs: Sequence[str]) -> str:
+    return outputs if isinstance(outputs, str) else next(iter(outputs), "")
+
+
+def _input_values(op: Op, inputs: Sequence[str | None] | Mapping[str, str | None]) -> list[str]:
+    """Names of values in the order of the schema, without those left out at the end."""
+    if isinstance(inputs, str):
+        raise OpError(op.name, f"inputs are '{inputs}', expected a sequence of names, or a mapping from input names")
+    if isinstance(inputs, Mapping):
+        if unknown := sorted(set(inputs) - set(op.input_names)):
+            raise OpError(op.name, f"unknown input '{unknown[0]}', expected {', '.join(op.input_names)}")
+        inputs = [inputs.get(i) for i in op.input_names]
+    values = [i or "" for i in inputs]
+    while values and not values[-1]:
+        values.pop()
+    return values
+
+
 def _attribute_value(op: Op, name: str, value: Any) -> int | float:
-    attribute = op.attribute(name)
+    floating = op.attribute(name).type == OpSchema.AttrType.FLOAT
     try:
         if name == "reduction":
-            return int(Reduction(value))
-        if attribute.type == OpSchema.AttrType.FLOAT:
+            return int(_reduction(op, value))
+        if floating:
             return float(value)
         if int(value) != value:
             raise ValueError
         return int(value)
     except (OverflowError, TypeError, ValueError):
-        raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {_expected(op, name)}") from None
+        expected = "a number" if floating else "a whole number"
+        if name == "reduction":
+            expected = ", ".join(r.name.lower() for r in Reduction if _takes(op, r))
+        raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {expected}") from None
 
 
-def _expected(op: Op, name: str) -> str:
-    if name == "reduction":
-        return ", ".join(r.name.lower() for r in Reduction if _takes(op, r))
-    return "a number" if op.attribute(name).type == OpSchema.AttrType.FLOAT else "a whole number"
+def _reduction(op: Op, value: Any) -> Reduction:
+    """The reduction that a number or a name stands for; ValueError if the op has none such."""
+    reduction = Reduction(value)
+    if not _takes(op, reduction):
+        raise ValueError
+    return reduction
 
 
 def _takes(op: Op, reduction: Reduction) -> bool:

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from onnx_ops.domain import DOMAIN
+from onnx_ops.errors import at_node, node_words
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 
@@ -28,7 +29,9 @@ def _evaluator(op: Op) -> type[OpRun]:
             name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
         }
         arrays = [*inputs, *[None] * (len(op.input_names) - len(inputs))]
-        call = op.check_arrays(arrays, given)
+        node = self.onnx_node
+        with at_node(node_words(node.name, next(iter(node.output), ""))):
+            call = op.check_arrays(arrays, given)
         return (op.reference(*arrays, **call.attributes),)
 
     return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": run, "__doc__": op.schema.doc})

@@ -1043,7 +1043,7 @@ REFUSED = {
         PLAIN.format("HardshrinkBackward <lambda: float = 0.5> (g, x)"),
         None,
         onnx_ops.OpError,
-        r"HardshrinkBackward: unknown attribute 'lambda', expected lambd .*161002",
+        r"HardshrinkBackward: unknown attribute 'lambda', expected lambd\b.*161002",
     ),
     "attribute-of-other-type": (
         PLAIN.format("HardshrinkBackward <lambd: int = 1> (g, x)"),
@@ -1061,13 +1061,13 @@ REFUSED = {
         PLAIN.format("KlDivBackward (g, x)"),
         None,
         onnx_ops.OpError,
-        r"KlDivBackward: required input 'target' is missing .*161001",
+        r"KlDivBackward: required input 'target' is missing.*161001",
     ),
     "missing-input-in-the-middle": (
         PLAIN.format("KlDivBackward (g, , x)"),
         None,
         onnx_ops.OpError,
-        r"KlDivBackward: required input 'self' is missing .*161001",
+        r"KlDivBackward: required input 'self' is missing.*161001",
     ),
     "too-many-inputs": (
         PLAIN.format("HardshrinkBackward (g, x, x)"),

@@ -574,7 +574,7 @@ def test_refuses(call: str, types: list[str], attributes: str, message: str, how
 def test_missing_input_has_a_status_of_its_own(call: str, name: str) -> None:
     model = graph_of(call, ["float[2]", "float[2]"])
     with pytest.raises(
-        onnx_ops.OpError, match=rf"required input '{name}' is missing \(ACLNN_ERR_PARAM_NULLPTR, 161001\)"
+        onnx_ops.OpError, match=rf"required input '{name}' is missing.*\(ACLNN_ERR_PARAM_NULLPTR, 161001\)"
     ):
         onnx_ops.link(model)
 
@@ -665,21 +665,21 @@ BAD_NODES: dict[str, tuple[str, Any, list[str], dict[str, Any], str]] = {
         ["g"],
         ["o"],
         {},
-        r"HardshrinkBackward: required input 'self' is missing .*161001",
+        r"HardshrinkBackward: required input 'self' is missing.*161001",
     ),
     "missing-first": (
         "HardshrinkBackward",
         [None, "x"],
         ["o"],
         {},
-        r"required input 'grad_output' is missing .*161001",
+        r"required input 'grad_output' is missing.*161001",
     ),
     "missing-by-name": (
         "KlDivBackward",
         {"self": "x", "target": "y"},
         ["o"],
         {},
-        r"required input 'grad_output' is missing .*161001",
+        r"required input 'grad_output' is missing.*161001",
     ),
     "unknown-input": (
         "HardshrinkBackward",
@@ -695,7 +695,7 @@ BAD_NODES: dict[str, tuple[str, Any, list[str], dict[str, Any], str]] = {
         ["g", "x"],
         ["o"],
         {"lambda_": 1},
-        r"unknown attribute 'lambda_', expected lambd .*161002",
+        r"unknown attribute 'lambda_', expected lambd\b.*161002",
     ),
     "no-attributes": (
         "BatchNormElemtBackward",
@@ -716,21 +716,28 @@ BAD_NODES: dict[str, tuple[str, Any, list[str], dict[str, Any], str]] = {
         ["g", "x", "y"],
         ["o"],
         {"reduction": "average"},
-        r"'reduction' is 'average', expected none, mean, sum \(",
+        r"'reduction' is 'average', expected none, mean, sum; ",
     ),
     "reduction-out-of-range": (
         "KlDivBackward",
         ["g", "x", "y"],
         ["o"],
         {"reduction": 4},
-        r"'reduction' is 4, expected none, mean",
+        r"'reduction' is 4, expected none, mean, sum, batchmean; ",
     ),
     "reduction-of-another-op": (
         LOSS,
         ["g", "x", "y"],
         ["o"],
         {"reduction": "batchmean"},
-        r"'reduction' is .*, expected .*none.*mean.*sum",
+        r"'reduction' is 'batchmean', expected none, mean, sum; ",
+    ),
+    "number-of-another-op": (
+        LOSS,
+        ["g", "x", "y"],
+        ["o"],
+        {"reduction": 3},
+        r"'reduction' is 3, expected none, mean, sum; ",
     ),
     "reduction-none": ("KlDivBackward", ["g", "x", "y"], ["o"], {"reduction": None}, r"'reduction' is None, expected"),
     "no-number": ("HardshrinkBackward", ["g", "x"], ["o"], {"lambd": "much"}, r"'lambd' is 'much', expected a number"),
