@@ -7,13 +7,17 @@ import importlib.util
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import onnx_ops
+from onnx_ops import __main__ as program
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnx_ops"
@@ -71,13 +75,55 @@ def test_runtime_knows_no_op() -> None:
             assert "onnx_ops.ops" not in path.read_text(encoding="utf-8"), path.name
 
 
+def packages(requirements: Iterable[str]) -> set[str]:
+    """The names that the requirements are imported by."""
+    return {re.split(r"[<>=!~\[; ]", requirement)[0].replace("-", "_") for requirement in requirements}
+
+
+def imported(paths: Iterable[Path]) -> set[str]:
+    """The packages that the files import, but for Python's own and this one."""
+    text = "\n".join(p.read_text(encoding="utf-8") for p in paths)
+    found = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE))
+    return found - set(sys.stdlib_module_names) - {"onnx_ops"}
+
+
 def test_requirements_are_those_of_the_imports() -> None:
+    """What only the command line imports is in the extra of that name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = {re.split(r"[<>=!~\[; ]", r)[0].replace("-", "_") for r in project["dependencies"]}
-    text = "\n".join(p.read_text(encoding="utf-8") for p in SHIPPED)
-    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)) - set(sys.stdlib_module_names)
-    assert imported - {"onnx_ops"} <= required | {"llvmlite"}  # llvmlite is Numba's
-    assert required - {"onnxruntime_extensions"} <= imported  # whose library is found without importing it
+    required, extra = packages(project["dependencies"]), packages(project["optional-dependencies"]["cli"])
+    library = imported(set(SHIPPED) - {PACKAGE / "cli.py"})
+    assert library <= required | {"llvmlite"}  # llvmlite is Numba's
+    assert required - {"onnxruntime_extensions"} <= library  # whose library is found without importing it
+    assert imported([PACKAGE / "cli.py"]) - required == extra == set(program.REQUIRED)
+
+
+def start_program(without: Iterable[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program `onnx-ops` as its script does, as if the packages `without` were not installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["onnx-ops"].partition(":")
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({list(without)}))
+from {module} import {function}
+{function}()
+"""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_program() -> None:
+    done = start_program((), "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"onnx-ops {onnx_ops.__version__}\n", "")
+
+
+@pytest.mark.parametrize("missing", [["rich"], ["typer"], ["rich", "typer"]], ids=" ".join)
+def test_program_says_that_its_extra_is_missing(missing: list[str]) -> None:
+    done = start_program(missing, "list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"onnx-ops: the command line needs packages that are not installed: {', '.join(missing)}. "
+        "Install them with: pip install 'onnx-ops[cli]'\n"
+    )
 
 
 def test_installed_version_is_that_of_the_package() -> None:
@@ -111,4 +157,20 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.Path) -> None:
     metadata = {name for name in names if ".dist-info/" in name}
     assert {n.split("/")[0] for n in names - metadata} == {"onnx_ops"}
     assert {n for n in names if n.endswith(".py")} == {str(p.relative_to(ROOT)) for p in SHIPPED}
+    assert "onnx_ops/py.typed" in names
     assert any(n.endswith("LICENSE") for n in metadata)
+
+
+def test_type_checkers_see_the_types_of_an_installed_wheel(wheel: zipfile.Path, tmp_path: Path) -> None:
+    """mypy, for a program of somebody else's in an environment that has the wheel."""
+    pytest.importorskip("mypy")
+    venv.create(tmp_path)
+    paths = sysconfig.get_paths("venv", vars={"base": str(tmp_path), "platbase": str(tmp_path)})
+    wheel.root.extractall(paths["purelib"])
+    (tmp_path / "user.py").write_text("import onnx_ops\nonnx_ops.OPSET_VERSION.upper()\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", f"{paths['scripts']}/python", "user.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines() == [
+        'user.py:2: error: "int" has no attribute "upper"  [attr-defined]',
+        "Found 1 error in 1 file (checked 1 source file)",
+    ], done.stderr
