@@ -11,7 +11,7 @@ import math
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -239,6 +239,32 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(FAILED)
 
 
+@app.command("compile")
+def compile_kernels(as_json: AsJson = False) -> None:
+    """Compile all kernels now, so that no session has to later.
+
+    The code goes to the directory that `doctor` names; the variable ONNX_OPS_CACHE_DIR names another. It serves the
+    same versions of the packages on the same kind of processor, also where the directory can only be read: in the image
+    of a container, say.
+
+    JSON: cache, the directory; files, the number of files in it.
+    """
+    from onnx_ops.precompile import cache_to_fill, precompile
+
+    try:
+        folder = cache_to_fill()
+        with _progress() as advance:
+            for done, total, op in precompile():
+                advance(done, total, op)
+    except (OSError, onnx_ops.KernelsUnavailable) as error:
+        _fail(f"kernels cannot be compiled: {error}", as_json)
+    files = sum(path.is_file() for path in folder.iterdir())
+    if as_json:
+        _print_json(cache=str(folder), files=files)
+    else:
+        _print_wrapped(_console(), f"All kernels are compiled; {folder} holds {_number(files, 'file')}.")
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +285,18 @@ def _compiling() -> contextlib.AbstractContextManager[Any]:
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
     return _console(stderr=True).status("compiling the kernels that are not in the cache")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar for whoever watches: advance(done, total, what)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = _console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("compiling", total=None)
+        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
 
 
 def _finite(value: Any) -> Any:
@@ -461,7 +499,7 @@ def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
             ("platform", diagnosis.platform),
             *((name, version or "not installed") for name, version in diagnosis.versions.items()),
             ("kernels", kernels),
-            ("cache", f"{cache.path}{kept}" if cache.path else "unknown without Numba"),
+            ("cache", f"{cache.path or 'none'}{kept}"),
         ],
     )
     ways = list(dict.fromkeys(outcome.way for outcome in diagnosis.outcomes))

@@ -35,7 +35,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where compiled kernels are kept; without a path nothing can be compiled."""
+    """Where compiled kernels are kept; None where there is no place for them."""
 
     path: str | None
     writable: bool
@@ -103,7 +103,15 @@ def _cache() -> Cache:
         from onnx_ops.runtime import compiler
     except ImportError:
         return Cache(None, False)
-    return Cache(str(compiler.wanted_cache_directory()), compiler.cache_directory() is not None)
+    try:
+        wanted = str(compiler.wanted_cache_directory())
+    except OSError:
+        return Cache(None, False)
+    try:
+        compiler.cache_directory()
+    except OSError:
+        return Cache(wanted, False)
+    return Cache(wanted, True)
 
 
 # --- the self-test ---------------------------------------------------------------------------------------------------

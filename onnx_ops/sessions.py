@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -13,10 +15,11 @@ import onnxruntime as ort
 
 from onnx_ops.errors import KernelsUnavailable
 from onnx_ops.linking import link, tensors
+from onnx_ops.runtime.process import STATE, aside
 
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
-_warned = False
+_warned: set[str] = set()
 
 
 def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOptions:
@@ -32,23 +35,52 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
 
 
 def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
-    global _warned
     try:
-        return register(options)
+        registered = register(options)
     except KernelsUnavailable as reason:
-        if not _warned:
-            _warned = True
-            warnings.warn(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel=stacklevel)
+        _warn_once(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel + 1)
         return ort.SessionOptions() if options is None else options
+    from onnx_ops.runtime.compiler import DIRECTORY_VARIABLE, unsaved
+
+    if reason_unsaved := unsaved():
+        _warn_once(
+            f"onnx_ops compiles its kernels anew in each process, for it cannot keep them: {reason_unsaved}. Set"
+            f" {DIRECTORY_VARIABLE} to a folder that can be written, or to one that `onnx-ops compile` has filled",
+            stacklevel + 1,
+        )
+    return registered
+
+
+def _warn_once(text: str, stacklevel: int) -> None:
+    """Warn of what holds for the whole process."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=stacklevel)
 
 
 def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
     """As `session_options`, but KernelsUnavailable instead of a warning."""
     try:
-        from onnx_ops.runtime import host
+        host = _host()
     except ImportError as error:
         raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
     return host.register(options)
+
+
+@functools.cache
+def _host() -> ModuleType:
+    """The module that registers kernels.
+
+    An interrupt amid its imports would leave Numba half imported, and a fork would leave it locked in the child.
+    """
+
+    def imported() -> ModuleType:
+        with STATE.registering:
+            from onnx_ops.runtime import host
+
+            return host
+
+    return aside(imported)
 
 
 class InferenceSession(ort.InferenceSession):

@@ -27,7 +27,7 @@ from onnx_ops.cli import app
 from onnx_ops.examples import example_model
 from onnx_ops.files import ModelFileError, external_files, read_model, write_model
 from onnx_ops.inspection import Linked, inspect
-from onnx_ops.runtime import host
+from onnx_ops.runtime.process import STATE
 
 OK, FAILED, USAGE = 0, 1, 2
 G = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -123,10 +123,10 @@ def good(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> str:
     """A process in which the kernels cannot be registered; the reason."""
-    reason = onnx_ops.KernelsUnavailable("no such library here")
-    monkeypatch.setattr(host, "_library", lambda: reason)
-    monkeypatch.setattr(sessions, "_warned", False)
-    return str(reason)
+    reason = "no such library here"
+    monkeypatch.setitem(STATE.settled, "library", (None, reason))
+    monkeypatch.setattr(sessions, "_warned", set())
+    return reason
 
 
 # --- list and show ---------------------------------------------------------------------------------------------------
@@ -713,6 +713,18 @@ def test_doctor_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout == f"Cache(path={str(blocked)!r}, writable=False)\n"
+
+
+def test_compile_refuses_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "a file"
+    blocked.touch()
+    monkeypatch.setenv("ONNX_OPS_CACHE_DIR", str(blocked))
+    assert str(blocked) in answer("compile", code=FAILED)["error"]
+    assert "kernels cannot be compiled" in run("compile", code=FAILED).stderr
+
+
+def test_compile_refuses_where_there_are_no_kernels(no_kernels: str) -> None:
+    assert answer("compile", code=FAILED)["error"] == f"kernels cannot be compiled: {no_kernels}"
 
 
 def test_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:

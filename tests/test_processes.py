@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -153,6 +154,149 @@ def test_forked_child_makes_a_session_of_its_own() -> None:
     assert assert_ends_well(done) == ["child"]
 
 
+# --- interrupts ------------------------------------------------------------------------------------------------------
+
+# A signal that arrives while onnxruntime is calling back, or while code is compiled, over and over at odd moments.
+# What comes of it is an exception in the user's code, and a process that goes on.
+INTERRUPTED = """
+import random, signal
+random.seed({seed})
+class Timeout(Exception): pass
+def raise_timeout(*_): raise Timeout
+def leave(*_): sys.exit(3)
+signal.signal(signal.SIGTERM, {handler})
+{prepare}
+def later(delay):
+    time.sleep(delay); os.kill(os.getpid(), signal.{signal})
+ends = []
+for _ in range({rounds}):
+    thread = threading.Thread(target=later, args=(random.uniform(*{delays}),)); thread.start()
+    try:
+        while True:
+            {work}
+    except BaseException as error:
+        ends.append(type(error).__name__)
+    thread.join()
+check(session())
+print(*sorted(set(ends)))
+"""
+FAILING = "options = ort.SessionOptions(); options.log_severity_level = 4; s = session(options); check_error(s)"
+SIGNALS = {
+    "SIGINT": ("signal.SIG_DFL", "KeyboardInterrupt"),
+    "SIGTERM": ("leave", "SystemExit"),
+    "SIGTERM-exception": ("raise_timeout", "Timeout"),
+}
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+@pytest.mark.parametrize(
+    ("prepare", "work"),
+    [("session()", "check(session())"), (FAILING, "check_error(s)")],
+    ids=["making-sessions", "refused-runs"],
+)
+def test_signals_reach_the_user(which: str, prepare: str, work: str) -> None:
+    handler, expected = SIGNALS[which]
+    code = INTERRUPTED.format(
+        seed=len(work), handler=handler, signal=which.split("-")[0], prepare=prepare, rounds=20, work=work,
+        delays=(0.0, 0.03),
+    )  # fmt: skip
+    assert assert_ends_well(run(code)) == [expected]
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+def test_signals_while_kernels_compile(which: str, tmp_path: Path) -> None:
+    handler, expected = SIGNALS[which]
+    code = INTERRUPTED.format(
+        seed=1, handler=handler, signal=which.split("-")[0], prepare="", rounds=3, work="session()", delays=(0.2, 1.0)
+    )
+    assert assert_ends_well(run(code, {"ONNX_OPS_CACHE_DIR": str(tmp_path)})) == [expected]
+
+
+# --- reloads ---------------------------------------------------------------------------------------------------------
+
+RELOADS = {
+    "host": "import importlib; from onnx_ops.runtime import host; importlib.reload(host)",
+    "compiler": "import importlib; from onnx_ops.runtime import compiler; importlib.reload(compiler)",
+    "process": "import importlib; from onnx_ops.runtime import process; importlib.reload(process)",
+    "package": """
+for name in [name for name in sys.modules if name.split(".")[0] == "onnx_ops"]: del sys.modules[name]
+del onnx_ops
+gc.collect()
+import onnx_ops
+""",
+}
+
+
+@pytest.mark.parametrize("what", RELOADS)
+@pytest.mark.parametrize("dropped", [False, True], ids=["kept", "dropped"])
+def test_reloading_leaves_kernels_where_they_are(what: str, dropped: bool) -> None:
+    """Sessions made before run on, new ones run, and refusals still come in words."""
+    drop = "del s, options; s = session()" if dropped else ""
+    reload = f"{RELOADS[what]}\n{drop}\ngc.collect()"
+    checks = (
+        "check(s); check_error(s); options = ort.SessionOptions(); options.log_severity_level = 4; t = session(options)"
+    )
+    done = run(f"{FAILING}\n{reload}\n{SILENT}\n{checks}; check(t); check_error(t)")
+    if dropped:  # its errors are logged, for its options are the default ones
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == END
+    else:
+        assert_ends_well(done)
+
+
+# --- forks, the end of the process, small threads --------------------------------------------------------------------
+
+FORKED = """
+def single():
+    options = ort.SessionOptions(); options.intra_op_num_threads = 1; return options
+{prepare}
+thread = threading.Thread(target=lambda: check(session(single()))); thread.start(); time.sleep({delay})
+pid = os.fork()
+if pid == 0:
+    check(session(single())); os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(
+    ("prepare", "delay"),
+    [("", 0.1), ("", 0.6), ("onnx_ops.session_options()", 0.3)],
+    ids=["importing", "registering", "compiling"],
+)
+def test_fork_while_another_thread_compiles(prepare: str, delay: float, tmp_path: Path) -> None:
+    code = FORKED.format(prepare=prepare, delay=delay)
+    with_warning = {"PYTHONWARNINGS": "error,ignore::DeprecationWarning", "ONNX_OPS_CACHE_DIR": str(tmp_path)}
+    assert_ends_well(run(code, with_warning))  # Python 3.12 warns of every fork beside threads
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.7])
+def test_process_ends_while_a_daemon_thread_compiles(delay: float, tmp_path: Path) -> None:
+    code = f"""
+def make():
+    onnx_ops.InferenceSession(MODEL)
+threading.Thread(target=make, daemon=True).start(); time.sleep({delay})
+"""
+    assert_ends_well(run(code, {"ONNX_OPS_CACHE_DIR": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_threads_with_little_stack(cold: bool, tmp_path: Path) -> None:
+    """64 KiB, all that onnxruntime itself needs; compiling and explaining happen on threads of their own."""
+    code = f"""
+{SILENT}
+threading.stack_size(64 * 1024)
+ends = []
+large = {{name: np.tile(array, (300, 1)) for name, array in FEEDS.items()}}
+def work():
+    s = session(options); check(s); check_error(s); s.run(None, large); ends.append("well")
+thread = threading.Thread(target=work); thread.start(); thread.join()
+print(*ends)
+"""
+    assert assert_ends_well(run(code, {"ONNX_OPS_CACHE_DIR": str(tmp_path)} if cold else None)) == ["well"]
+
+
 # --- beside other users of onnxruntime-extensions --------------------------------------------------------------------
 
 PYOP = """
@@ -231,7 +375,7 @@ def test_heavy_packages_load_only_with_the_first_kernel() -> None:
 
 # --- compiled code on disk -------------------------------------------------------------------------------------------
 
-COUNT = "print(sum(bool(c.cache_hits) for c in compiler._ALIVE), len(compiler._ALIVE))"
+COUNT = "print(sum(bool(c.cache_hits) for c in compiler.compiled.values()), len(compiler.compiled))"
 WHOLE = f"from onnx_ops.runtime import compiler\ncheck(session())\n{COUNT}"
 """All that a session needs, which takes seconds to compile."""
 PART = f"""
@@ -299,6 +443,41 @@ def test_cache_that_vanishes(part_cache: Path) -> None:
     found_and_needed(run(vanish + PART, {"ONNX_OPS_CACHE_DIR": str(part_cache)}))
 
 
+EVERY_OP = (
+    """
+import ml_dtypes
+from onnx_ops.runtime import compiler
+from onnx_ops.runtime.host import register
+from models.single_op import single_op_model
+
+def arrays(op, dtype):
+    given = op.example.arrays().items()
+    return {name: a.astype(dtype) if a.dtype == np.float32 else a for name, a in given}
+
+for op in onnx_ops.OPS.values():
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
+        types = [None if name not in op.example.inputs else arrays(op, dtype)[name] for name in op.input_names]
+        types = [None if a is None else (a.dtype, a.shape) for a in types]
+        for attributes in ({}, {"log_target": 1}):
+            if attributes.keys() <= op.schema.attributes.keys():
+                onnx_ops.InferenceSession(single_op_model(op.name, types, attributes))
+"""
+    + COUNT
+)
+
+
+def test_compile_leaves_nothing_to_compile(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "onnx_ops", "compile", "--json"]
+    cache = tmp_path / "cache"
+    environment = os.environ | {"ONNX_OPS_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout) == {"cache": str(cache), "files": len(list(cache.iterdir()))}
+    before = contents(cache)
+    found, needed = compiled(EVERY_OP, cache)
+    assert found == needed > 20
+    assert contents(cache) == before
+
+
 def test_spoilt_cache_is_compiled_anew(part_cache: Path) -> None:
     """A disk that was full, a machine that went down in the middle of writing."""
     spoilt = [p for p in part_cache.rglob("*") if p.is_file()]
@@ -306,6 +485,75 @@ def test_spoilt_cache_is_compiled_anew(part_cache: Path) -> None:
     for path in spoilt:
         path.write_bytes(path.read_bytes()[:100])
     assert compiled(PART, part_cache) == (0, 2)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.9, 0.999], ids=str)
+def test_one_flipped_bit_is_seen(part_cache: Path, place: float) -> None:
+    """Anywhere in a file: in its checksum, in the machine code, in what describes it."""
+    spoilt = [p for p in part_cache.rglob("*") if p.is_file()]
+    for path in spoilt:
+        content = bytearray(path.read_bytes())
+        content[int(place * len(content))] ^= 4
+        path.write_bytes(content)
+    assert compiled(PART, part_cache) == (0, 2)
+    assert compiled(PART, part_cache) == (2, 2)
+
+
+READ_ONLY = """
+import tempfile
+def refuse(*_, **__): raise OSError(30, "Read-only file system")
+tempfile.mkstemp = refuse
+"""
+
+
+def test_cache_that_can_only_be_read_serves(filled_cache: Path) -> None:
+    found, needed = compiled(READ_ONLY + WHOLE, filled_cache)
+    assert found == needed > 3
+
+
+def test_cache_that_cannot_keep_what_is_compiled_is_told_once(tmp_path: Path) -> None:
+    told = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    onnx_ops.session_options(); onnx_ops.session_options()
+assert [w.category for w in caught] == [UserWarning], caught
+assert caught[0].filename == "<string>", caught[0].filename
+print(caught[0].message)
+"""
+    (text,) = assert_ends_well(run(READ_ONLY + told, {"ONNX_OPS_CACHE_DIR": str(tmp_path)}))
+    for word in ("Read-only file system", "ONNX_OPS_CACHE_DIR", "onnx-ops compile"):
+        assert word in text
+
+
+def test_user_without_a_home_compiles_and_is_told() -> None:
+    """As in a container whose user has no entry in /etc/passwd."""
+    nobody = """
+import pwd, warnings
+def unknown(user): raise KeyError(user)
+pwd.getpwuid = unknown
+for name in ("HOME", "XDG_CACHE_HOME", "ONNX_OPS_CACHE_DIR"): os.environ.pop(name, None)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    onnx_ops.session_options()
+print(*(w.message for w in caught))
+"""
+    (text,) = assert_ends_well(run(nobody))
+    assert "no cache directory for this user" in text
+    assert "ONNX_OPS_CACHE_DIR" in text
+
+
+def test_numba_that_compiles_nothing_leaves_the_portable_bodies() -> None:
+    told = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    check(onnx_ops.InferenceSession(MODEL)); check(session())
+print(*(w.message for w in caught))
+"""
+    (text,) = assert_ends_well(run(told, {"NUMBA_DISABLE_JIT": "1"}))
+    assert "portable bodies" in text
+    assert "NUMBA_DISABLE_JIT" in text
 
 
 def test_a_change_anywhere_in_the_package_compiles_anew(part_cache: Path, tmp_path: Path) -> None:

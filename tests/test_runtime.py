@@ -18,6 +18,7 @@ import onnx_ops
 from onnx_ops.ops import batch_norm_elemt_backward, kl_div_backward
 from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.layout import JOB
+from onnx_ops.runtime.process import STATE
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -254,8 +255,7 @@ def test_kernels_are_plain_functions(op_type: str) -> None:
 @pytest.fixture(scope="module")
 def api() -> abi.OrtApi:
     onnx_ops.session_options()
-    assert host._api is not None
-    return host._api
+    return STATE.settled["api"]
 
 
 def test_api_answers_at_its_places(api: abi.OrtApi) -> None:

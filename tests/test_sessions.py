@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
 from onnx_ops import sessions
-from onnx_ops.runtime import host
+from onnx_ops.runtime.process import STATE
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(21)
@@ -55,10 +55,8 @@ def nodes_that_ran(
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which the kernels cannot be registered."""
-
-    reason = onnx_ops.KernelsUnavailable("no such library here")
-    monkeypatch.setattr(host, "_library", lambda: reason)
-    monkeypatch.setattr(sessions, "_warned", False)
+    monkeypatch.setitem(STATE.settled, "library", (None, "no such library here"))
+    monkeypatch.setattr(sessions, "_warned", set())
 
 
 # --- ways to make a session ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes as C
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 API_VERSION = 17
 """The version of OrtCustomOp that is filled in: the first with InferOutputShapeFn and a start and end version."""
@@ -85,7 +85,7 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
 class OrtCustomOp(C.Structure):
     """The struct of the same name; the callbacks are plain addresses."""
 
-    _fields_ = (
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("version", C.c_uint32),
         ("CreateKernel", VP),
         ("GetName", VP),
@@ -136,9 +136,19 @@ class OrtApi:
             return None
         return slot.value or 0
 
+    def text(self, place: Api, *arguments: Any) -> str:
+        """The text that a function copies to a buffer; its last arguments are the buffer and its size."""
+        size = SZ(0)
+        if status := self(place, *arguments, None, C.byref(size)):
+            self(Api.ReleaseStatus, status)
+        buffer = C.create_string_buffer(size.value)
+        if status := self(place, *arguments, buffer, C.byref(size)):
+            self(Api.ReleaseStatus, status)
+        return decoded(buffer.value)
+
     def status(self, message: str) -> int | None:
         """A new OrtStatus: the error that `session.run`, or the making of a session, raises."""
-        return self(Api.CreateStatus, INVALID_ARGUMENT, message.encode())
+        return self(Api.CreateStatus, INVALID_ARGUMENT, encoded(message))
 
     def dimensions(self, info: int) -> tuple[int | str | None, ...]:
         """Shape in an OrtTensorTypeAndShapeInfo; what is not known there has rank 0, like a scalar."""
@@ -147,7 +157,7 @@ class OrtApi:
         self(Api.GetDimensions, info, sizes, rank)
         self(Api.GetSymbolicDimensions, info, names, rank)
         return tuple(
-            size if size >= 0 else (name.decode() or None) if name else None
+            size if size >= 0 else (decoded(name) or None) if name else None
             for size, name in zip(sizes, names, strict=True)
         )
 
@@ -156,3 +166,13 @@ class OrtApi:
         kind = INT()
         self(Api.GetTensorElementType, info, C.byref(kind))
         return kind.value
+
+
+def decoded(text: bytes) -> str:
+    """A text of onnxruntime's: a name in a model may hold bytes that are no UTF-8."""
+    return text.decode(errors="surrogateescape")
+
+
+def encoded(text: str) -> bytes:
+    """The other way round: such bytes come back as they were."""
+    return text.encode(errors="surrogateescape")

@@ -10,7 +10,8 @@ LLVM need.
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from numba import njit, types
 
@@ -23,7 +24,7 @@ from onnx_ops.runtime.native import OPTIONS, call, i8_at, kernel_at, python_at, 
 class CustomOp(OrtCustomOp):
     """An OrtCustomOp, and behind it what its callbacks tell of it."""
 
-    _fields_ = (
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("name", VP),
         ("provider", VP),
         ("inputs", I64),
@@ -83,8 +84,8 @@ def last_version(own):
 # --- questions to Python ---------------------------------------------------------------------------------------------
 
 # What is asked: words of a question, the arguments after them.
-KIND, ANSWER, ARGUMENTS = 0, 1, 2
-WORDS = 6
+KIND, ANSWER, ASKER, ARGUMENTS = 0, 1, 2, 3
+WORDS = 7
 QUESTION_BYTES = 8 * WORDS
 CREATE, INFER, FAIL = 0, 1, 2
 UNANSWERED = -1
@@ -99,7 +100,8 @@ def ask(python, kind, a, b, c, d):
     words = i8_at(question)
     words[KIND], words[ANSWER] = kind, UNANSWERED
     words[ARGUMENTS], words[ARGUMENTS + 1], words[ARGUMENTS + 2], words[ARGUMENTS + 3] = a, b, c, d
-    is_main = call(python.this_thread, (0,)) == python.main_thread
+    words[ASKER] = call(python.this_thread, (0,))
+    is_main = words[ASKER] == python.main_thread
     if call(python.is_finalizing, (0,)) & INT_BITS:
         if is_main:  # no other thread may run Python any more, and no signal handler will
             call(python.answer, (question,))

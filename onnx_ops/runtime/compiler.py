@@ -139,8 +139,8 @@ def _replaced(path: Path) -> Any:
 
 # --- compiling ---------------------------------------------------------------------------------------------------
 
-compiled: dict[tuple[Callable[..., Any], Any], CFunc] = {}
-"""What this process has compiled or found on disk, by function and signature."""
+compiled: dict[tuple[Callable[..., Any], Any], Any] = {}
+"""What this process has compiled or found on disk: Numba's CFunc, by function and signature."""
 
 
 def compile_native(function: Callable[..., Any], signature: Any) -> int:

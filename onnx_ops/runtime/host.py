@@ -14,13 +14,14 @@ Facts this rests on (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import importlib.machinery
 import importlib.util
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ from onnx import TensorProto, helper
 from onnx.defs import OpSchema
 
 from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.errors import KernelsUnavailable, OpError
+from onnx_ops.errors import KernelsUnavailable, OpError, at_node, node_words
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.runtime import callbacks
-from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi
-from onnx_ops.runtime.callbacks import ARGUMENTS, KIND, WORDS, CustomOp
+from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
+from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.launch import COMPUTE, compute
 from onnx_ops.runtime.layout import KERNEL, NO_MEMORY, PYTHON
@@ -105,6 +106,7 @@ def _python() -> np.ndarray:
         }
         for name, function in functions.items():
             record[name] = C.cast(function, VP).value
+        record["fail"] = callbacks.address_of_fail()
         record["attributes"] = thread_attributes()
         record["unanswered"] = C.addressof(UNANSWERED)
         record["main_thread"] = threading.main_thread().ident
@@ -126,7 +128,7 @@ def _answer(address: int) -> None:
             if api is None and words[KIND] == callbacks.CREATE:
                 api = STATE.settled["api"] = OrtApi(words[ARGUMENTS + 1])
             if api is not None:
-                _ANSWERS[words[KIND]](api, *words[ARGUMENTS:])
+                _ANSWERS[words[KIND]](api, words[ASKER], *words[ARGUMENTS:])
         words[callbacks.ANSWER] = 0
     except BaseException as error:  # the native code tells of an answer that there is not
         text = str(error) if isinstance(error, OpError) else f"onnx_ops: {type(error).__name__}: {error}"
@@ -134,16 +136,43 @@ def _answer(address: int) -> None:
             words[callbacks.ANSWER] = api.status(text) or 0
 
 
-def _create_kernel(api: OrtApi, own: int, api_address: int, info: int, kernel: int) -> None:
+def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: int, kernel: int) -> None:
     struct = _structs[own]
-    record = np.zeros(1, KERNEL)
+    record, words = np.zeros(1, KERNEL), ""
     if struct.op is not None:
-        record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
-    handle = libc().malloc(KERNEL.itemsize)
+        words = _node_words(asker, api.text(Api.KernelInfo_GetOutputName, info, 0))
+        with at_node(words):
+            record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
+    name = encoded(words)
+    record["node_bytes"] = len(name)
+    handle = libc().malloc(KERNEL.itemsize + len(name))
     if not handle:
         raise MemoryError
-    C.memmove(handle, record.ctypes.data, KERNEL.itemsize)
+    C.memmove(handle, record.tobytes() + name, KERNEL.itemsize + len(name))
     VP.from_address(kernel).value = handle
+
+
+@contextlib.contextmanager
+def naming(words_of: Callable[[str], str | None]) -> Iterator[None]:
+    """While this thread makes a session, its nodes are called what a function makes of the names of their outputs.
+
+    onnxruntime forgets the name of a node that calls a function, and all nodes of the domain do.
+    """
+    own = threading.get_ident()
+    _naming[own] = words_of
+    try:
+        yield
+    finally:
+        del _naming[own]
+
+
+_naming: dict[int, Callable[[str], str | None]] = STATE.settled.setdefault("naming", {})
+"""By thread."""
+
+
+def _node_words(asker: int, output: str) -> str:
+    words_of = _naming.get(asker)
+    return (words_of(output) if words_of else None) or node_words("", output) or ""
 
 
 def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
@@ -180,7 +209,6 @@ def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
     fields: dict[str, Any] = {
         "api": api_address,
         "python": _python().ctypes.data,
-        "fail": callbacks.address_of_fail(),
         "op": list(OPS).index(op.name),
         "inputs": len(dtypes),
         "output_type": output.dtype,
@@ -195,7 +223,7 @@ def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
     return record
 
 
-def _infer_output_shape(api: OrtApi, own: int, context: int, *_: int) -> None:
+def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int) -> None:
     struct = _structs[own]
     if struct.op is None:
         return
@@ -211,27 +239,29 @@ def _infer_output_shape(api: OrtApi, own: int, context: int, *_: int) -> None:
     rank = len(output.shape)
     sizes = (I64 * rank)(*(d if isinstance(d, int) else -1 for d in output.shape))
     # A dimension without a name would be taken for the number -1, and folded into constants as such.
-    names = [b"" if isinstance(d, int) else (d or f"onnx_ops_unknown_{next(_fresh)}").encode() for d in output.shape]
+    names = ["" if isinstance(d, int) else (d or f"onnx_ops_unknown_{next(_fresh)}") for d in output.shape]
     api(Api.SetTensorElementType, shape, output.dtype)
     api(Api.SetDimensions, shape, sizes, rank)
-    api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*names), rank)
+    api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*map(encoded, names)), rank)
     api(Api.ShapeInferContext_SetOutputTypeShape, context, 0, shape)
     api(Api.ReleaseTensorTypeAndShapeInfo, shape)
 
 
-def _explain(api: OrtApi, kernel: int, context: int, code: int, *_: int) -> None:
+def _explain(api: OrtApi, asker: int, kernel: int, context: int, code: int, *_: int) -> None:
     """Raise the error of a run that the native code could not do: the Python checks find the words."""
     record = array_at(kernel, 1, KERNEL)[0]
+    words = decoded(C.string_at(kernel + KERNEL.itemsize, int(record["node_bytes"])))
     op = list(OPS.values())[record["op"]]
     if code == NO_MEMORY:
-        raise MemoryError(f"{op.name}: no memory for intermediate results")
+        raise MemoryError(f"{op.name}: no memory for intermediate results; {words}")
     arrays = [_array(api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
     integers, floats = iter(record["integer"].tolist()), iter(record["floating"].tolist())
     attributes = {
         name: next(floats) if attribute.type == OpSchema.AttrType.FLOAT else next(integers)
         for name, attribute in sorted(op.schema.attributes.items())
     }
-    op.check_arrays(arrays, attributes)
+    with at_node(words):
+        op.check_arrays(arrays, attributes)
     raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
 
 

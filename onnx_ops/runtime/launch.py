@@ -6,7 +6,7 @@ from numba import types
 
 from onnx_ops.runtime.abi import Api
 from onnx_ops.runtime.layout import JOB, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
-from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, stack
+from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, python_at, stack
 
 COMPUTE = types.int64(types.int64, types.int64)
 """Signature of `compute`: (kernel, context) -> OrtStatus*."""
@@ -36,7 +36,7 @@ def compute(kernel_address, context):
     """Run a kernel once; the answer is an OrtStatus, 0 where all went well."""
     job_address = stack(JOB_BYTES)
     kernel, job = kernel_at(kernel_address), job_at(job_address)
-    api = i8_at(kernel.api)
+    api, python = i8_at(kernel.api), python_at(kernel.python)
     job.kernel = kernel_address
     job.failed = OK
     job.scratch_bytes = 0
@@ -57,13 +57,13 @@ def compute(kernel_address, context):
             call(api[GET_DIMENSIONS], (info, job_address + DIMS + i * DIMS_STEP, job.rank[i]))
         call(api[RELEASE_TYPE_AND_SHAPE], (info,))
         if job.rank[i] > MAX_RANK:
-            return call(kernel.fail, (kernel_address, context, REFUSED))
+            return call(python.fail, (kernel_address, context, REFUSED))
         call(api[GET_DATA], (value, slot_address))
         job.data[i] = slot[0]
 
     refused = call(kernel.plan, (kernel_address, job_address))
     if refused != OK:
-        return call(kernel.fail, (kernel_address, context, refused))
+        return call(python.fail, (kernel_address, context, refused))
 
     status = call(api[GET_OUTPUT], (context, 0, job_address + OUTPUT_DIMS, job.output_rank, slot_address))
     if status != 0:
@@ -74,7 +74,7 @@ def compute(kernel_address, context):
     if job.scratch_bytes > 0:
         job.scratch = malloc(job.scratch_bytes)
         if job.scratch == 0:
-            return call(kernel.fail, (kernel_address, context, NO_MEMORY))
+            return call(python.fail, (kernel_address, context, NO_MEMORY))
     if kernel.begin != 0:
         call(kernel.begin, (kernel_address, job_address))
     if job.tasks == 1:
@@ -86,5 +86,5 @@ def compute(kernel_address, context):
     if job.scratch_bytes > 0:
         free(job.scratch)
     if job.failed != OK:
-        return call(kernel.fail, (kernel_address, context, job.failed))
+        return call(python.fail, (kernel_address, context, job.failed))
     return 0

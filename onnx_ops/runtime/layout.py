@@ -29,8 +29,8 @@ KERNEL = np.dtype(
     [
         ("api", i8),  # OrtApi*
         ("python", i8),  # the `PYTHON` of the process
-        ("fail", i8),  # callback that makes the OrtStatus of a refused call
-        ("op", i8),  # index of the op, for `fail`
+        ("op", i8),  # index of the op, for the error of a refused call
+        ("node_bytes", i8),  # length of what stands behind the record, for that error: which node it is, in words
         ("inputs", i8),
         ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: left out
         ("output_type", i8),
@@ -104,6 +104,7 @@ PYTHON = np.dtype(
     [
         ("answer", i8),  # the callback into Python: answer(address of a question)
         ("unanswered", i8),  # text of the error where it gave none
+        ("fail", i8),  # native code that asks for the OrtStatus of a refused call
         ("main_thread", i8),
         ("ending", i8),  # 1 once the interpreter is about to end
         # functions of Python's C interface
