@@ -32,7 +32,7 @@ from onnx_ops.linking import (
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.schemas import lenient_inference
-from onnx_ops.signature import Call, TensorType, dtype_name, dtype_names, is_optional
+from onnx_ops.signature import Call, TensorType, allowed_dtypes, dtype_name, is_optional
 
 REFUSALS = (ValueError, checker.ValidationError, shape_inference.InferenceError)
 """What `link` raises for a model: OpError and LinkError, and what onnx has for one that is not valid."""
@@ -81,8 +81,7 @@ def describe(op: Op) -> OpDescription:
 
 
 def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Parameter:
-    (constraint,) = (c for c in schema.type_constraints if c.type_param_str == parameter.type_str)
-    dtypes = tuple(dtype_names(constraint.allowed_type_strs))
+    dtypes = tuple(allowed_dtypes(schema, parameter))
     return Parameter(parameter.name, is_optional(parameter), dtypes, parameter.description)
 
 

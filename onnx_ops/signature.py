@@ -38,6 +38,12 @@ def dtype_names(types: Iterable[str]) -> list[str]:
     return [text.removeprefix("tensor(").removesuffix(")") for text in types]
 
 
+def allowed_dtypes(schema: OpSchema, parameter: OpSchema.FormalParameter) -> list[str]:
+    """The element types that an input or output may have; onnx 1.20 has no FormalParameter.types."""
+    (constraint,) = (c for c in schema.type_constraints if c.type_param_str == parameter.type_str)
+    return dtype_names(constraint.allowed_type_strs)
+
+
 def is_optional(parameter: OpSchema.FormalParameter) -> bool:
     return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
 
@@ -119,11 +125,11 @@ class Call:
                 if not is_optional(parameter):
                     raise self.error(f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
                 continue
-            if tensor.dtype is not None and f"tensor({dtype_name(tensor.dtype)})" not in parameter.types:
-                allowed = ", ".join(sorted(dtype_names(parameter.types)))
-                raise self.error(
-                    f"input '{parameter.name}' has dtype {dtype_name(tensor.dtype)}, expected one of {allowed}"
-                )
+            if tensor.dtype is not None:
+                given, allowed = dtype_name(tensor.dtype), allowed_dtypes(self.schema, parameter)
+                if given not in allowed:
+                    expected = ", ".join(sorted(allowed))
+                    raise self.error(f"input '{parameter.name}' has dtype {given}, expected one of {expected}")
             if tensor.shape is not None and len(tensor.shape) > MAX_RANK:
                 raise self.shape_error(parameter.name, f"at most {MAX_RANK} dimensions")
 
