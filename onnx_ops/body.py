@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
@@ -19,6 +20,8 @@ from onnx_ops.errors import LinkError
 from onnx_ops.op import Op
 from onnx_ops.roles import Reduction
 from onnx_ops.signature import Call, dtype_name
+
+SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 
 class Body:
@@ -65,6 +68,11 @@ class Body:
 
     def constant(self, name: str, value: float) -> str:
         """A scalar of the computing dtype."""
+        if self.compute == TensorProto.FLOAT and 0 < abs(value) < SMALLEST_NORMAL:
+            # Before onnx 1.23 the parser refuses a subnormal number; as a double it is none.
+            self.emit(f"{name}_wide = Constant <value = double {{{value!r}}}> ()")
+            self.emit(f"{name} = Cast <to = {self.compute}> ({name}_wide)")
+            return name
         self.emit(f"{name} = Constant <value = {self.kind} {{{value!r}}}> ()")
         return name
 
