@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import functools
@@ -61,3 +62,11 @@ def register_schemas() -> None:
         if not onnx.defs.has(op.name, op.schema.domain):
             op.schema.set_type_and_shape_inference_function(functools.partial(_inference, op))
             onnx.defs.register_schema(op.schema)
+    # Before onnx 1.23 the process crashes or hangs at exit if onnx still holds a Python function by then.
+    atexit.register(_deregister_schemas)
+
+
+def _deregister_schemas() -> None:
+    for op in OPS.values():
+        if onnx.defs.has(op.name, op.schema.domain):
+            onnx.defs.deregister_schema(op.name, op.schema.since_version, op.schema.domain)
