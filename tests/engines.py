@@ -289,6 +289,13 @@ def assert_same_bits(actual: Array, expected: Array) -> None:
     assert actual.tobytes() == expected.tobytes()
 
 
+def assert_close(actual: Array, expected: Array, *, rtol: float = 0, atol: float = 0, what: str = "") -> None:
+    """Same dtype and shape, and numbers that are near. (`strict` of NumPy's assert_allclose came with NumPy 2.)"""
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=what)
+
+
 def assert_result(actual: Array, expected: Any, dtype: Any, *, signs: bool = True) -> None:
     """Equal to numbers written out, which are exact in `dtype`; the sign of zero counts too, NaN equals NaN."""
     wanted = np.asarray(expected, np.float64)

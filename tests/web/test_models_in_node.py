@@ -58,7 +58,7 @@ def test_training(node: Node, hidden: tuple[int, ...], self_contained: SelfConta
         actual = there.run(batch | state)
         for name, value in expected.items():
             near = 1e-5 * float(np.abs(value).max())
-            np.testing.assert_allclose(actual[name], value, rtol=0, atol=near, err_msg=name, strict=True)
+            engines.assert_close(actual[name], value, atol=near, what=name)
         losses.append(float(actual.pop("loss")))
         state = {name.removeprefix("next_"): value for name, value in actual.items()}
     assert losses[-1] < losses[0] / 2
