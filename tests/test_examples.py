@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import oracles
 import pytest
-from engines import ENGINES, REFERENCE, Engine, assert_close, snake
+from engines import ENGINES, FLOATS, REFERENCE, Engine, assert_close, check, snake
 
 import onnx_ops
 
@@ -19,6 +21,15 @@ def test_example(op: onnx_ops.op.Op, engine: Engine) -> None:
     assert actual.dtype == (np.float64 if engine is REFERENCE else np.float32)
     # The inputs are rounded to float32, and so is the result.
     assert_close(actual, op.example.expected().astype(actual.dtype), rtol=3e-7, atol=6e-8)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
+def test_every_dtype(op: onnx_ops.op.Op, dtype: np.dtype[Any], engine: Engine) -> None:
+    """The call of the example, with all its floating inputs in one dtype."""
+    arrays = {name: a.astype(dtype) if a.dtype in FLOATS else a for name, a in op.example.arrays().items()}
+    check(engine, op.name, [arrays.get(name) for name in op.input_names], op.example.attributes)
 
 
 @pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
