@@ -5,7 +5,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WEB := scripts/web/node_modules/.package-lock.json
 
-.PHONY: demo test lint types unit test-web web web-packages bench accuracy docs clean
+# The versions that are the lower bounds in pyproject.toml.
+OLDEST := .venv-oldest
+# The tests of what another version is likely to break.
+SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
+
+.PHONY: demo test lint types unit test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -21,6 +26,12 @@ types: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(RUN) -m pytest -q -n auto
+
+test-oldest: $(OLDEST)/ready
+	$(OLDEST)/bin/python -m pytest -q -n auto
+
+smoke-oldest: $(OLDEST)/ready
+	$(OLDEST)/bin/python -m pytest -q -n auto $(SMOKE)
 
 # onnxruntime-web: the portable bodies under Node, the page in Chromium.
 test-web: $(VENV)/ready $(WEB)
@@ -46,6 +57,13 @@ $(VENV)/ready: pyproject.toml
 	$(RUN) -m pip install --quiet --editable '.[demo,test]'
 	touch $@
 
+$(OLDEST)/ready: pyproject.toml scripts/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) -m scripts.oldest > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet --only-binary :all: --constraint $(OLDEST)/constraints.txt --editable '.[test]'
+	touch $@
+
 web-packages: $(WEB)
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
@@ -53,4 +71,4 @@ $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	touch $@
 
 clean:
-	rm -rf $(VENV) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import pytest
 
 import onnx_ops
 from onnx_ops import __main__ as program
+from scripts import oldest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnx_ops"
@@ -124,6 +125,15 @@ def test_program_says_that_its_extra_is_missing(missing: list[str]) -> None:
         f"onnx-ops: the command line needs packages that are not installed: {', '.join(missing)}. "
         "Install them with: pip install 'onnx-ops[cli]'\n"
     )
+
+
+def test_pins_of_the_oldest_versions() -> None:
+    extras = {"demo": ["onnx-ops[cli]", "tqdm>=4.67"], "test": ["pytest>=9"]}
+    dependencies = ["numba>=0.60", "numpy>=1.26,<3"]
+    project = {"name": "onnx-ops", "dependencies": dependencies, "optional-dependencies": extras}
+    assert oldest.pins(project) == ["numba==0.60", "numpy==1.26", "tqdm==4.67"]
+    with pytest.raises(ValueError, match="'numba<1' does not begin with a lower bound"):
+        oldest.pins({"name": "onnx-ops", "dependencies": ["numba<1"]})
 
 
 def test_installed_version_is_that_of_the_package() -> None:
