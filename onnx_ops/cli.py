@@ -221,11 +221,13 @@ def check(
 def doctor(as_json: AsJson = False) -> None:
     """Whether the ops run on this machine, and on what.
 
-    Where the kernels cannot be registered they run on the portable bodies; that is no failure.
+    Where the kernels cannot be registered they run on the portable bodies; that is no failure. A package in a version
+    that is not supported is one, whatever the self-test says.
 
-    JSON: ok; platform; versions, by package, null if not installed; kernels, an object of registered and reason; cache,
-    an object of path and writable; outcomes, a list of op, way ("kernel", "portable body", "inlined"), status
-    ("passed", "failed", "unavailable") and detail.
+    JSON: ok; platform; versions, by package, null if not installed; unsupported, a list of package, version and
+    supported (such as ">=1.23"); kernels, an object of registered and reason; cache, an object of path and writable;
+    outcomes, a list of op, way ("kernel", "portable body", "inlined"), status ("passed", "failed", "unavailable") and
+    detail.
     """
     from onnx_ops.diagnosis import diagnose
 
@@ -510,6 +512,9 @@ def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     console.print()
     console.print(table)
     console.print()
+    for package in diagnosis.unsupported:
+        text = f"{package.package} {package.version} is not supported, {package.package}{package.supported} is"
+        _print_wrapped(console, text, INDENT, "red")
     failures = [o for o in diagnosis.outcomes if o.detail and o.status.value == "failed"]
     for failure in failures:
         _print_wrapped(console, f"{failure.op}, {failure.way}: {failure.detail}", INDENT, "red")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnxruntime as ort
+from packaging.requirements import Requirement
 
 from onnx_ops.errors import KernelsUnavailable
 from onnx_ops.examples import example_model
@@ -23,6 +24,15 @@ from onnx_ops.sessions import register
 PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
 SILENT = 4
 """The severity of what onnxruntime logs above which it logs nothing: what fails here is told in the outcome."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A package in a version that onnx-ops does not support, and those it does, such as ">=1.23"."""
+
+    package: str
+    version: str
+    supported: str
 
 
 @dataclass(frozen=True)
@@ -64,19 +74,21 @@ class Diagnosis:
 
     platform: str
     versions: Mapping[str, str | None]
+    unsupported: tuple[Unsupported, ...]
     kernels: Kernels
     cache: Cache
     outcomes: tuple[Outcome, ...]
 
     @property
     def ok(self) -> bool:
-        return all(outcome.status != Verdict.FAILED for outcome in self.outcomes)
+        return not self.unsupported and all(outcome.status != Verdict.FAILED for outcome in self.outcomes)
 
 
 def diagnose() -> Diagnosis:
     """Everything about this machine that matters to the ops; each op is run in each way."""
     outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
-    return Diagnosis(platform.platform(), _versions(), kernels(), _cache(), outcomes)
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return Diagnosis(platform.platform(), versions, _unsupported(), kernels(), _cache(), outcomes)
 
 
 def kernels() -> Kernels:
@@ -88,14 +100,29 @@ def kernels() -> Kernels:
     return Kernels(True, None)
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # onnxruntime comes under several names
-            versions[name] = getattr(sys.modules.get(name.replace("-", "_")), "__version__", None)
-    return versions
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime comes under several names
+        return getattr(sys.modules.get(package.replace("-", "_")), "__version__", None)
+
+
+def _unsupported() -> tuple[Unsupported, ...]:
+    """Installed packages whose version is not among those that the metadata of onnx-ops asks for."""
+    found = []
+    for requirement in map(Requirement, _requirements()):
+        version = _version(requirement.name)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if version and applies and not requirement.specifier.contains(version, prereleases=True):
+            found.append(Unsupported(requirement.name, version, str(requirement.specifier)))
+    return tuple(found)
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("onnx-ops") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return []
 
 
 def _cache() -> Cache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -651,7 +652,8 @@ def test_check_without_kernels(good: Path, no_kernels: str) -> None:
 def test_doctor() -> None:
     examined = answer("doctor")
     assert examined["ok"]
-    assert set(examined) == {"ok", "platform", "versions", "kernels", "cache", "outcomes"}
+    assert set(examined) == {"ok", "platform", "versions", "unsupported", "kernels", "cache", "outcomes"}
+    assert examined["unsupported"] == []
     assert examined["versions"]["onnx-ops"] == onnx_ops.__version__
     assert examined["versions"]["onnxruntime"] == ort.__version__
     assert examined["kernels"] == {"registered": True, "reason": None}
@@ -729,7 +731,53 @@ def test_compile_refuses_where_there_are_no_kernels(no_kernels: str) -> None:
 
 def test_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "PACKAGES", ("onnxruntime", "no-such-package"))
-    assert diagnosis._versions()["no-such-package"] is None
+    assert answer("doctor")["versions"]["no-such-package"] is None
+
+
+def test_doctor_names_versions_that_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = [
+        "onnxruntime>=1000",
+        "numpy<1,>=0.5",
+        "onnx>=1",
+        "numba>=1000; python_version < '3'",
+        "pytest>=1000; extra == 'test'",
+        "no-such-package>=1",
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", {"onnx-ops": required}.__getitem__)
+    examined = answer("doctor", code=FAILED)
+    assert not examined["ok"]
+    assert examined["unsupported"] == [
+        {"package": "onnxruntime", "version": ort.__version__, "supported": ">=1000"},
+        {"package": "numpy", "version": np.__version__, "supported": "<1,>=0.5"},
+    ]
+    assert {outcome["status"] for outcome in examined["outcomes"]} == {"passed"}
+    text = run("doctor", code=FAILED).stdout
+    assert f"onnxruntime {ort.__version__} is not supported, onnxruntime>=1000 is\n" in text
+
+
+def test_doctor_of_onnxruntime_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime-gpu brings the same module."""
+    versions = {"onnxruntime-gpu": ort.__version__, **{name: "1" for name in diagnosis.PACKAGES}}
+    del versions["onnxruntime"]
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["onnxruntime>=1000"])
+    assert [p["version"] for p in answer("doctor", code=FAILED)["unsupported"]] == [ort.__version__]
+
+
+def test_doctor_of_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run from a checkout: there is no metadata that says what it requires."""
+
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    assert answer("doctor")["unsupported"] == []
 
 
 # --- the command line itself -----------------------------------------------------------------------------------------
