@@ -5,6 +5,7 @@ accuracy of an op is not what it should be.
 """
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ REQUIRED_ACCURACY = 0.95
 # float32 carries 7 digits: an op may be off by this share of the largest value in its result.
 TOLERANCE = 1e-6
 TIMED_RUNS = 100
+# Where the output is no terminal, a line for every so many epochs takes the place of the progress bar.
+EPOCHS_PER_LINE = 10
 
 console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
 
@@ -41,7 +44,7 @@ State = dict[str, np.ndarray]
 def main() -> int:
     """Runs the demo and returns the exit status."""
     start = time.perf_counter()
-    console.rule("onnx_ops: gradients of losses and layers as operators of an ONNX graph")
+    heading("onnx_ops: gradients of losses and layers as operators of an ONNX graph")
     say(
         "Five ops of the domain 'aclnn' compute gradients inside ONNX models. First one of them trains a neural "
         "network on real handwritten digits; then each is checked and timed on data from that network."
@@ -49,16 +52,16 @@ def main() -> int:
     images, labels = load_images()
     data = split(images, labels)
 
-    heading("1. Training")
+    heading("\n1. Training")
     classifier, beginner, accuracy = train(*data)
     if accuracy < REQUIRED_ACCURACY:
         return fail(f"held-out accuracy is {accuracy:.1%}, expected at least {REQUIRED_ACCURACY:.0%}")
 
-    heading("2. The five gradients on real data")
+    heading("\n2. The five gradients on real data")
     say(
-        "First what each op is tried on. Then a table: how far a result is off the same formula computed by NumPy in "
-        "float64, and how long one run takes: with the compiled kernel, and with the portable body, which the same "
-        "model falls back on in an onnxruntime that does not have the kernel."
+        "First, what each op is tried on. Then a table. It says how far the op's result is from the same formula "
+        "computed by NumPy in float64, and how long one run takes: with the compiled kernel, and with the portable "
+        "body, which the same model falls back on in an onnxruntime that does not have the kernel."
     )
     targets = one_hot(labels)
     grad_images = classifier.pixel_gradient(images, targets)
@@ -70,7 +73,7 @@ def main() -> int:
         digit_line_reading(classifier, data[1], data[3]),
     ]
     measurements = [measure(case) for case in cases]
-    console.print(table(measurements))
+    print_table(measurements)
 
     wrong = [m for m in measurements if not m.difference <= m.allowed]  # so written that NaN counts as wrong
     for m in wrong:
@@ -138,7 +141,8 @@ def train(
     step = onnx_ops.InferenceSession(digits.training_step(HIDDEN))
     state = digits.initial_state(HIDDEN, SEED)
     beginner = None
-    with tqdm(range(EPOCHS), desc="Training", unit="epoch") as progress:
+    # Without a terminal (disable=None finds out) tqdm draws nothing.
+    with tqdm(range(EPOCHS), desc="Training", unit="epoch", file=sys.stdout, disable=None) as progress:
         for epoch in progress:
             rate = np.array(learning_rate(epoch), np.float32)
             straddling = digit_lines.off_centre_windows(images, n_straddling, rng)
@@ -146,10 +150,13 @@ def train(
             losses = []
             for batch in np.array_split(rng.permutation(len(shown)), len(shown) // BATCH):
                 feeds = {"images": shown[batch], "targets": targets[batch], "learning_rate": rate}
-                loss, *next_state = step.run(None, feeds | state)
+                batch_loss, *next_state = step.run(None, feeds | state)
                 state = dict(zip(state, next_state, strict=True))
-                losses.append(loss)
-            progress.set_postfix(loss=f"{np.mean(losses):.4f}", refresh=False)
+                losses.append(batch_loss)
+            loss = f"{np.mean(losses):.4f}"
+            progress.set_postfix(loss=loss, refresh=False)
+            if progress.disable and (epoch == 0 or (epoch + 1) % EPOCHS_PER_LINE == 0):
+                say(f"Epoch {epoch + 1:3} of {EPOCHS}: loss {loss}")
             beginner = beginner or Classifier(state)
 
     classifier = Classifier(state)
@@ -311,28 +318,26 @@ def median_times(sessions: list[ort.InferenceSession], feeds: State) -> list[flo
 # Printing
 
 
-def table(measurements: list[Measurement]) -> Table:
-    """One row per measurement."""
-    result = Table(
-        caption=f"Allowed: {TOLERANCE:.0e} of the largest value in the result. Times: median of {TIMED_RUNS} runs.",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    result.add_column("Op", no_wrap=True)
+def print_table(measurements: list[Measurement]) -> None:
+    """One row per measurement, and what the columns mean."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Op", no_wrap=True)
     for header in ("Off by", "Allowed", "Kernel", "Portable body"):
-        result.add_column(header, justify="right")
+        table.add_column(header, justify="right")
     for m in measurements:
         times = milliseconds(m.kernel_time), milliseconds(m.portable_time)
-        result.add_row(m.case.title, f"{m.difference:.1e}", f"{m.allowed:.1e}", *times)
-    return result
+        table.add_row(m.case.title, f"{m.difference:.1e}", f"{m.allowed:.1e}", *times)
+    console.print()
+    console.print(table)
+    say(f"Allowed: {TOLERANCE:.0e} of the largest value in the result. Times: median of {TIMED_RUNS} runs.")
+    console.print()
 
 
 def drawing(pixels: np.ndarray) -> str:
     """A picture (8, W) in characters, darker for brighter pixels."""
     shades = np.array(list(" .:*#"))
     rows = shades[np.clip(pixels * len(shades), 0, len(shades) - 1).astype(int)]
-    return "\n".join("    " + "".join(row) for row in rows)
+    return "\n".join("    " + "".join(row).rstrip() for row in rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -340,15 +345,21 @@ def milliseconds(seconds: float) -> str:
 
 
 def heading(text: str) -> None:
-    console.print(f"\n[bold]{text}[/bold]")
+    console.print(f"[bold]{text}[/bold]")
 
 
 def say(text: str) -> None:
-    console.print(text)
+    console.print(wrapped(text), markup=False, soft_wrap=True)
 
 
 def explain(op_type: str, text: str) -> None:
-    console.print(f"- [bold]{op_type}[/bold]: {text}")
+    console.print(wrapped(f"- {op_type}: {text}", "  ").replace(op_type, f"[bold]{op_type}[/bold]"), soft_wrap=True)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """The text in lines of the console's width, without the spaces that rich leaves at their ends."""
+    lines = textwrap.wrap(text, console.width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def fail(message: str) -> int:
