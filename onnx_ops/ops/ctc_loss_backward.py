@@ -477,12 +477,12 @@ def body(b: Body) -> None:
     unknown = b.constant("unknown", np.nan)
     for name, value in (("zero", 0), ("one", 1), ("two", 2), ("minus_one", -1)):
         b.emit(f"{name} = Constant <value_int = {value}> ()")
-    b.emit("zero_1d = Constant <value_ints = [0]> ()")
-    b.emit("one_1d = Constant <value_ints = [1]> ()")
-    b.emit("two_1d = Constant <value_ints = [2]> ()")
-    b.emit("one_and_two = Constant <value_ints = [1, 2]> ()")
-    b.emit("all = Constant <value_ints = [-1]> ()")
-    b.emit("end = Constant <value_ints = [9223372036854775807]> ()")
+    _integers(b, "zero_1d", 0)
+    _integers(b, "one_1d", 1)
+    _integers(b, "two_1d", 2)
+    _integers(b, "one_and_two", 1, 2)
+    _integers(b, "all", -1)
+    _integers(b, "end", 9223372036854775807)
     b.emit(f"blank = Constant <{_integer(b, 'blank')}> ()")
     b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
     b.emit("steps = Squeeze (steps_1d, zero_1d)")
@@ -535,7 +535,7 @@ def body(b: Body) -> None:
     b.emit("is_last = And (is_late, exists)")
     b.emit(f"last = Where (is_last, {nothing}, {impossible})")
     # The skip from s to s + 2 leaves out a blank between different labels.
-    b.emit("no_states = Constant <value_ints = [0, 0, 0, 2]> ()")
+    _integers(b, "no_states", 0, 0, 0, 2)
     b.emit("extended_longer = Pad (extended, no_states, blank)")
     b.emit("extended_later = Slice (extended_longer, two_1d, end, one_1d)")
     b.emit("same = Equal (extended, extended_later)")
@@ -553,7 +553,7 @@ def body(b: Body) -> None:
     b.emit(f"emitted = GatherElements <axis = 2> ({lp}, extended_always)")
     b.emit("final_step = Sub (used_column, one)")
     # One step more than there is, in which nothing is reached: a Scan over no steps at all is refused.
-    b.emit("one_step = Constant <value_ints = [0, 0, 0, 1, 0, 0]> ()")
+    _integers(b, "one_step", 0, 0, 0, 1, 0, 0)
     b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
     b.emit(f"start = Expand ({impossible}, plane)")
     b.emit("""
@@ -673,6 +673,11 @@ def _whole(b: Body, name: str) -> str:
         return name
     b.emit(f"{name}_whole = Cast <to = 7> ({name})")
     return f"{name}_whole"
+
+
+def _integers(b: Body, name: str, *values: int) -> None:
+    """A 1-D constant of int64, as a tensor: onnxruntime 1.24 refuses a Pad whose pads come from value_ints."""
+    b.emit(f"{name} = Constant <value = int64[{len(values)}] {{{', '.join(map(str, values))}}}> ()")
 
 
 def _integer(b: Body, name: str) -> str:
