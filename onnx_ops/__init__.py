@@ -9,8 +9,7 @@ from onnx_ops.reference import reference_ops
 from onnx_ops.roles import Reduction
 from onnx_ops.schemas import register_schemas
 from onnx_ops.sessions import InferenceSession, session_options
-
-__version__ = "0.1.0"
+from onnx_ops.version import __version__ as __version__
 
 __all__ = [
     "DOMAIN",

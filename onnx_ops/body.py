@@ -15,11 +15,12 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
 
-from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, kernel_name
 from onnx_ops.errors import LinkError
 from onnx_ops.op import Op
 from onnx_ops.roles import Reduction
 from onnx_ops.signature import Call, dtype_name
+from onnx_ops.version import __version__
 
 SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
@@ -157,9 +158,41 @@ class Body:
         """The body as a function, under the name of the op's kernel."""
         self.op.body(self)
         head, lines = function_head(self.op, kernel_name(self.op.name)), "\n".join(self.statements)
-        return onnx.parser.parse_function(
+        function = onnx.parser.parse_function(
             f'<domain: "{KERNEL_DOMAIN}", opset_import: ["": {opset}]>\n{head} {{\n{lines}\n}}'
         )
+        function.doc_string = _documentation(
+            self.op, "This is what runs where the op's kernel is not registered: the op in standard operators."
+        )
+        return function
+
+
+ATTACHED_BY = "Attached by onnx_ops "
+"""Stands, with the version, in the documentation of all functions that `link` attaches."""
+
+
+def _documentation(op: Op, part: str) -> str:
+    summary = str(op.schema.doc).strip().split("\n\n")[0]
+    return f"{DOMAIN}.{op.name}: {' '.join(summary.split())} {part} {ATTACHED_BY}{__version__}."
+
+
+def public_function(op: Op, version: int) -> onnx.FunctionProto:
+    """The op as a function whose body is its kernel.
+
+    Args:
+        op: any.
+        version: of the domain of the kernels, that the model imports.
+    """
+    attributes = ", ".join(f"{name}: {attribute_type(a)} = @{name}" for name, a in op.schema.attributes.items())
+    function = onnx.parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["{KERNEL_DOMAIN}": {version}]>\n{function_head(op, op.name)} {{\n'
+        f"{op.output_name} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
+        f" {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)})\n}}"
+    )
+    function.doc_string = _documentation(
+        op, "It calls the kernel of the op where one is registered, else the function of that name."
+    )
+    return function
 
 
 def _dtype_text(dtype: int | None) -> str:

@@ -20,9 +20,11 @@ import typer
 import onnx_ops
 from onnx_ops.domain import DOMAIN, OPSET_VERSION, kernel_name
 from onnx_ops.inspection import REFUSALS, Inspection, Linked, Node, OpDescription, Parameter, Tensor, describe, inspect
-from onnx_ops.linking import default_opset, nodes
+from onnx_ops.linking import restore
 from onnx_ops.op import Op
 from onnx_ops.signature import shape_text
+from onnx_ops.sites import opset_of, sites
+from onnx_ops.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +65,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(NAME, onnx_ops.__version__)
+        print(NAME, __version__)
         raise typer.Exit
 
 
@@ -144,10 +146,11 @@ def link(
         model = read_model(source)
         result = onnx_ops.inline(model) if inline else onnx_ops.link(model)
         copied = write_model(result, target, source.parent)
-    found = Counter(node.op_type for _, node in nodes(model))
+    restore(model)
+    found = Counter(site.node.op_type for site in sites(model))
     counts = {name: found[name] for name in onnx_ops.OPS if name in found}
     minimum = max((onnx_ops.OPS[name].body_opset for name in counts), default=None)
-    opset = default_opset(model)
+    opset = opset_of(model)
     if as_json:
         _print_json(
             input=str(source),
@@ -185,6 +188,7 @@ def check(
 
     JSON: model; ok; opset, that it imports; minimum_opset, the oldest that would do (null if there are no nodes);
     linked: "current", "stale" (something else is attached than this version attaches), "absent" or "unneeded";
+    linked_by, the version of onnx_ops that has linked it, null if the model does not tell;
     kernels, an object of registered and reason; problems, a list of texts, those of single nodes not among them; nodes,
     a list of op, name, outputs, place, problems, runs_on ("kernel", "portable body" or null for a refused one) and
     uses, one for each time that the node is run: inputs (by name, null if left out), attributes, and output, tensors
@@ -422,8 +426,8 @@ def _parameter_text(parameter: Parameter) -> str:
 
 
 LINKED = {
-    Linked.CURRENT: "yes, by this version",
-    Linked.STALE: f"yes, but not as this version links it; `{NAME} link` does it anew",
+    Linked.CURRENT: f"yes, by this version, {__version__}",
+    Linked.STALE: f"yes{{}}, but not as this version links it; `{NAME} link` does it anew",
     Linked.ABSENT: f"no; onnx_ops.InferenceSession links by itself, for other sessions `{NAME} link` does it",
     Linked.UNNEEDED: "not needed",
 }
@@ -432,6 +436,7 @@ LINKED = {
 def _print_inspection(console: Console, path: Path, inspection: Inspection, no_kernels: str | None) -> None:
     count = len(inspection.nodes)
     console.print(str(path), style="bold", soft_wrap=True)
+    linked_by = f", by version {inspection.linked_by}" if inspection.linked_by else ""
     need = f", {inspection.minimum_opset} or newer is needed" if inspection.minimum_opset else ""
     kernels = (
         f"not registered: {no_kernels}"
@@ -443,7 +448,7 @@ def _print_inspection(console: Console, path: Path, inspection: Inspection, no_k
         [
             ("nodes", f"{count or 'none'} of domain {DOMAIN}"),
             ("opset", f"{inspection.opset}{need}"),
-            ("linked", LINKED[inspection.linked]),
+            ("linked", LINKED[inspection.linked].format(linked_by)),
             ("kernels", kernels),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,26 +63,29 @@ class Elementwise:
         """The inputs whose dtypes settle the output's."""
         return (self.output_dtype,) if self.output_dtype else self._with(Role.SHAPE)
 
+    @functools.cached_property
+    def _by_role(self) -> dict[Role, tuple[str, ...]]:
+        return {role: tuple(name for name, own in self.roles.items() if own & role) for role in Role}
+
     def _with(self, role: Role) -> tuple[str, ...]:
-        return tuple(name for name, own in self.roles.items() if own & role)
+        return self._by_role[role]
 
     def infer(self, call: Call) -> TensorType:
         """Dtype and shape of the output; refuses what the op does not compute."""
         call.check()
         self.check(call)
         space = self._index_space(call)
-        for name, role in self.roles.items():
-            if role & Role.INTO:
-                call.broadcast_to(name, space, self._space_text)
-            elif role & Role.SAME:
-                call.same_shape(name, space, f"the shape of {self._space_text}")
-            elif role & Role.CHANNEL:
-                channels = (None,) if space is None else (space[1],)
-                call.same_shape(name, channels, f"one number per channel (axis 1) of {self._space_text}")
+        for name in self._with(Role.INTO):
+            call.broadcast_to(name, space, self._space_text)
+        for name in self._with(Role.SAME):
+            call.same_shape(name, space, f"the shape of {self._space_text}")
+        for name in self._with(Role.CHANNEL):
+            channels = (None,) if space is None else (space[1],)
+            call.same_shape(name, channels, f"one number per channel (axis 1) of {self._space_text}")
         dtype = promote(map(call.dtype, self.typed_inputs))
         return TensorType(dtype, call.shape(self.output_like) if self.output_like else space)
 
-    @property
+    @functools.cached_property
     def _space_text(self) -> str:
         names = [f"'{name}'" for name in self._with(Role.SHAPE)]
         return names[0] if len(names) == 1 else f"the broadcast of {' and '.join(names)}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import filecmp
 import shutil
 import tempfile
-import warnings
 from pathlib import Path, PurePath
-from typing import Any
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, external_data_helper
 from onnx.serialization import registry
 
-from onnx_ops.linking import tensors
+from onnx_ops.errors import LinkError
+from onnx_ops.graph import reading
+from onnx_ops.graph.walk import tensors
 
 
 class ModelFileError(ValueError):
@@ -27,27 +27,11 @@ def read_model(path: Path) -> onnx.ModelProto:
         ModelFileError: a file that cannot be read, or that is no model.
     """
     try:
-        model = _load(path)
+        return reading.read(path)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # the parser of each format has exceptions of its own
-        raise ModelFileError(f"{path} is no ONNX model: {_one_line(error)}") from error
-    if not model.HasField("graph"):
-        raise ModelFileError(f"{path} is no ONNX model: there is no graph in it")
-    if not _is_text(model):
-        raise ModelFileError(f"{path} is no proper ONNX model: there is a name in it that is no text")
-    return model
-
-
-def _is_text(message: Any) -> bool:
-    """Whether all strings in a message are; protobuf lets others in, as bytes, where nothing else expects them."""
-    for field, value in message.ListFields():
-        items = value if field.is_repeated else [value]
-        if field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in items):
-            return False
-        if field.type == field.TYPE_MESSAGE and not all(_is_text(item) for item in items):
-            return False
-    return True
+    except LinkError as error:
+        raise ModelFileError(str(error)) from error
 
 
 def write_model(model: onnx.ModelProto, path: Path, data_folder: Path) -> list[str]:
@@ -92,7 +76,8 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
     """The files that hold a model's external data, relative to the folder that the model lies in.
 
     Raises:
-        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder.
+        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder, be it by way of
+            a symbolic link.
     """
     sizes: dict[str, int] = {}
     for tensor in tensors(model):
@@ -102,12 +87,31 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
             available = _size(path)
             if available is None:
                 raise ModelFileError(f"tensor '{tensor.name}' has its data in {path}, which is not there")
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ModelFileError(
+                    f"tensor '{tensor.name}' has its data in {path}, a link to {path.resolve()}, expected a file below"
+                    " the model's folder, for onnxruntime takes no other"
+                )
             if available < size:
                 raise ModelFileError(
                     f"tensor '{tensor.name}' has its data in {path} up to byte {size}, which ends at {available}"
                 )
             sizes[location] = size
     return list(sizes)
+
+
+def external_size(model: onnx.ModelProto, folder: Path) -> int:
+    """How many bytes a model's external data has at most; raises as `external_files`."""
+    return sum((folder / location).stat().st_size for location in external_files(model, folder))
+
+
+def embed_external_data(model: onnx.ModelProto, folder: Path) -> None:
+    """Read a model's external data, that `external_files` has found, into it."""
+    for tensor in tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
 
 
 def _size(path: Path) -> int | None:
@@ -143,15 +147,15 @@ def _must_be_copied(source: Path, target: Path) -> bool:
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     try:
-        with _experimental_formats():
+        with reading.experimental_formats():
             onnx.save_model(model, path)
         # A text format may leave something out; what cannot be read back must not take the model's place.
         binary = registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
-        faithful = binary or same_model(_load(path), model)
+        faithful = binary or same_model(reading.read(path), model)
     except OSError:
         raise
     except Exception as error:  # the writer and the parser of each format have exceptions of their own
-        raise ModelFileError(f"cannot write {path.name}: {_one_line(error)}") from error
+        raise ModelFileError(f"cannot write {path.name}: {reading.one_line(error)}") from error
     if not faithful:
         raise ModelFileError(f"cannot write {path.name}: a file with this ending does not hold all of the model")
 
@@ -159,18 +163,3 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
 def same_model(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
     """Whether two models agree in every byte; the comparison of messages takes NaN for different from itself."""
     return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
-
-
-def _load(path: Path) -> onnx.ModelProto:
-    with _experimental_formats():
-        return onnx.load_model(path, load_external_data=False)
-
-
-def _experimental_formats() -> warnings.catch_warnings[None]:
-    """Formats are chosen by the names of files, so that a warning about them tells nothing new."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
-
-
-def _one_line(error: Exception) -> str:
-    text = error.args[0] if error.args else error
-    return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())

@@ -12,27 +12,12 @@ from onnx import TensorProto, checker, helper, shape_inference
 from onnx.defs import OpSchema
 
 from onnx_ops.body import attribute_type
-from onnx_ops.domain import DOMAIN
-from onnx_ops.errors import LinkError, OpError
+from onnx_ops.errors import LinkError, OpError, at_node
 from onnx_ops.files import same_model
-from onnx_ops.linking import (
-    Container,
-    Types,
-    call_of,
-    check_node,
-    check_opset,
-    check_version,
-    default_opset,
-    link,
-    load,
-    remove_functions,
-    subgraphs,
-    uses,
-)
+from onnx_ops.linking import check_imports, check_opset, link, linked_by, load, restore, used_ops
 from onnx_ops.op import Op
-from onnx_ops.ops import OPS
-from onnx_ops.schemas import lenient_inference
-from onnx_ops.signature import Call, TensorType, allowed_dtypes, dtype_name, is_optional
+from onnx_ops.signature import TensorType, allowed_dtypes, dtype_name, is_optional
+from onnx_ops.sites import Site, find_calls, opset_of, sites
 
 REFUSALS = (ValueError, checker.ValidationError, shape_inference.InferenceError)
 """What `link` raises for a model: OpError and LinkError, and what onnx has for one that is not valid."""
@@ -140,12 +125,14 @@ class Inspection:
     Attributes:
         opset: the version of the default domain that it imports.
         minimum_opset: the oldest that its nodes can be linked with; None if there are none.
+        linked_by: the version of onnx_ops that has linked it, if its metadata tells.
         problems: those of no single node.
     """
 
     opset: int
     minimum_opset: int | None
     linked: Linked
+    linked_by: str | None
     nodes: tuple[Node, ...]
     problems: tuple[str, ...]
 
@@ -156,20 +143,20 @@ class Inspection:
 
 def inspect(model: onnx.ModelProto) -> Inspection:
     """The nodes of the domain in a model, with all problems that `link` would find, where it stops at the first."""
-    own = load(model)
-    remove_functions(own)
-    attached = len(own.functions) != len(model.functions)
-    placed = list(_placed_nodes(own))
-    problems = []
     try:
-        calls = _calls(own, [node for _, node in placed])
+        own = load(model)
+        attached = restore(own)
+    except LinkError as refusal:
+        return Inspection(0, None, Linked.ABSENT, None, (), (str(refusal),))
+    found = sites(own)
+    used = used_ops(found)
+    opset = opset_of(own)
+    problems = list(_problems_of_imports(own, used, opset))
+    try:
+        find_calls(own, found)
     except REFUSALS as refusal:
         problems.append(str(refusal))
-        calls = [[] for _ in placed]
-    nodes = tuple(_node(own, place, node, runs) for (place, node), runs in zip(placed, calls, strict=True))
-    used = [op for op in OPS.values() if any(node.op == op.name for node in nodes)]
-    opset = default_opset(model)
-    problems.extend(_problems_of_imports(own, used, opset))
+    nodes = tuple(map(_node, found))
     linked = Linked.STALE if attached else Linked.ABSENT if nodes else Linked.UNNEEDED
     if not problems and not any(node.problems for node in nodes):
         try:
@@ -177,63 +164,32 @@ def inspect(model: onnx.ModelProto) -> Inspection:
                 linked = Linked.CURRENT
         except REFUSALS as refusal:
             problems.append(str(refusal))
-    return Inspection(opset, max((op.body_opset for op in used), default=None), linked, nodes, tuple(problems))
+    minimum = max((op.body_opset for op in used), default=None)
+    return Inspection(opset, minimum, linked, linked_by(model), nodes, tuple(problems))
 
 
-def _placed_nodes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
-    """The nodes of the domain and where they stand, but for those of functions that the model itself brings."""
-    brought = {f.name for f in model.functions if f.domain == DOMAIN}
-    places = [("graph", model.graph), *((f"function {f.domain}.{f.name}", f) for f in model.functions)]
-    for place, container in places:
-        for inner_place, node in _below(place, container):
-            if node.op_type not in brought:
-                yield inner_place, node
-
-
-def _below(place: str, container: Container) -> Iterator[tuple[str, onnx.NodeProto]]:
-    for node in container.node:
-        if node.domain == DOMAIN:
-            yield place, node
-        for subgraph in subgraphs(node):
-            yield from _below(f"{place} / {_title(node)} / {subgraph.name}", subgraph)
-
-
-def _title(node: onnx.NodeProto) -> str:
-    return " ".join([node.op_type, *([node.name] if node.name else node.output[:1])])
-
-
-def _calls(model: onnx.ModelProto, chosen: list[onnx.NodeProto]) -> list[list[Call | OpError]]:
-    with lenient_inference():
-        return [[_call(*run) for run in runs] for runs in uses(model, chosen)]
-
-
-def _call(node: onnx.NodeProto, types: Types) -> Call | OpError:
+def _node(site: Site) -> Node:
+    problems = [str(refusal) for refusal in site.refusals]
+    uses = []
     try:
-        return call_of(node, types)
+        op = site.op()
     except OpError as refusal:
-        return refusal
-
-
-def _node(model: onnx.ModelProto, place: str, node: onnx.NodeProto, calls: list[Call | OpError]) -> Node:
-    problems: dict[str, None] = {}  # a set that keeps its order
-    found = []
-    try:
-        check_node(model, node)
-    except OpError as refusal:
-        problems[str(refusal)] = None
-        calls = []
+        problems, calls = [str(refusal)], []
+    else:
+        calls = site.calls
     for call in calls:
-        if isinstance(call, OpError):
-            problems[str(call)] = None
-            continue
         output = None
         try:
-            output = _tensor(OPS[node.op_type].kernel.infer(call))
-        except ValueError as refusal:  # not only OpError: a number may stand for no dtype at all
-            problems[str(refusal)] = None
+            with at_node(site.words):
+                output = _tensor(op.kernel.infer(call))
+        except OpError as refusal:
+            problems.append(str(refusal))
         inputs = {name: _tensor(tensor) if tensor else None for name, tensor in call.inputs.items()}
-        found.append(Use(inputs, call.attributes, output))
-    return Node(node.op_type, node.name, tuple(node.output), place, tuple(found), tuple(problems))
+        uses.append(Use(inputs, call.attributes, output))
+    node = site.node
+    return Node(
+        node.op_type, node.name, tuple(node.output), site.place.text, tuple(uses), tuple(dict.fromkeys(problems))
+    )
 
 
 def _tensor(tensor: TensorType) -> Tensor:
@@ -243,7 +199,7 @@ def _tensor(tensor: TensorType) -> Tensor:
 
 def _problems_of_imports(model: onnx.ModelProto, used: list[Op], opset: int) -> Iterator[str]:
     try:
-        check_version(model)
+        check_imports(model)
     except LinkError as refusal:
         yield str(refusal)
     for op in used:

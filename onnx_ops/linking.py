@@ -7,25 +7,40 @@ Where the kernel is registered, onnxruntime takes it; where it is not, the secon
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, TensorProto, helper, inliner, parser, shape_inference
+from onnx import TensorProto, helper
 
-from onnx_ops.body import Body, attribute_type, function_head
+from onnx_ops.body import ATTACHED_BY, Body, public_function
 from onnx_ops.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, kernel_name
-from onnx_ops.errors import LinkError, OpError
+from onnx_ops.errors import LinkError, at_node
+from onnx_ops.graph import reading
+from onnx_ops.graph.edits import Insertions, Names
+from onnx_ops.graph.functions import (
+    Key,
+    called_key,
+    check_calls,
+    function_key,
+    import_what_functions_do,
+    inlined,
+    spell_out_defaults,
+)
+from onnx_ops.graph.imports import add_import, spelled, versions
+from onnx_ops.graph.types import skeleton
+from onnx_ops.graph.walk import containers, function_text, placed_nodes
 from onnx_ops.op import Op
-from onnx_ops.ops import OPS, op_named
+from onnx_ops.ops import OPS
 from onnx_ops.roles import Role
-from onnx_ops.signature import Call, TensorType, is_optional
+from onnx_ops.signature import TensorType, is_optional
+from onnx_ops.sites import Site, check_size, find_calls, opset_of, sites
+from onnx_ops.version import __version__
 
 FUNCTIONS_SINCE_IR = 8
-LARGE = 1024
-"""Elements above which an initializer cannot matter to shapes, so that it is left out when they are worked out."""
+LINKED_BY = "onnx_ops.version"
+"""The key of a linked model's metadata under which stands the version that has linked it."""
 
 
 def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -36,44 +51,53 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
 
     Returns:
         The model with, for each op of the domain that is used in its graph, a subgraph or a function, what the op needs
-        to run attached. Everything else is as it was; a model that is linked already comes back the same.
+        to run attached, and the version of onnx_ops in its metadata. Everything else is as it was; a model that this
+        version has linked comes back the same. What other tools have made of a linked model is linked anew: nodes of
+        kernels, renamed functions.
 
     Raises:
+        OSError: a file that cannot be read.
         OpError: a node that its op refuses, by inputs, attributes, dtypes or shapes as far as the model tells them.
-        LinkError: a model whose default opset is too old, or whose nodes no one portable body can serve.
+        LinkError: what is no model; one whose default opset is too old, whose nodes no one portable body can serve, or
+            whose functions cannot be called as they are.
     """
     linked = load(model)
-    remove_functions(linked)
-    present = {node.op_type for _, node in nodes(linked)}
-    used = [op for op in OPS.values() if op.name in present]
-    check_version(linked)
-    for _, node in nodes(linked):
-        check_node(linked, node)
-    if not used:
+    restore(linked)
+    found = sites(linked)
+    check_imports(linked)
+    if not found:
         return linked
-    _fill_missing(linked, used)
-    calls = _calls(linked)
+    find_calls(linked, found)
+    _check(found)
+    used = used_ops(found)
+    insertions, names = Insertions(), Names(linked)
     for op in used:
-        for call in calls[op.name]:
-            op.kernel.infer(call)
-        _spell_out_where_uses_differ(linked, op, calls[op.name])
-    opset = default_opset(linked)
+        _fill_missing(op, _of(op, found), insertions, names)
+    opset = opset_of(linked)
     attached = []
     for op in used:
         check_opset(op, opset)
+        own = _of(op, found)
+        _spell_out_where_uses_differ(op, own)
         try:
-            body = Body(op, calls[op.name]).function(opset)
+            body = _body(op, own, opset)
         except LinkError:
-            _cast_inputs(linked, op)
-            body = Body(op, _calls(linked)[op.name]).function(opset)
-        attached.extend([body, _public_function(op)])
+            _cast_inputs(op, own, insertions, names)
+            body = _body(op, own, opset)
+        attached.extend([body, public_function(op, versions(linked).get(KERNEL_DOMAIN, 1))])
+    for site in found:  # a function that has been given a node in standard operators, or never imported the domain
+        add_import(site.place.importer, DOMAIN, OPSET_VERSION)
+        if insertions.has(site.place):
+            add_import(site.place.importer, "", opset)
+    insertions.apply()
     # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
-    own = list(linked.functions)
+    brought = list(linked.functions)
     del linked.functions[:]
-    linked.functions.extend([*attached, *own])
+    linked.functions.extend([*attached, *brought])
     for domain, version in ((DOMAIN, OPSET_VERSION), (KERNEL_DOMAIN, 1), ("", opset)):
-        _import(linked, domain, version)
+        add_import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
+    _note_version(linked)
     return linked
 
 
@@ -91,142 +115,132 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
         OpError, LinkError: as `link`; LinkError also for a function that imports another version of a domain than the
             model, the default domain's apart.
     """
-    plain = link(model)
-    skeleton = _skeleton(plain)
-    _spell_out_defaults(skeleton)
-    inlined = _inlined(skeleton).graph
-    del inlined.initializer[:]
-    inlined.initializer.extend(plain.graph.initializer)
-    plain.graph.CopyFrom(inlined)
+    plain = load(model)
+    check_calls(plain)
+    check_size(plain)
+    plain = link(plain)
+    light = skeleton(plain)
+    add_import(light, "", opset_of(light))
+    import_what_functions_do(light)
+    spell_out_defaults(light)
+    graph = inlined(light).graph
+    del graph.initializer[:]
+    graph.initializer.extend(plain.graph.initializer)
+    plain.graph.CopyFrom(graph)
     del plain.functions[:]
     inner = [node for container in containers(plain) for node in container.node]
     for named in (*inner, *plain.opset_import):
-        named.domain = _spelled(named.domain)
+        named.domain = spelled(named.domain)
     used = {"", *(node.domain for node in inner)}
-    for entry in skeleton.opset_import:  # those of the functions too
-        _import(plain, entry.domain, entry.version)
+    for entry in light.opset_import:  # those of the functions too
+        add_import(plain, entry.domain, entry.version)
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
         plain.opset_import.remove(entry)
     return plain
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its functions inlined, those of another default opset converted to the model's."""
-    try:
-        result = inliner.inline_local_functions(model, convert_version=_has_other_versions(model))
-    except Exception as error:  # a RuntimeError, or a ConvertError of its own
-        raise LinkError(f"the functions of the model cannot be inlined: {error}") from error
-    kept = {(f.domain, f.name): f for f in result.functions}
-    for container in containers(result):
-        for node in container.node:
-            if function := kept.get((node.domain, node.op_type)):
-                imports = ", ".join(f"'{entry.domain}' {entry.version}" for entry in function.opset_import)
-                raise LinkError(
-                    f"function {node.domain}.{node.op_type} cannot be inlined: it imports {imports}, expected the"
-                    " versions that the model imports"
-                )
-    return result
-
-
-def _has_other_versions(model: onnx.ModelProto) -> bool:
-    """Whether a function imports another version of a domain than the model does."""
-    own = _versions(model)
-    return any(own.get(d, v) != v for function in model.functions for d, v in _versions(function).items())
-
-
 def load(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """A copy of a model; external data stays external."""
+    """A copy of a model; external data stays external.
+
+    Raises:
+        LinkError: what is no model.
+    """
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
+        reading.check(copy)
         return copy
     if isinstance(model, bytes | bytearray | memoryview):
-        return onnx.load_model_from_string(bytes(model))
-    return onnx.load_model(os.fspath(model), load_external_data=False)
+        return reading.parse(bytes(model))
+    return reading.read(Path(os.fspath(model)))
 
 
-def _own(function: onnx.FunctionProto) -> bool:
-    return (function.domain == DOMAIN and function.name in OPS) or (
-        function.domain == KERNEL_DOMAIN and function.name.startswith(f"{DOMAIN}_")
-    )
+# --- what is linked already -------------------------------------------------------------------------------------------
 
 
-def remove_functions(model: onnx.ModelProto) -> None:
-    """Take off what `link` has attached."""
-    kept = [f for f in model.functions if not _own(f)]
-    if len(kept) != len(model.functions):
+def _note_version(model: onnx.ModelProto) -> None:
+    entry = next((e for e in model.metadata_props if e.key == LINKED_BY), None) or model.metadata_props.add()
+    entry.key, entry.value = LINKED_BY, __version__
+
+
+def linked_by(model: onnx.ModelProto) -> str | None:
+    """The version that has linked a model, if its metadata tells."""
+    return next((entry.value for entry in model.metadata_props if entry.key == LINKED_BY), None)
+
+
+def restore(model: onnx.ModelProto) -> bool:
+    """Make a linked model what it was before, also if other tools have changed it since.
+
+    Nodes that use an op by other names become nodes of the domain: those of a kernel, as an inliner or an optimised
+    model leaves them, and calls of attached functions that have got a prefix. Attached functions go.
+
+    Returns:
+        Whether anything was attached.
+
+    Raises:
+        LinkError: a function of the model has the name of an op, but is none that `link` attaches.
+    """
+    attached = {function_key(f): op for f in model.functions if (op := _attached(f))}
+    kept = [f for f in model.functions if function_key(f) not in attached]
+    brought = {function_key(f) for f in kept}
+    for op in OPS.values():
+        if (key := (DOMAIN, op.name, "")) in brought:
+            raise LinkError(f"the model brings a function {function_text(*key)} of its own, which is the name of an op")
+    for _, node in placed_nodes(model):
+        if called_key(node) not in brought:
+            _restore_node(node, attached)
+    if attached:
         del model.functions[:]
         model.functions.extend(kept)
+    return bool(attached)
 
 
-def _spelled(domain: str) -> str:
-    """The domain, in the shorter of the two spellings that the default domain has."""
-    return "" if domain == "ai.onnx" else domain
+def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, Op]) -> None:
+    if op := attached.get(called_key(node)):
+        node.domain, node.op_type = DOMAIN, op.name
+    elif node.domain == KERNEL_DOMAIN and node.op_type.startswith(kernel_name("")):
+        node.domain, node.op_type = DOMAIN, node.op_type.removeprefix(kernel_name(""))
+    if node.domain == DOMAIN and node.op_type in OPS:
+        node.ClearField("overload")  # the ops have none
 
 
-def _versions(importer: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
-    return {_spelled(entry.domain): entry.version for entry in importer.opset_import}
+def _attached(function: onnx.FunctionProto) -> Op | None:
+    """The op that `link` has attached a function for, under its own name or with a prefix."""
+    if function.overload:
+        return None
+    if function.domain == KERNEL_DOMAIN:
+        op = _by_kernel_name(function.name)
+        same = op and (function.name == kernel_name(op.name) or list(function.input) == list(op.input_names))
+        return op if same else None
+    if function.domain != DOMAIN:
+        return None
+    if ATTACHED_BY in function.doc_string:
+        return next((op for op in OPS.values() if function.name.endswith(op.name)), None)
+    op = _by_kernel_name(function.node[0].op_type) if len(function.node) == 1 else None
+    calls_kernel = op and function.node[0].domain == KERNEL_DOMAIN and function.name.endswith(op.name)
+    return op if calls_kernel else None
 
 
-def _import(importer: onnx.ModelProto | onnx.FunctionProto, domain: str, version: int) -> None:
-    if _spelled(domain) not in _versions(importer):
-        importer.opset_import.append(helper.make_opsetid(domain, version))
+def _by_kernel_name(name: str) -> Op | None:
+    return next((op for op in OPS.values() if name.endswith(kernel_name(op.name))), None)
 
 
-def default_opset(model: onnx.ModelProto) -> int:
-    """The version of the default domain that a model imports; if none, the newest of its functions or of all bodies."""
-    versions = _versions(model)
-    if "" in versions:
-        return versions[""]
-    inner = [v[""] for v in map(_versions, model.functions) if "" in v]
-    return max(inner or [op.body_opset for op in OPS.values()])
+# --- what is refused -------------------------------------------------------------------------------------------------
 
 
-# --- nodes ---------------------------------------------------------------------------------------------------------
-
-Container = onnx.GraphProto | onnx.FunctionProto
-
-
-def containers(model: onnx.ModelProto) -> Iterator[Container]:
-    """The graph, the functions, and the subgraphs of both."""
-    pending: list[Container] = [model.graph, *model.functions]
-    while pending:
-        container = pending.pop()
-        yield container
-        for node in container.node:
-            pending.extend(subgraphs(node))
+def used_ops(found: Iterable[Site]) -> list[Op]:
+    """The ops that nodes use."""
+    present = {site.node.op_type for site in found}
+    return [op for op in OPS.values() if op.name in present]
 
 
-def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs among a node's attributes."""
-    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
-
-
-def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """All tensors of a model, in initializers and attributes."""
-    for container in containers(model):
-        if isinstance(container, onnx.GraphProto):
-            yield from container.initializer
-            for sparse in container.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        for node in container.node:
-            for attribute in node.attribute:
-                yield from (attribute.t, *attribute.tensors)
-
-
-def nodes(model: onnx.ModelProto) -> Iterator[tuple[Container, onnx.NodeProto]]:
-    """All nodes of the domain, with what they stand in."""
-    for container in containers(model):
-        for node in container.node:
-            if node.domain == DOMAIN:
-                yield container, node
-
-
-def check_version(model: onnx.ModelProto) -> None:
-    """Refuse a model that imports another version of the domain."""
-    for entry in model.opset_import:
-        if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
-            raise LinkError(f"the model imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
+def check_imports(model: onnx.ModelProto) -> None:
+    """Refuse a model, or a function of it, that imports another version of the domain."""
+    importers = [("the model", model), *((f"function {function_text(*function_key(f))}", f) for f in model.functions)]
+    for text, importer in importers:
+        for entry in importer.opset_import:
+            if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
+                raise LinkError(f"{text} imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
 
 
 def check_opset(op: Op, opset: int) -> None:
@@ -237,237 +251,93 @@ def check_opset(op: Op, opset: int) -> None:
         )
 
 
-def check_node(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """Refuse a node of the domain that no schema describes, unless the model brings a function for it."""
-    if any(f.domain == DOMAIN and f.name == node.op_type for f in model.functions):
-        return
-    op = op_named(node.op_type)
-    for attribute in node.attribute:
-        expected = op.attribute(attribute.name).default_value.type
-        if attribute.type != expected:
-            got, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, expected))
-            raise OpError(node.op_type, f"attribute '{attribute.name}' has type {got}, expected {wanted}")
-    if len(node.output) != 1 or not node.output[0]:
-        raise OpError(node.op_type, f"got {len(node.output)} outputs, expected 1")
+def _check(found: Iterable[Site]) -> None:
+    """Raise the first refusal of a node or a call."""
+    accepted = set()
+    for site in found:
+        op = site.op()
+        for refusal in site.refusals:
+            raise refusal
+        for call in site.calls:
+            if call.key not in accepted:
+                with at_node(site.words):
+                    op.kernel.infer(call)
+                accepted.add(call.key)
 
 
-# --- what is known of the nodes' inputs ----------------------------------------------------------------------------
-
-Types = dict[str, TensorType]
-MARK = "node of onnx_ops "
+# --- what a function body cannot say is settled at the node ----------------------------------------------------------
 
 
-def _calls(model: onnx.ModelProto) -> dict[str, list[Call]]:
-    """All uses of each op; one of which nothing is known for an op that no node uses."""
-    calls: dict[str, list[Call]] = {name: [] for name in OPS}
-    for node, types in typed_nodes(model):
-        calls[node.op_type].append(call_of(node, types))
-    return {name: own or [OPS[name].call([TensorType()] * len(OPS[name].input_names))] for name, own in calls.items()}
+def _of(op: Op, found: Iterable[Site]) -> list[Site]:
+    return [site for site in found if site.node.op_type == op.name]
 
 
-def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
-    """The nodes of the domain, with the functions of the model inlined, and the types of all values they can see."""
-    skeleton = _skeleton(model)
-    if model.functions:
-        _spell_out_defaults(skeleton)
-        _pretend_versions(skeleton)
-        skeleton = inliner.inline_local_functions(skeleton)
-    return _typed_nodes(_inferred(skeleton).graph, {})
+def _body(op: Op, own: Iterable[Site], opset: int) -> onnx.FunctionProto:
+    """The body that serves all calls; one of which nothing is known if there is none, as in a function never called."""
+    calls = {call.key: call for site in own for call in site.calls}
+    return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))]).function(opset)
 
 
-def uses(model: onnx.ModelProto, chosen: Sequence[onnx.NodeProto]) -> list[list[tuple[onnx.NodeProto, Types]]]:
-    """How each of some nodes of a model is run: once for each call of the functions that it stands in."""
-    found: list[list[tuple[onnx.NodeProto, Types]]] = [[] for _ in chosen]
-    kept = [node.doc_string for node in chosen]
-    try:
-        for number, node in enumerate(chosen):  # inlining keeps no other trace of where a node comes from
-            node.doc_string = f"{MARK}{number}"
-        for node, types in typed_nodes(model):
-            if node.doc_string.startswith(MARK):
-                found[int(node.doc_string.removeprefix(MARK))].append((node, types))
-    finally:
-        for node, text in zip(chosen, kept, strict=True):
-            node.doc_string = text
-    return found
-
-
-def _pretend_versions(model: onnx.ModelProto) -> None:
-    """Let all functions import the versions that the model does: the inliner leaves others where they are.
-
-    Types behind an operator that has changed meanwhile may then be unknown; the domain's nodes are seen in any case.
-    """
-    versions = _versions(model)
-    for function in model.functions:
-        for entry in function.opset_import:
-            entry.version = versions[_spelled(entry.domain)]
-
-
-def _spell_out_defaults(model: onnx.ModelProto) -> None:
-    """Give calls of functions the attributes that they leave to their defaults, which the inliner forgets."""
-    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
-    for container in containers(model):
-        for node in container.node:
-            given = {attribute.name for attribute in node.attribute}
-            own = defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(attribute for attribute in own if attribute.name not in given)
-
-
-def _spell_out_where_uses_differ(model: onnx.ModelProto, op: Op, calls: Sequence[Call]) -> None:
-    """Give an op's nodes the attributes that its body refers to: onnx.inliner forgets defaults."""
-    names = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
-    for _, node in nodes(model):
-        if node.op_type == op.name:
-            given = {attribute.name for attribute in node.attribute}
-            node.attribute.extend(op.schema.attributes[n].default_value for n in names if n not in given)
-
-
-def call_of(node: onnx.NodeProto, types: Types) -> Call:
-    """What is known of a node; OpError for one with too many inputs."""
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    return OPS[node.op_type].call([types.get(i, TensorType()) if i else None for i in node.input], attributes)
-
-
-def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the weight of its initializers."""
-    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph = model.graph
-    for field, value in graph.ListFields():
-        if field.name != "initializer":
-            getattr(light.graph, field.name).extend(value) if field.is_repeated else setattr(
-                light.graph, field.name, value
-            )
-    for tensor in graph.initializer:
-        external = tensor.data_location == TensorProto.EXTERNAL
-        if external or math.prod(tensor.dims) > LARGE:
-            light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
-        else:
-            light.graph.initializer.append(tensor)
-    # What a model lacks that leaves it to its functions, or that was made with onnx.helper alone.
-    for domain, version in ((DOMAIN, OPSET_VERSION), ("", default_opset(model))):
-        _import(light, domain, version)
-    for function in model.functions:
-        for entry in function.opset_import:
-            _import(light, entry.domain, entry.version)
-    return light
-
-
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with value_info as far as it can be told."""
-    return shape_inference.infer_shapes(model, data_prop=True)
-
-
-def _typed_nodes(graph: onnx.GraphProto, outer: Types) -> Iterator[tuple[onnx.NodeProto, Types]]:
-    """The nodes of the domain in a graph and its subgraphs, with the types of all values they can see."""
-    types = dict(outer)
-    for tensor in graph.initializer:
-        types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        if info.type.HasField("tensor_type"):
-            types[info.name] = tensor_type(info.type)
-    for node in graph.node:
-        if node.domain == DOMAIN and node.op_type in OPS:
-            yield node, types
-        for subgraph in subgraphs(node):
-            yield from _typed_nodes(subgraph, types)
-
-
-def tensor_type(proto: onnx.TypeProto) -> TensorType:
-    """What a TypeProto tells of a tensor."""
-    tensor = proto.tensor_type
-    shape = None
-    if tensor.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
-    return TensorType(tensor.elem_type or None, shape)
-
-
-# --- what a function body cannot say is settled at the node --------------------------------------------------------
-
-
-def _fill_missing(model: onnx.ModelProto, used: Sequence[Op]) -> None:
-    """Give ones to nodes that leave out an input that another node of the same op has."""
-    taken = _value_names(model)
-    for op in used:
-        optional = [i for i, p in enumerate(op.schema.inputs) if is_optional(p)]
-        placed = [(c, n) for c, n in nodes(model) if n.op_type == op.name]
-        for index in optional:
-            name = op.input_names[index]
-            if not any(_has_input(n, index) for _, n in placed):
-                continue
-            for container, node in placed:
-                if not _has_input(node, index):
-                    node.input.extend([""] * (index + 1 - len(node.input)))
-                    ones = _ones(op, node, name, taken)
-                    node.input[index] = ones[-1].output[0]
-                    _insert_before(model, container, node, ones)
+def _fill_missing(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
+    """Give ones to nodes that leave out an input that another node of the op has."""
+    for index, parameter in enumerate(op.schema.inputs):
+        lacking = [site for site in own if not _has_input(site.node, index)]
+        if not is_optional(parameter) or len(lacking) == len(own):
+            continue
+        for site in lacking:
+            site.node.input.extend([""] * (index + 1 - len(site.node.input)))
+            made = _ones(op, site.node, parameter.name, names)
+            insertions.before(site.place, site.node, made)
+            site.node.input[index] = made[-1].output[0]
+            like = _channel_input(op, parameter.name)
+            site.calls = [
+                call.with_input(parameter.name, TensorType(TensorProto.FLOAT, call.shape(like) if like else ()))
+                for call in site.calls
+            ]
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
     return index < len(node.input) and bool(node.input[index])
 
 
-def _value_names(model: onnx.ModelProto) -> set[str]:
-    names = {value for container in containers(model) for n in container.node for value in (*n.input, *n.output)}
-    for container in containers(model):
-        if isinstance(container, onnx.GraphProto):
-            names.update(v.name for v in (*container.input, *container.output, *container.initializer))
-        else:
-            names.update((*container.input, *container.output))
-    return names
-
-
-def _new_name(wish: str, taken: set[str]) -> str:
-    name = next(n for n in itertools.chain([wish], (f"{wish}_{k}" for k in itertools.count(2))) if n not in taken)
-    taken.add(name)
-    return name
-
-
-def _ones(op: Op, node: onnx.NodeProto, name: str, taken: set[str]) -> list[onnx.NodeProto]:
-    out = _new_name(f"{node.output[0]}_{name}_ones", taken)
-    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+def _channel_input(op: Op, name: str) -> str | None:
+    """For an input of one number per channel, another that is always there; None for an input that broadcasts."""
     roles: dict[str, Role] = getattr(op.kernel, "roles", {})
-    if not roles[name] & Role.CHANNEL:
+    return next(n for n, own in roles.items() if own & Role.CHANNEL) if roles[name] & Role.CHANNEL else None
+
+
+def _ones(op: Op, node: onnx.NodeProto, name: str, names: Names) -> list[onnx.NodeProto]:
+    out = names.new(f"{node.output[0]}_{name}_ones")
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    like = _channel_input(op, name)
+    if like is None:
         return [helper.make_node("Constant", [], [out], value_float=1.0)]
-    like = next(i for i, own in enumerate(roles.values()) if own & Role.CHANNEL)
-    shape = _new_name(f"{out}_shape", taken)
+    shape = names.new(f"{out}_shape")
     return [
-        helper.make_node("Shape", [node.input[like]], [shape]),
+        helper.make_node("Shape", [node.input[op.input_names.index(like)]], [shape]),
         helper.make_node("ConstantOfShape", [shape], [out], value=one),
     ]
 
 
-def _insert_before(
-    model: onnx.ModelProto, container: Container, node: onnx.NodeProto, made: Sequence[onnx.NodeProto]
-) -> None:
-    """Put nodes in standard operators before a node of the model."""
-    place = next(i for i, other in enumerate(container.node) if other.output[:] == node.output[:])
-    for offset, new in enumerate(made):
-        container.node.insert(place + offset, new)
-    if isinstance(container, onnx.FunctionProto):
-        _import(container, "", default_opset(model))
+def _spell_out_where_uses_differ(op: Op, own: Sequence[Site]) -> None:
+    """Give an op's nodes the attributes that its body refers to: onnx.inliner forgets defaults."""
+    calls = {call.key: call for site in own for call in site.calls}.values()
+    wanted = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
+    for site in own:
+        given = {attribute.name for attribute in site.node.attribute}
+        site.node.attribute.extend(op.schema.attributes[n].default_value for n in wanted if n not in given)
 
 
-def _cast_inputs(model: onnx.ModelProto, op: Op) -> None:
+def _cast_inputs(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
     """Cast the inputs of an op's nodes with mixed dtypes, where one body cannot serve all the mixtures."""
-    taken = _value_names(model)
-    placed = [(container, node) for container, node in nodes(model) if node.op_type == op.name]
-    for (container, node), runs in zip(placed, uses(model, [node for _, node in placed]), strict=True):
-        calls = [call_of(*run) for run in runs]
-        if len({tuple(map(call.dtype, op.input_names)) for call in calls}) != 1:
+    for site in own:
+        if len({tuple(map(call.dtype, op.input_names)) for call in site.calls}) != 1:
             continue  # not used, or by several calls of a function that bring different dtypes
-        dtype = op.kernel.infer(calls[0]).dtype
+        dtype = op.kernel.infer(site.calls[0]).dtype
         for index, name in enumerate(op.input_names):
-            if calls[0].dtype(name) not in (dtype, None) and dtype is not None:
-                cast = _new_name(f"{node.output[0]}_{name}_cast", taken)
-                made = helper.make_node("Cast", [node.input[index]], [cast], to=dtype)
-                _insert_before(model, container, node, [made])
-                node.input[index] = cast
-
-
-def _public_function(op: Op) -> onnx.FunctionProto:
-    """The op as a function whose body is its kernel."""
-    attributes = ", ".join(f"{name}: {attribute_type(a)} = @{name}" for name, a in op.schema.attributes.items())
-    return parser.parse_function(
-        f'<domain: "{DOMAIN}", opset_import: ["{KERNEL_DOMAIN}": 1]>\n{function_head(op, op.name)} {{\n'
-        f"{op.output_name} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
-        f" {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)})\n}}"
-    )
+            if site.calls[0].dtype(name) not in (dtype, None) and dtype is not None:
+                cast = names.new(f"{site.node.output[0]}_{name}_cast")
+                made = helper.make_node("Cast", [site.node.input[index]], [cast], to=dtype)
+                insertions.before(site.place, site.node, [made])
+                site.node.input[index] = cast
+                site.calls = [call.with_input(name, TensorType(dtype, call.shape(name))) for call in site.calls]

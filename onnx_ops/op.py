@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from onnx import AttributeProto, TypeProto, helper
 from onnx.defs import OpSchema
 
 from onnx_ops.errors import OpError
+from onnx_ops.graph.types import tensor_type
 from onnx_ops.signature import Call, TensorType
 
 if TYPE_CHECKING:
@@ -87,7 +90,11 @@ class Op:
     def name(self) -> str:
         return str(self.schema.name)
 
-    @property
+    @functools.cached_property
+    def _attribute_types(self) -> dict[str, int]:
+        return {name: attribute.default_value.type for name, attribute in self.schema.attributes.items()}
+
+    @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
         return tuple(parameter.name for parameter in self.schema.inputs)
 
@@ -98,12 +105,53 @@ class Op:
     def attribute(self, name: str) -> OpSchema.Attribute:
         """An attribute of the schema; OpError if there is none of that name."""
         if name not in self.schema.attributes:
-            known = ", ".join(self.schema.attributes) or "none"
-            raise OpError(self.name, f"unknown attribute '{name}', expected {known}")
+            raise self._unknown_attribute(name)
         return self.schema.attributes[name]
+
+    def _unknown_attribute(self, name: str) -> OpError:
+        known = ", ".join(self.schema.attributes) or "none"
+        return OpError(self.name, f"unknown attribute '{name}', expected {known}")
 
     def call(self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None) -> Call:
         return Call.make(self.schema, inputs, attributes)
+
+    def check_attributes(self, attributes: Iterable[AttributeProto]) -> None:
+        """Refuse attributes of a node that the schema does not have, or has with another type."""
+        seen: set[str] = set()
+        for attribute in attributes:
+            name = attribute.name
+            expected = self._attribute_types.get(name)
+            if expected is None:
+                raise self._unknown_attribute(name)
+            if name in seen:
+                raise OpError(self.name, f"attribute '{name}' is given twice")
+            seen.add(name)
+            if attribute.type != expected:
+                got, wanted = map(_attribute_type_name, (attribute.type, expected))
+                raise OpError(self.name, f"attribute '{name}' has type {got}, expected {wanted}")
+            if not attribute.ref_attr_name and not attribute.HasField("f" if expected == AttributeProto.FLOAT else "i"):
+                raise OpError(
+                    self.name, f"attribute '{name}' has no value of its type, {_attribute_type_name(expected)}"
+                )
+
+    def call_of(self, types: Sequence[TypeProto | None], attributes: Iterable[AttributeProto]) -> Call:
+        """The call that a node of a graph makes.
+
+        Args:
+            types: of the inputs; an empty one where nothing is known, None for an input that is left out.
+            attributes: those of the node, checked.
+        """
+        for name, proto in zip(self.input_names, types, strict=False):
+            kind = proto.WhichOneof("value") if proto else None
+            if kind not in (None, "tensor_type"):
+                raise OpError(self.name, f"input '{name}' is of {kind.replace('_', ' ')}, expected a tensor")
+        values = {}
+        for attribute in attributes:
+            if attribute.ref_attr_name:
+                problem = f"attribute '{attribute.name}' is '@{attribute.ref_attr_name}', expected a value in a graph"
+                raise OpError(self.name, problem)
+            values[attribute.name] = helper.get_attribute_value(attribute)
+        return self.call([None if proto is None else tensor_type(proto) for proto in types], values)
 
     def check_arrays(self, arrays: Sequence[np.ndarray | None], attributes: Mapping[str, Any] | None = None) -> Call:
         """Refuse arrays that the op does not compute, by dtype, shape or value."""
@@ -111,3 +159,8 @@ class Op:
         self.kernel.infer(call)
         self.kernel.check_values(call, [*arrays, *[None] * (len(call.inputs) - len(arrays))])
         return call
+
+
+def _attribute_type_name(number: int) -> str:
+    known = number in AttributeProto.AttributeType.values()
+    return str(AttributeProto.AttributeType.Name(number)) if known else f"number {number}"

@@ -13,7 +13,7 @@ from onnx_ops.errors import OpError
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.sessions import register
-from onnx_ops.signature import FLOATS, Call, TensorType, dtype_names
+from onnx_ops.signature import FLOATS, Call, TensorType, allowed_dtypes
 
 MOST_CHOICES = 4
 """Integer attributes that choose among kernels number their values from 0 on, and have no more than this."""
@@ -47,17 +47,16 @@ def cache_to_fill() -> Path:
 def _calls(op: Op) -> Iterator[Call]:
     """At least one call for each kernel that an op may need: any dtypes of the output, any one of the other inputs."""
     typed = op.kernel.typed_inputs
-    allowed = {
-        c.type_param_str: [TensorProto.DataType.Value(name.upper()) for name in dtype_names(c.allowed_type_strs)]
-        for c in op.schema.type_constraints
-    }
+    allowed = [
+        [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
+        for parameter in op.schema.inputs
+    ]
     choices = [name for name, a in op.schema.attributes.items() if a.type == OpSchema.AttrType.INT]
     for own in itertools.product(FLOATS, repeat=len(typed)):
         for other in FLOATS:
             dtypes = []
-            for parameter in op.schema.inputs:
-                dtype = dict(zip(typed, own, strict=True)).get(parameter.name, other)
-                possible = allowed[parameter.type_str]
+            for name, possible in zip(op.input_names, allowed, strict=True):
+                dtype = dict(zip(typed, own, strict=True)).get(name, other)
                 dtypes.append(dtype if dtype in possible else possible[0])
             for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
                 call = op.call([TensorType(dtype) for dtype in dtypes], dict(zip(choices, values, strict=True)))

@@ -9,14 +9,12 @@ import functools
 from collections.abc import Iterator
 
 import onnx
-from onnx import helper
+from onnx import TypeProto, helper
 from onnx.shape_inference import InferenceContext
 
-from onnx_ops.errors import OpError
-from onnx_ops.linking import tensor_type
+from onnx_ops.errors import at_node, node_words
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
-from onnx_ops.signature import TensorType, is_optional
 
 _lenient = contextvars.ContextVar("lenient", default=False)
 
@@ -38,22 +36,22 @@ def _inference(op: Op, context: InferenceContext) -> None:
 
 
 def _infer(op: Op, context: InferenceContext) -> None:
-    inputs: list[TensorType | None] = []
-    for index, parameter in zip(range(context.get_num_inputs()), op.schema.inputs, strict=False):
-        proto = context.get_input_type(index)
-        # onnx does not tell an input that was left out from one of which nothing is known.
-        unknown = None if is_optional(parameter) else TensorType()
-        inputs.append(tensor_type(proto) if proto is not None else unknown)
-    attributes = {}
-    for name in op.schema.attributes:
-        attribute = context.get_attribute(name)
-        if attribute is not None and attribute.ref_attr_name:
-            raise OpError(op.name, f"attribute '{name}' is '@{attribute.ref_attr_name}', expected a value in a graph")
-        if attribute is not None:
-            attributes[name] = helper.get_attribute_value(attribute)
-    output = op.kernel.infer(op.call(inputs, attributes))
+    with at_node(_node(context)):
+        types: list[TypeProto | None] = []
+        for index in range(context.get_num_inputs()):
+            proto = context.get_input_type(index) or TypeProto()
+            types.append(proto if context.has_input(index) else None)
+        attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
+        op.check_attributes(attributes)
+        output = op.kernel.infer(op.call_of(types, attributes))
     if output.dtype is not None and context.get_num_outputs():
         context.set_output_type(0, helper.make_tensor_type_proto(output.dtype, output.shape))
+
+
+def _node(context: InferenceContext) -> str | None:
+    """The node's name, as far as onnx tells it: "node Op[domain] (name)"."""
+    _, bracket, name = str(context.get_display_name()).partition(" (")
+    return node_words(name.removesuffix(")")) if bracket else None
 
 
 def register_schemas() -> None:

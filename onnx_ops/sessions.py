@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,13 @@ import onnx
 import onnxruntime as ort
 
 from onnx_ops.errors import KernelsUnavailable
-from onnx_ops.linking import link, tensors
+from onnx_ops.files import embed_external_data, external_size
+from onnx_ops.graph.walk import tensors
+from onnx_ops.linking import link
 from onnx_ops.runtime.process import STATE, aside
 
+MOST_BYTES = 2**31 - 1
+"""What protobuf takes in one message."""
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()
@@ -87,8 +92,9 @@ class InferenceSession(ort.InferenceSession):
     """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
 
     Args:
-        model: a ModelProto, its bytes, or a path (external data next to it is found).
-        sess_options, providers, kwargs: as for onnxruntime.InferenceSession.
+        path_or_bytes: a ModelProto, its bytes, or a path. External data next to it is found; with sess_options it is
+            read into memory, or, where it is larger than 2 GiB, a temporary file is written beside the model.
+        sess_options, providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
 
     Raises:
         OpError, LinkError: what `link` refuses.
@@ -97,30 +103,33 @@ class InferenceSession(ort.InferenceSession):
 
     def __init__(
         self,
-        model: onnx.ModelProto | bytes | str | os.PathLike[str],
+        path_or_bytes: onnx.ModelProto | bytes | str | os.PathLike[str],
         sess_options: ort.SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         options = _options(sess_options, stacklevel=3)
-        linked = link(model)
-        external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors(linked))
-        content = linked.SerializeToString()
-        if not external or not isinstance(model, str | os.PathLike):
-            super().__init__(content, options, providers, **kwargs)
+        linked = link(path_or_bytes)
+        rest = (options, providers, provider_options)
+        if not isinstance(path_or_bytes, str | os.PathLike) or not _is_external(linked):
+            super().__init__(linked.SerializeToString(), *rest, **kwargs)
             return
-        # onnxruntime logs a warning where an entry changes, so options that nobody else has are left as they are.
-        before = None if sess_options is None else _config_entry(options, EXTERNAL_DATA_FOLDER)
-        options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(Path(model).absolute().parent))
-        try:
-            super().__init__(content, options, providers, **kwargs)
-        finally:
-            if before is not None:
-                options.add_session_config_entry(EXTERNAL_DATA_FOLDER, before)
+        # Where a model's external data lies is said in options. Those that the caller has given may be in use elsewhere
+        # at the same time, with or without this class, so that they are left as they are.
+        folder = Path(path_or_bytes).absolute().parent
+        if sess_options is None:
+            options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder))
+            super().__init__(linked.SerializeToString(), *rest, **kwargs)
+        elif linked.ByteSize() + external_size(linked, folder) <= MOST_BYTES:
+            embed_external_data(linked, folder)
+            super().__init__(linked.SerializeToString(), *rest, **kwargs)
+        else:
+            with tempfile.NamedTemporaryFile(prefix=".onnx_ops_", suffix=".onnx", dir=folder) as beside:
+                beside.write(linked.SerializeToString())
+                beside.flush()
+                super().__init__(beside.name, *rest, **kwargs)
 
 
-def _config_entry(options: ort.SessionOptions, key: str) -> str:
-    try:
-        return str(options.get_session_config_entry(key))
-    except RuntimeError:
-        return ""
+def _is_external(model: onnx.ModelProto) -> bool:
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors(model))

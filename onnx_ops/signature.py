@@ -5,8 +5,10 @@ A dimension is an int, a name (symbolic) or None (unknown); a shape is a tuple o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,10 @@ FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorPr
 
 def dtype_name(dtype: int) -> str:
     """The ONNX spelling of an element type: TensorProto.FLOAT is 'float'."""
-    known = dtype in TensorProto.DataType.values()
-    return str(TensorProto.DataType.Name(dtype)).lower() if known else f"element type {dtype}"
+    return _DTYPE_NAMES.get(dtype, f"element type {dtype}")
+
+
+_DTYPE_NAMES = {number: name.lower() for name, number in TensorProto.DataType.items()}
 
 
 def tensor_types(dtypes: Iterable[int]) -> list[str]:
@@ -97,6 +101,15 @@ class Call:
             raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
         filled = given + [None] * (len(names) - len(given))
         return cls(schema, dict(zip(names, filled, strict=True)), {**defaults(schema), **(attributes or {})})
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Equal for equal calls."""
+        return self.schema.name, *self.inputs.values(), *self.attributes.values()
+
+    def with_input(self, name: str, tensor: TensorType) -> Call:
+        """The same call with another input."""
+        return Call(self.schema, {**self.inputs, name: tensor}, self.attributes)
 
     def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
         return OpError(self.schema.name, problem, status)
@@ -180,6 +193,9 @@ def _differ(x: Dim, y: Dim) -> bool:
     return isinstance(x, int) and isinstance(y, int) and x != y
 
 
-def defaults(schema: OpSchema) -> dict[str, Any]:
+@functools.cache
+def defaults(schema: OpSchema) -> Mapping[str, Any]:
     """Default values of a schema's attributes."""
-    return {name: helper.get_attribute_value(attribute.default_value) for name, attribute in schema.attributes.items()}
+    return MappingProxyType(
+        {name: helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items()}
+    )

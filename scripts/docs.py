@@ -23,8 +23,8 @@ from onnx.defs import OpSchema
 
 import onnx_ops
 from onnx_ops.examples import example_body, example_model
+from onnx_ops.graph.walk import subgraphs
 from onnx_ops.inspection import OpDescription, describe
-from onnx_ops.linking import subgraphs
 from onnx_ops.op import Op
 from onnx_ops.signature import FLOATS, defaults
 from scripts.markdown import table

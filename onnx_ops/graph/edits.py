@@ -1,0 +1,58 @@
+"""New names, and new nodes before those that are there."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import onnx
+
+from onnx_ops.graph.walk import Container, Place, containers
+
+
+class Names:
+    """The names of a model's values; makes new ones."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._taken: set[str] = set()
+        self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(2))
+        for container in containers(model):
+            for node in container.node:
+                self._taken.update(node.input, node.output)
+            if isinstance(container, onnx.GraphProto):
+                self._taken.update(v.name for v in (*container.input, *container.output, *container.initializer))
+                self._taken.update(sparse.values.name for sparse in container.sparse_initializer)
+            else:
+                self._taken.update((*container.input, *container.output))
+
+    def new(self, wish: str) -> str:
+        """A name that no value has; a number is added to the wish where that is taken."""
+        name = wish
+        while name in self._taken:
+            name = f"{wish}_{next(self._numbers[wish])}"
+        self._taken.add(name)
+        return name
+
+
+class Insertions:
+    """Nodes to put before others, all at once: each insertion by itself would move what comes after it."""
+
+    def __init__(self) -> None:
+        self._containers: dict[int, tuple[Container, dict[int, list[onnx.NodeProto]]]] = {}
+
+    def before(self, place: Place, node: onnx.NodeProto, made: Sequence[onnx.NodeProto]) -> None:
+        """Put nodes before one that stands in this place."""
+        _, wanted = self._containers.setdefault(id(place.container), (place.container, {}))
+        wanted.setdefault(id(node), []).extend(made)
+
+    def has(self, place: Place) -> bool:
+        """Whether nodes are to be put into this place."""
+        return id(place.container) in self._containers
+
+    def apply(self) -> None:
+        """Do it."""
+        for container, wanted in self._containers.values():
+            nodes = [n for node in container.node for n in (*wanted.get(id(node), ()), node)]
+            del container.node[:]
+            container.node.extend(nodes)

@@ -1,0 +1,87 @@
+"""Models read from files and bytes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.serialization import registry
+
+from onnx_ops.errors import LinkError
+
+DEEPEST = 100
+"""Brackets within brackets that a model in ONNX's text syntax may have. Its parser goes down without a limit, until the
+stack overflows; protobuf takes no more than a hundred messages within messages, and each pair of brackets is one."""
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """A model in the format that the file's ending stands for; external data stays external.
+
+    Raises:
+        OSError: a file that cannot be read.
+        LinkError: one that is no model.
+    """
+    content = path.read_bytes()
+    name = registry.get_format_from_file_extension(path.suffix) or "protobuf"
+    if name == "onnxtxt" and _depth(content) > DEEPEST:
+        raise LinkError(f"{path} is no ONNX model: brackets in it are nested more than {DEEPEST} deep")
+    return parse(content, name, str(path))
+
+
+def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.ModelProto:
+    """A model from the contents of a file in the format of this name; LinkError, in which `what` is no model."""
+    try:
+        with experimental_formats():
+            model = onnx.load_model_from_string(content, name)
+    except Exception as error:  # the parser of each format has exceptions of its own
+        raise LinkError(f"{what} is no ONNX model: {one_line(error)}") from error
+    check(model, what)
+    return model
+
+
+def check(model: onnx.ModelProto, what: str = "this") -> None:
+    """Refuse what is no model: one without a graph, or with a name that is no text.
+
+    Protobuf lets in names that are no UTF-8, as bytes, where nothing else expects them.
+    """
+    if not model.HasField("graph"):
+        raise LinkError(f"{what} is no ONNX model: there is no graph in it")
+    if (name := _no_text(model)) is not None:
+        raise LinkError(f"{what} is no proper ONNX model: there is a name in it that is no text, {name!r}")
+
+
+def experimental_formats() -> warnings.catch_warnings[None]:
+    """Formats are chosen by the names of files, so that a warning about them tells nothing new."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def one_line(error: Exception) -> str:
+    """The text of an exception."""
+    text = error.args[0] if error.args else error
+    return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
+
+
+def _depth(content: bytes) -> int:
+    """How deep brackets are nested in ONNX's text syntax."""
+    depth = deepest = 0
+    for match in re.finditer(rb'"(?:[^"\\]|\\.)*"|#[^\n]*|[\[({]|[\])}]', content, re.DOTALL):
+        depth += match[0] in b"[({" or -(match[0] in b"])}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _no_text(message: Any) -> Any:
+    """The first string in a message that is none, or None. Contents of tensors are no names."""
+    if isinstance(message, onnx.TensorProto):
+        return None if isinstance(message.name, str) else message.name
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        for item in value if field.is_repeated else [value]:
+            found = _no_text(item) if field.type == field.TYPE_MESSAGE else None if isinstance(item, str) else item
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,66 @@
+"""The types of a model's values, as far as shape inference can tell them."""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from onnx_ops.graph.walk import subgraphs
+from onnx_ops.signature import TensorType
+
+Types = ChainMap[str, onnx.TypeProto]
+"""The types of all values that a node can see; those of its own graph come first."""
+
+LARGE = 1024
+"""Elements above which an initializer cannot matter to shapes, so that it is left out when they are worked out."""
+
+
+def tensor_type(proto: onnx.TypeProto) -> TensorType:
+    """What a TypeProto tells of a tensor."""
+    tensor = proto.tensor_type
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
+    return TensorType(tensor.elem_type or None, shape)
+
+
+def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
+    """The nodes of the graph and of its subgraphs, with the types of all values they can see."""
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    pending: list[tuple[onnx.GraphProto, Types]] = [(graph, ChainMap())]
+    while pending:
+        graph, outer = pending.pop()
+        types = outer.new_child(_types(graph))
+        for node in graph.node:
+            yield node, types
+            pending.extend((subgraph, types) for subgraph in subgraphs(node))
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    types = {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        if info.type.WhichOneof("value"):
+            types[info.name] = info.type
+    return types
+
+
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model without the weight of its initializers."""
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = model.graph
+    for field, value in graph.ListFields():
+        if field.name != "initializer":
+            getattr(light.graph, field.name).extend(value) if field.is_repeated else setattr(
+                light.graph, field.name, value
+            )
+    for tensor in graph.initializer:
+        external = tensor.data_location == TensorProto.EXTERNAL
+        if external or math.prod(tensor.dims) > LARGE:
+            light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
+        else:
+            light.graph.initializer.append(tensor)
+    return light
