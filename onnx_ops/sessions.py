@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from onnx_ops.errors import KernelsUnavailable
 from onnx_ops.files import embed_external_data, external_size
 from onnx_ops.graph.walk import tensors
 from onnx_ops.linking import link
+from onnx_ops.origins import Origins
 from onnx_ops.runtime.process import STATE, aside
 
 MOST_BYTES = 2**31 - 1
@@ -111,24 +113,38 @@ class InferenceSession(ort.InferenceSession):
     ) -> None:
         options = _options(sess_options, stacklevel=3)
         linked = link(path_or_bytes)
-        rest = (options, providers, provider_options)
-        if not isinstance(path_or_bytes, str | os.PathLike) or not _is_external(linked):
-            super().__init__(linked.SerializeToString(), *rest, **kwargs)
-            return
-        # Where a model's external data lies is said in options. Those that the caller has given may be in use elsewhere
-        # at the same time, with or without this class, so that they are left as they are.
-        folder = Path(path_or_bytes).absolute().parent
-        if sess_options is None:
-            options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder))
-            super().__init__(linked.SerializeToString(), *rest, **kwargs)
-        elif linked.ByteSize() + external_size(linked, folder) <= MOST_BYTES:
-            embed_external_data(linked, folder)
-            super().__init__(linked.SerializeToString(), *rest, **kwargs)
-        else:
-            with tempfile.NamedTemporaryFile(prefix=".onnx_ops_", suffix=".onnx", dir=folder) as beside:
-                beside.write(linked.SerializeToString())
-                beside.flush()
-                super().__init__(beside.name, *rest, **kwargs)
+        with contextlib.ExitStack() as stack:
+            # Where a model's external data lies is said in options. Those that the caller has given may be in use
+            # elsewhere at the same time, with or without this class, so that they are left as they are.
+            model: str | bytes | None = None
+            if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
+                folder = Path(path_or_bytes).absolute().parent
+                if sess_options is None:
+                    options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder))
+                elif linked.ByteSize() + external_size(linked, folder) <= MOST_BYTES:
+                    embed_external_data(linked, folder)
+                else:
+                    model = stack.enter_context(_written_beside(linked, folder))
+            stack.enter_context(_naming(linked))
+            super().__init__(model or linked.SerializeToString(), options, providers, provider_options, **kwargs)
+
+
+@contextlib.contextmanager
+def _written_beside(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
+    """The path of a temporary file that holds the model, in the folder of its external data."""
+    with tempfile.NamedTemporaryFile(prefix=".onnx_ops_", suffix=".onnx", dir=folder) as file:
+        file.write(model.SerializeToString())
+        file.flush()
+        yield file.name
+
+
+def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
+    """While a session of a linked model is made: its kernels learn which nodes they are."""
+    try:
+        naming: contextlib.AbstractContextManager[None] = _host().naming(Origins(model))
+    except ImportError:
+        return contextlib.nullcontext()
+    return naming
 
 
 def _is_external(model: onnx.ModelProto) -> bool:

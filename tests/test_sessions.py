@@ -466,3 +466,81 @@ def test_names_of_dimensions_reach_the_outputs_of_the_session(op_type: str, like
     proto = _followed_by_shape(op_type, lambda name: DECLARED["own-names"](op_type, name))
     session = onnx_ops.InferenceSession(proto)
     assert session.get_outputs()[0].shape == DECLARED["own-names"](op_type, like)
+
+
+# --- which node a refusal names --------------------------------------------------------------------------------------
+
+NODES = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "me" : 1]>
+graph (float[R,3] a, float[R,3] b, float[R,3] c, float[R,3] c2, float[R,3] d, float[R,3] e, float[R,3] f, float[R,3] x,
+       bool cond) => (float[R,3] oa, float[R,3] ob, float[R,3] oc, float[R,3] oc2, float[R,3] od, float[R,3] oef) {
+    [named] oa = aclnn.HardshrinkBackward (a, x)
+    ob = aclnn.HardshrinkBackward (b, x)
+    oc = me.inner (c, x)
+    oc2 = me.inner (c2, x)
+    [call] od = me.outer (d, x)
+    [choose] oef = If (cond) <
+        then_branch = then_part () => (float[R,3] oe) { oe = aclnn.HardshrinkBackward (e, x) },
+        else_branch = else_part () => (float[R,3] of) { [other] of = aclnn.HardshrinkBackward (f, x) }>
+}
+<domain: "me", opset_import: ["": 21, "aclnn": 1]> inner (p, q) => (r) {
+    v = Neg (q)
+    [within] u = aclnn.HardshrinkBackward (p, v)
+    r = Neg (u)
+}
+<domain: "me", opset_import: ["me": 1]> outer (p, q) => (r) { r = me.last (p, q) }
+<domain: "me", opset_import: ["aclnn": 1]> last (p, q) => (r) { r = aclnn.HardshrinkBackward (p, q) }"""
+WORDS = {
+    "a": "node 'named'",
+    "b": "node with output 'ob'",
+    "c": "node 'within' in function me.inner",
+    "c2": "node 'within' in function me.inner",
+    "d": "node with output 'r' in function me.last",
+    "e": "node with output 'oe' in graph / If choose / then_part",
+    "f": "node 'other' in graph / If choose / else_part",
+}
+
+
+@pytest.fixture(scope="module")
+def session_of_nodes() -> ort.InferenceSession:
+    return onnx_ops.InferenceSession(parser.parse_model(NODES), silent())
+
+
+def silent() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def wrong_feeds(wrong: str) -> dict[str, np.ndarray]:
+    right = dict.fromkeys([*WORDS, "x"], np.ones((2, 3), np.float32))
+    return right | {wrong: np.ones((3, 3), np.float32), "cond": np.array(wrong == "e")}
+
+
+@pytest.mark.parametrize("wrong", WORDS)
+def test_refused_run_names_the_node(session_of_nodes: ort.InferenceSession, wrong: str) -> None:
+    with pytest.raises(Exception, match=re.escape(f"; {WORDS[wrong]} (ACLNN_ERR_PARAM_INVALID, 161002)")):
+        session_of_nodes.run(None, wrong_feeds(wrong))
+
+
+def test_refused_run_of_a_plain_session_names_the_output() -> None:
+    """onnxruntime tells kernels no more than that."""
+    linked = onnx_ops.link(parser.parse_model(NODES)).SerializeToString()
+    session = ort.InferenceSession(linked, onnx_ops.session_options(silent()))
+    with pytest.raises(Exception, match=re.escape("; node with output 'oa' (ACLNN_ERR_PARAM_INVALID")):
+        session.run(None, wrong_feeds("a"))
+
+
+def test_refused_session_names_the_node() -> None:
+    """Shapes that only onnxruntime can tell, behind an operator of its own."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "com.microsoft" : 1]>
+    graph (float[2,3] g, float[3,3] x) => (float[S,3] o) {
+        y = com.microsoft.FastGelu (x)
+        [here] o = aclnn.HardshrinkBackward (g, y)
+    }"""
+    with pytest.raises(Exception, match=r"HardshrinkBackward: .*; node 'here' \(ACLNN_ERR_PARAM_INVALID"):
+        onnx_ops.InferenceSession(parser.parse_model(text), silent())
+
+
+def test_naming_ends_with_the_making_of_the_session(session_of_nodes: ort.InferenceSession) -> None:
+    del session_of_nodes
+    assert STATE.settled["naming"] == {}

@@ -45,10 +45,10 @@ def check_calls(model: onnx.ModelProto) -> None:
                     f"{place.words(node) or 'a node'} calls function {function_text(*called_key(node))} with"
                     f" {len(given)} {kind}, expected at most {len(known)}: {', '.join(known)}"
                 )
-    _callees_first(functions)
+    callees_first(functions)
 
 
-def _callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
+def callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
     """The functions, each after those that it calls; LinkError for functions that call each other in a circle."""
 
     def calls(key: Key) -> Iterator[Key]:
@@ -92,7 +92,7 @@ def inlined_counts(model: onnx.ModelProto, kinds: Sequence[Callable[[onnx.NodePr
             counts = [count + more for count, more in zip(counts, of_node, strict=True)]
         return counts
 
-    for key in _callees_first(functions):
+    for key in callees_first(functions):
         totals[key] = total(functions[key])
     return total(model.graph)
 
