@@ -292,8 +292,16 @@ def ctc_log_alpha(log_probs: Array, labels: Array) -> Array:
     return log_alpha
 
 
+def _log_times(a: Array, b: Array) -> Array:
+    """The logarithm of a product of probabilities, of which a 0 is stronger than infinity and NaN."""
+    return np.where((a == NEG_INF) | (b == NEG_INF), NEG_INF, a + b)
+
+
 def ctc_log_beta(log_probs: Array, labels: Array) -> Array:
-    """Backward variables (Tn, L) of one sample, log_probs at t included; Graves et al. 2006, eq. 9-11."""
+    """Backward variables (Tn, L) of one sample, log_probs at t included; Graves et al. 2006, eq. 9-11.
+
+    -inf in a state that cannot reach the end, or only by steps of probability 0, whatever other log_probs hold.
+    """
     emit = log_probs[:, labels]  # (Tn, L)
     may_skip = np.zeros(len(labels), bool)
     may_skip[:-2] = labels[:-2] != labels[2:]
@@ -302,7 +310,7 @@ def ctc_log_beta(log_probs: Array, labels: Array) -> Array:
     for t in range(len(emit) - 2, -1, -1):
         after = log_beta[t + 1]
         skip = np.where(may_skip, _shifted(after, -2), NEG_INF)
-        log_beta[t] = emit[t] + np.logaddexp(np.logaddexp(after, _shifted(after, -1)), skip)
+        log_beta[t] = _log_times(emit[t], np.logaddexp(np.logaddexp(after, _shifted(after, -1)), skip))
     return log_beta
 
 
@@ -356,27 +364,118 @@ def ctc_loss_backward(
 
     grad_out[n] * (exp(log_probs) - exp(logsum_{s: l'_s = c}(log_alpha + log_beta) + neg_log_likelihood - log_probs)),
     the first exp left out unless through_log_softmax. log_alpha (N, T, >= A) and neg_log_likelihood are used as given.
-    A class no reachable state carries contributes 0 to the second term. 0 for t >= input_length. A loss of +inf gives
-    NaN for t < input_length, or 0 with zero_infinity.
+    A state has a term unless its log_alpha or its log_beta is -inf; a class without terms contributes 0 to the second
+    exp. 0 for t >= input_length. A loss of +inf gives NaN for t < input_length, or 0 with zero_infinity; NaN gives NaN.
     """
-    grad_out, log_probs = _real(grad_out, dtype), _real(log_probs, dtype)
-    neg_log_likelihood, log_alpha = _real(neg_log_likelihood, dtype), _real(log_alpha, dtype)
-    classes = log_probs.shape[2]
-    out = np.zeros_like(log_probs)
+    loss = _real(neg_log_likelihood, dtype)
+    first, posterior = _ctc_terms(log_probs, targets, input_lengths, target_lengths, loss, log_alpha, blank, dtype)
+    with np.errstate(all="ignore"):
+        out = _real(grad_out, dtype)[:, None] * ((first if through_log_softmax else 0) - posterior)
+    lost = np.where((loss == math.inf) & bool(zero_infinity), 0, math.nan)[:, None]
+    out = np.where((loss < math.inf)[:, None], out, lost)
+    return np.where(_inside(out, input_lengths), out, 0)
+
+
+def ctc_loss_backward_largest_term(
+    grad_out: ArrayLike,
+    log_probs: ArrayLike,
+    targets: ArrayLike,
+    input_lengths: ArrayLike,
+    target_lengths: ArrayLike,
+    neg_log_likelihood: ArrayLike,
+    log_alpha: ArrayLike,
+    blank: int = 0,
+    zero_infinity: int = 0,
+    through_log_softmax: int = 1,
+    *,
+    dtype: Reals = np.float64,
+) -> Array:
+    """The larger of the two terms of the difference of `ctc_loss_backward`, times |grad_out| (T, N, C)."""
+    del zero_infinity
+    loss = _real(neg_log_likelihood, dtype)
+    first, posterior = _ctc_terms(log_probs, targets, input_lengths, target_lengths, loss, log_alpha, blank, dtype)
+    with np.errstate(all="ignore"):
+        return np.abs(_real(grad_out, dtype))[:, None] * np.maximum(first if through_log_softmax else 0, posterior)
+
+
+def _ctc_terms(
+    log_probs: ArrayLike,
+    targets: ArrayLike,
+    input_lengths: ArrayLike,
+    target_lengths: ArrayLike,
+    loss: Array,
+    log_alpha: ArrayLike,
+    blank: int,
+    dtype: Reals,
+) -> tuple[Array, Array]:
+    """exp(log_probs), and what `ctc_loss_backward` subtracts from it, 0 for t >= input_length (both T, N, C)."""
+    log_probs, log_alpha = _real(log_probs, dtype), _real(log_alpha, dtype)
+    posterior = np.zeros_like(log_probs)
     with np.errstate(all="ignore"):
         for n, sample in enumerate(ctc_targets(targets, target_lengths)):
             length, labels = int(np.asarray(input_lengths)[n]), ctc_extended_labels(sample, blank)
-            if neg_log_likelihood[n] == math.inf:
-                out[:length, n] = 0 if zero_infinity else math.nan
-                continue
             log_beta = ctc_log_beta(log_probs[:length, n], labels)  # (Tn, L)
             for t in range(length):
-                paths = np.full(classes, NEG_INF, dtype)  # eq. 15, summed over the states of each class
-                np.logaddexp.at(paths, labels, log_alpha[n, t, : len(labels)] + log_beta[t])
-                posterior = np.exp(paths + neg_log_likelihood[n] - log_probs[t, n])
-                posterior = np.where(paths == NEG_INF, 0, posterior)
-                first = np.exp(log_probs[t, n]) if through_log_softmax else 0
-                out[t, n] = grad_out[n] * (first - posterior)
+                paths = np.full(log_probs.shape[2], NEG_INF, dtype)  # eq. 15, summed over the states of each class
+                np.logaddexp.at(paths, labels, _log_times(log_alpha[n, t, : len(labels)], log_beta[t]))
+                found = np.exp(paths + loss[n] - log_probs[t, n])
+                posterior[t, n] = np.where(paths == NEG_INF, 0, found)
+        return np.exp(log_probs), posterior
+
+
+def _inside(result: Array, input_lengths: ArrayLike) -> Array:
+    """Which time steps of a result (T, N, C) its samples have (T, N, 1)."""
+    return (np.arange(len(result))[:, None] < np.asarray(input_lengths).astype(np.int64))[:, :, None]
+
+
+def ctc_state_paths(labels: Array, state: int, steps: int) -> Iterator[tuple[int, ...]]:
+    """Every way to be in `state` and, `steps` - 1 steps later, in one of the last two states of l' (L,)."""
+    if steps == 1:
+        if state >= len(labels) - 2:
+            yield (state,)
+        return
+    for by in range(3):
+        onto = state + by
+        if onto < len(labels) and not (by == 2 and labels[state] == labels[onto]):
+            yield from ((state, *rest) for rest in ctc_state_paths(labels, onto, steps - 1))
+
+
+def ctc_brute_force_loss_backward(
+    grad_out: ArrayLike,
+    log_probs: ArrayLike,
+    targets: ArrayLike,
+    input_lengths: ArrayLike,
+    target_lengths: ArrayLike,
+    neg_log_likelihood: ArrayLike,
+    log_alpha: ArrayLike,
+    blank: int = 0,
+    zero_infinity: int = 0,
+    through_log_softmax: int = 1,
+) -> Array:
+    """`ctc_loss_backward` (T, N, C) from `ctc_state_paths`: any log_alpha, number by number. Tiny sizes only.
+
+    beta[t, s] is the sum over all paths from s at t to the end that no step makes impossible; a state has a term if
+    there is such a path and its log_alpha is not -inf.
+    """
+    grad, lp, loss, alpha = (_real(a, np.float64) for a in (grad_out, log_probs, neg_log_likelihood, log_alpha))
+    out = np.zeros_like(lp)
+    with np.errstate(all="ignore"):
+        for n, sample in enumerate(ctc_targets(targets, target_lengths)):
+            length, labels = int(np.asarray(input_lengths)[n]), ctc_extended_labels(sample, blank)
+            for t, c in np.ndindex(length, lp.shape[2]):
+                terms = []
+                for s in np.flatnonzero(labels == c):
+                    paths = ctc_state_paths(labels, int(s), length - t)
+                    steps = [lp[np.arange(t, length), n, labels[list(path)]] for path in paths]
+                    possible = [row.sum() for row in steps if NEG_INF not in row]
+                    if possible and alpha[n, t, s] != NEG_INF:
+                        terms.append(alpha[n, t, s] + np.logaddexp.reduce(possible))
+                posterior = np.exp(np.logaddexp.reduce(terms) + loss[n] - lp[t, n, c]) if terms else 0.0
+                out[t, n, c] = grad[n] * ((np.exp(lp[t, n, c]) if through_log_softmax else 0.0) - posterior)
+            if np.isnan(loss[n]):
+                out[:length, n] = math.nan
+            elif loss[n] == math.inf:
+                out[:length, n] = 0.0 if zero_infinity else math.nan
     return out
 
 
@@ -444,8 +543,7 @@ def ctc_brute_force_gradient(
         impossible = np.zeros(len(lengths), bool)
     first = np.exp(log_probs) if through_log_softmax else np.zeros_like(log_probs)
     out = _real(grad_out, np.float64)[:, None] * (first - posteriors)
-    inside = np.arange(len(log_probs))[:, None] < lengths  # (T, N)
-    return np.where((inside & ~impossible)[:, :, None], out, 0)
+    return np.where(_inside(out, lengths) & ~impossible[:, None], out, 0)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -389,6 +390,206 @@ def test_one_unlikely_step(engine: Engine) -> None:
     log_probs[15, 0] -= 1000
     log_probs[:, 1, 1:] -= np.array([0.0, 500.0, 1000.0])
     check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), limit=1e-11)
+
+
+# --- tables that no forward pass made --------------------------------------------------------------------------------
+
+
+def halves() -> list[Array]:
+    """T = 2, target 1, probabilities 1/2, loss 0, and exp(log_alpha) 1, 2, 4 at the first step, 8, 1, 2 at the second.
+
+    exp(log_beta) is 1/4, 1/2, 1/4 and then 0, 1/2, 1/2. No path can have reached the state 2 by the first step.
+    """
+    inputs = make([[1]], [2], 2, log_probs=np.full((2, 1, 2), math.log(0.5)), grad=np.ones(1))
+    return [*inputs[:5], np.zeros(1), np.log([[[1.0, 2.0, 4.0], [8.0, 1.0, 2.0]]])]
+
+
+# (input, index, value, minus the second terms: blank and label at the first step, blank and label at the second)
+PLACES: list[tuple[str, tuple[int, ...], float, list[float]]] = [
+    ("log_alpha", (0, 0, 2), math.log(4.0), [2.5, 2.0, 2.0, 1.0]),  # as it is
+    ("log_alpha", (0, 0, 2), -INF, [0.5, 2.0, 2.0, 1.0]),
+    ("log_alpha", (0, 0, 2), INF, [INF, 2.0, 2.0, 1.0]),
+    ("log_alpha", (0, 0, 2), NAN, [NAN, 2.0, 2.0, 1.0]),
+    ("log_alpha", (0, 0, 1), -INF, [2.5, 0.0, 2.0, 1.0]),
+    ("log_alpha", (0, 0, 0), NAN, [NAN, 2.0, 2.0, 1.0]),
+    # The state 0 at the last step is not one of the two that end the target.
+    ("log_alpha", (0, 1, 0), INF, [2.5, 2.0, 2.0, 1.0]),
+    ("log_alpha", (0, 1, 0), NAN, [2.5, 2.0, 2.0, 1.0]),
+    ("log_alpha", (0, 1, 1), NAN, [2.5, 2.0, 2.0, NAN]),
+    # Without the label at the second step nothing leads from the state 0 to the end, and half as much from the state 1.
+    ("log_probs", (1, 0, 1), -INF, [2.0, 1.0, 2.0, 0.0]),
+    ("log_probs", (1, 0, 1), INF, [INF, INF, 2.0, NAN]),
+    ("log_probs", (1, 0, 1), NAN, [NAN, NAN, 2.0, NAN]),
+    ("log_probs", (0, 0, 1), NAN, [2.5, NAN, 2.0, 1.0]),
+    ("log_probs", (0, 0, 0), INF, [NAN, 2.0, 2.0, 1.0]),
+    ("neg_log_likelihood", (0,), math.log(2.0), [5.0, 4.0, 4.0, 2.0]),
+    ("neg_log_likelihood", (0,), -INF, [0.0] * 4),
+    ("neg_log_likelihood", (0,), NAN, [NAN] * 4),
+]
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize(
+    ("name", "index", "value", "terms"), PLACES, ids=[f"{p[0]}{list(p[1])}={p[2]:.2}" for p in PLACES]
+)
+def test_special_values_by_hand(
+    engine: Engine, name: str, index: tuple[int, ...], value: float, terms: list[float]
+) -> None:
+    inputs = halves()
+    inputs[{"log_probs": 1, "neg_log_likelihood": 5, "log_alpha": 6}[name]][index] = value
+    expected = -np.array(terms).reshape(2, 1, 2)
+    for zero_infinity in (0, 1):
+        actual = engine(OP, inputs, {"through_log_softmax": 0, "zero_infinity": zero_infinity})
+        np.testing.assert_allclose(actual, expected, rtol=1e-14)
+    direct = np.exp(inputs[1])
+    np.testing.assert_allclose(engine(OP, inputs), direct + expected, rtol=1e-14)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("value", [INF, NAN])
+def test_special_values_in_a_class_without_states(engine: Engine, value: float) -> None:
+    """log_probs of a class that is not in the target counts in the first term alone."""
+    inputs = make([[1]], [3], 3, grad=np.ones(1))
+    expected = engine(OP, inputs, {"through_log_softmax": 0})
+    inputs[1][1, 0, 2] = value
+    engines.assert_same_bits(engine(OP, inputs, {"through_log_softmax": 0}), expected)
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(engine(OP, inputs)[1, 0, 2], value)
+
+
+@engines.on_every_engine
+def test_nan_in_a_state_without_time_to_reach_the_end(engine: Engine) -> None:
+    """It shows where it stands, in the first term, and not at earlier steps: no path goes through it."""
+    inputs = make([[1, 2]], [3], 3, grad=np.ones(1))
+    expected = engine(OP, inputs)
+    inputs[1][2, 0, 1] = NAN
+    expected[2, 0, 1] = NAN
+    engines.assert_same_bits(engine(OP, inputs), expected)
+
+
+@engines.on_every_engine
+def test_bottleneck_that_log_alpha_does_not_know_of(engine: Engine) -> None:
+    """A step of e**-800, which no float64 holds, and before it log_alpha of 810 where a forward pass has far less."""
+    inputs = make([[1]], [24], 3, log_probs=np.zeros((24, 1, 3)), grad=np.ones(1))
+    inputs[1][20] = -800.0
+    inputs[5][:] = 0.0
+    inputs[6][0, :10] = np.where(inputs[6][0, :10] == -INF, -INF, 810.0)
+    inputs[6][0, 10:] = 0.0
+    check_table(engine, inputs, {"through_log_softmax": 0})
+
+
+SPECIAL = np.array([NAN, INF, -INF])
+
+
+def sprinkle(random: np.random.Generator, array: Array, share: float) -> Array:
+    """A share of the numbers replaced by NaN and infinities."""
+    return np.where(random.random(array.shape) < share, random.choice(SPECIAL, array.shape), array)
+
+
+def table(
+    seed: int,
+    dtypes: tuple[np.dtype, ...] = (FLOAT64, FLOAT64, FLOAT64),
+    *,
+    share: float = 0.0,
+    reached: bool = False,
+    most_steps: int = 9,
+    most_labels: int = 4,
+) -> tuple[list[Array], dict[str, int]]:
+    """Random numbers for log_alpha, losses and log_probs, with lengths of 0, repeated labels and labels like the blank.
+
+    dtypes: of log_probs, neg_log_likelihood and log_alpha. share: how much of the floating inputs is NaN or infinite.
+    reached: -inf in the states that no path can have reached. The lowest bits of the seed choose the settings.
+    """
+    random = cases.rng("table", seed, share, reached)
+    flat, through_log_softmax, zero_infinity, blank = ((seed >> bit) & 1 for bit in range(4))
+    steps, batch, classes = int(random.integers(1, most_steps + 1)), int(random.integers(1, 5)), 4
+    # The number of different labels is small, so that many are repeated.
+    samples = [random.integers(0, 4, random.integers(0, most_labels + 1)).tolist() for _ in range(batch)]
+    target_lengths = np.array([len(sample) for sample in samples], np.int64)
+    input_lengths = random.integers(0, steps + 1, batch)
+    input_lengths[random.random(batch) < 0.5] = steps
+    states = 2 * int(target_lengths.max()) + 1 + int(random.integers(0, 3))
+
+    def numbers(*shape: int) -> Array:
+        if random.random() < 0.5:
+            return random.normal(scale=random.choice([1.0, 5.0]), size=shape)
+        return random.uniform(-3.0, 3.0, shape)
+
+    log_probs, log_alpha = numbers(steps, batch, classes), numbers(batch, steps, states)
+    if random.random() < 0.5:
+        log_probs = log_softmax(log_probs)
+    if reached:
+        log_alpha[:, np.arange(states) > 2 * np.arange(steps)[:, None] + 1] = -INF
+    floats = [sprinkle(random, a, share) for a in (numbers(batch), log_probs, numbers(batch), log_alpha)]
+    grad, log_probs, loss, log_alpha = (
+        a.astype(kind) for a, kind in zip(floats, (dtypes[0], *dtypes), strict=True)
+    )  # fmt: skip
+    targets = np.array([label for sample in samples for label in sample], np.int64) if flat else padded(samples)
+    inputs = [grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha]
+    return inputs, {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
+
+
+def judges_of(inputs: Sequence[Array], settings: dict[str, int]) -> tuple[Array, Array]:
+    """The result, and the size of its larger term."""
+    oracle, largest_term = oracles.ctc_loss_backward, oracles.ctc_loss_backward_largest_term
+    result = oracle(*inputs, **settings, dtype=np.longdouble)  # type: ignore[arg-type]
+    return result, largest_term(*inputs, **settings, dtype=np.longdouble)  # type: ignore[arg-type]
+
+
+@functools.cache
+def judged_table(
+    seed: int, dtypes: tuple[np.dtype, ...], share: float, reached: bool
+) -> tuple[list[Array], dict[str, int], tuple[Array, Array]]:
+    inputs, settings = table(seed, dtypes, share=share, reached=reached)
+    return inputs, settings, judges_of(inputs, settings)
+
+
+def check_table(
+    engine: Engine, inputs: Sequence[Array], settings: dict[str, int], judges: tuple[Array, Array] | None = None
+) -> Array:
+    """NaN and infinities exactly; numbers within 1e-12 of the larger term, and one rounding to the result's dtype.
+
+    Posteriors of such tables are anything from 0 to infinity, so there is no absolute tolerance. judges: what
+    `judges_of` gives.
+    """
+    actual = engine(OP, inputs, settings)
+    expected, largest = judges or judges_of(inputs, settings)
+    error = oracles.ulp_error(actual, expected, largest)
+    limit = engines.SUM_ULPS if actual.dtype == FLOAT64 else 0.51
+    worst = np.unravel_index(int(error.argmax()), error.shape) if error.size else ()
+    assert error.max(initial=0.0) <= limit, f"{actual[worst]!r} at {worst}, expected {expected[worst]!r}"
+    return actual
+
+
+TABLE_DTYPES = [(FLOAT16, FLOAT32, FLOAT64), (BFLOAT16,) * 3, (FLOAT32,) * 3, (FLOAT64,) * 3]
+TABLES = [(share, reached) for share in (0.0, 0.02, 0.3) for reached in (False, True)]
+
+
+@pytest.mark.parametrize(("share", "reached"), TABLES, ids=lambda value: str(value))
+def test_oracles_agree_on_tables(share: float, reached: bool) -> None:
+    """Recursions over time, and sums over all paths one by one, come to the same."""
+    for seed in range(100):
+        inputs, settings = table(seed, share=share, reached=reached, most_steps=5, most_labels=3)
+        actual = oracles.ctc_loss_backward(*inputs, **settings)
+        expected = oracles.ctc_brute_force_loss_backward(*inputs, **settings)
+        largest = oracles.ctc_loss_backward_largest_term(*inputs, **settings)
+        assert oracles.ulp_error(actual, expected, largest).max() <= engines.SUM_ULPS, seed
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("dtypes", TABLE_DTYPES, ids=lambda dtypes: "-".join(kind.name for kind in dtypes))
+@pytest.mark.parametrize(("share", "reached"), TABLES, ids=lambda value: str(value))
+def test_tables(engine: Engine, dtypes: tuple[np.dtype, ...], share: float, reached: bool) -> None:
+    for seed in range(16):
+        check_table(engine, *judged_table(seed, dtypes, share, reached))
+
+
+@pytest.mark.parametrize(("share", "reached"), TABLES, ids=lambda value: str(value))
+def test_large_tables(share: float, reached: bool) -> None:
+    """More states than a vector has room for."""
+    for seed in range(16):
+        settings = {"share": share / 10, "reached": reached, "most_steps": 60, "most_labels": 40}
+        check_table(KERNEL, *table(seed, (FLOAT64, FLOAT64, FLOAT64), **settings))
 
 
 # --- values that a standard graph cannot refuse ---------------------------------------------------------------------

@@ -65,14 +65,22 @@ Dtypes: grad_out, log_probs and out one of float16, bfloat16, float, double; neg
 or a wider one; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
 computed in double and rounded once.
 
-Edge rules: out is 0 for t >= Tn. A class that no reachable state carries has no second term, also where its log_probs
-is -inf. A sample whose neg_log_likelihood is +inf gets NaN, or zeros if zero_infinity is 1. log_alpha and
-neg_log_likelihood are taken as they are. Entries of padded targets beyond the target length are ignored. A blank or a
-target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+Edge rules: out is 0 for t >= Tn. log_alpha and neg_log_likelihood are taken as they are, also where no forward pass
+could have made them. Entries of padded targets beyond the target length are ignored. A blank or a target outside
+[0, C), a target that is no whole number, and lengths that do not fit are errors.
+
+Special values: a probability of 0 counts as 0 whatever it is multiplied by. A logarithm of -inf makes log_beta[t, s]
+-inf, and with log_alpha or log_beta at -inf a state has no term in occupied, even if NaN or +inf is added to it. All
+other states have one, whether or not a path could have reached them from the start. A class without a term has no
+second term in out, so a class whose log_probs is -inf has gradient 0. Otherwise NaN and infinities give what the
+formula gives. NaN in log_alpha shows in the class of its state, NaN in log_probs also at earlier steps in the states
+that lead to it; +inf there gives -inf * grad_out, but NaN at the step of a log_probs of +inf. A neg_log_likelihood of
+NaN gives NaN to all classes for t < Tn; +inf does so too, or gives zeros if zero_infinity is 1; with -inf there is no
+second term unless occupied is +inf or NaN.
 
 Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN, or zeros where
-it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. Other samples are
-as ever. Of shapes that are known only at run time those of the inputs (N) alone are checked.
+it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. The gradients of
+all other samples are right. Of shapes that are known only at run time those of the inputs (N) alone are checked.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_out", "T", "Gradient with respect to each sample's loss, (N)."),
@@ -133,8 +141,8 @@ def reference(
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         for n, (steps, length) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
             loss = np.float64(neg_log_likelihood[n])
-            if loss == np.inf:
-                out[:steps, n] = 0 if zero_infinity else np.nan
+            if not loss < np.inf:
+                out[:steps, n] = 0 if loss == np.inf and zero_infinity else np.nan
                 continue
             labels = targets[n, :length] if targets.ndim == 2 else targets[offsets[n] : offsets[n + 1]]
             extended = np.full(2 * length + 1, blank, np.int64)
@@ -148,14 +156,19 @@ def reference(
                 else:
                     two_on = np.where(skips, log_beta[2:], -np.inf)
                     log_beta[:-2] = np.logaddexp(np.logaddexp(log_beta[:-2], log_beta[1:-1]), two_on)
-                log_beta[:-2] += lp[t, n, extended]
-                paths = log_alpha[n, t, : extended.size].astype(np.float64) + log_beta[:-2]
+                log_beta[:-2] = _log_product(log_beta[:-2], lp[t, n, extended])
+                paths = _log_product(log_alpha[n, t, : extended.size].astype(np.float64), log_beta[:-2])
                 occupied = np.full(lp.shape[2], -np.inf)
                 np.logaddexp.at(occupied, extended, paths)
                 expected = np.where(occupied == -np.inf, 0, np.exp(occupied + loss - lp[t, n]))
                 direct = np.exp(lp[t, n]) if through_log_softmax else 0
                 out[t, n] = np.float64(grad_out[n]) * (direct - expected)
     return rounded(out, log_probs.dtype, dtype)
+
+
+def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """log(exp(a) * exp(b)), where 0 times anything is 0."""
+    return np.where((a == -np.inf) | (b == -np.inf), -np.inf, a + b)
 
 
 # --- the kernel: one task per sample --------------------------------------------------------------------------------
@@ -284,16 +297,17 @@ def task(job_address: int, n: int) -> None:
     outs = job.output + n * classes * item_size(out_type)
     blank, through = kernel.integer[BLANK], kernel.integer[THROUGH_LOG_SOFTMAX]
 
-    lost = loss == np.inf
+    settled = not loss < np.inf  # by a loss of +inf or NaN alone
+    zeros = not settled or (loss == np.inf and kernel.integer[ZERO_INFINITY] != 0)
     for c in range(classes):
-        result[c] = np.nan if lost and not kernel.integer[ZERO_INFINITY] else 0.0
+        result[c] = 0.0 if zeros else np.nan
     for t in range(steps):
         if t == used:
             for c in range(classes):
                 result[c] = 0.0
-        if lost or t >= used:
+        if settled or t >= used:
             store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
-    in_range = not lost
+    in_range = not settled
     for k in range(wide):
         blanks[k] = 0.0
         labelled[k] = 0.0
@@ -318,7 +332,7 @@ def task(job_address: int, n: int) -> None:
             result[c] = grad * ((probabilities[c] if through else 0.0) - expected)
         store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
         t -= 1
-    if not in_range and not lost:
+    if not in_range and not settled:
         # Beta in log space, over the states as they are interleaved; `sums` and what follows are free for it.
         beta = array_at(memory, 2 * length + 3, np.float64)
         for s in range(2 * length + 3):
@@ -372,9 +386,15 @@ def scaled_step(
 
     beta[t, s] is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times a power of 2**64 that keeps the numbers
     near 1; offset + offset_lost is what takes it back, plus the loss. The answer is how the power changes, or LOST
-    where float64 may not have held all of beta. States that no path can have reached by t, or that none can leave for
-    the end in time, are not worked on.
+    where this cannot give the result: float64 may not have held all of beta, there is NaN or +inf, or log_alpha is
+    above -inf in a state that no path can have reached by t. Beta of those is not worked out, nor that of states that
+    none can leave for the end in time.
     """
+    unreached = 0
+    for s in range(2 * t + 2, 2 * length + 1):
+        unreached += 0 if alpha[s] == -np.inf else 1
+    if unreached > 0:
+        return LOST
     rest = used - t
     blank_low, blank_high = max(0, length - rest + 1), min(length, t)
     label_low, label_high = max(0, length - rest), min(length - 1, t)
@@ -424,15 +444,15 @@ def scaled_step(
         return LOST
     if fair > 0 and large == 0:
         return 0
-    factor = SMALL if large > 0 else LARGE
+    factor, total = SMALL if large > 0 else LARGE, 0.0
     for k in range(blank_low, blank_high + 1):
         blanks[k] *= factor
-        if not blanks[k] < np.inf:
-            return LOST
+        total += blanks[k]
     for k in range(label_low, label_high + 1):
         labelled[k] *= factor
-        if not labelled[k] < np.inf:
-            return LOST
+        total += labelled[k]
+    if not 0.0 < total < np.inf:
+        return LOST
     return -1 if large > 0 else 1
 
 
@@ -440,9 +460,15 @@ def scaled_step(
 def log_sum(a: float, b: float) -> float:
     """log(exp(a) + exp(b))."""
     high, low = (a, b) if a > b else (b, a)
-    if low == -np.inf or high == np.inf:
+    if np.isinf(low):
         return high
     return high + np.log1p(np.exp(low - high))
+
+
+@helper
+def log_product(a: float, b: float) -> float:
+    """log(exp(a) * exp(b)), where 0 times anything is 0."""
+    return -np.inf if a == -np.inf or b == -np.inf else a + b
 
 
 @helper
@@ -461,8 +487,8 @@ def log_step(
             beta[s] = log_sum(beta[s], beta[s + 1])
             if s % 2 and skips[s // 2] > 0:
                 beta[s] = log_sum(beta[s], beta[s + 2])
-        beta[s] += row[label]
-        result[label] = log_sum(result[label], alpha[s] + beta[s])
+        beta[s] = log_product(beta[s], row[label])
+        result[label] = log_sum(result[label], log_product(alpha[s], beta[s]))
 
 
 def body(b: Body) -> None:
@@ -475,6 +501,8 @@ def body(b: Body) -> None:
     b.emit(f"alpha = Transpose <perm = [1, 0, 2]> ({b.load('log_alpha')})")  # (T, N, A)
     impossible, nothing = b.constant("impossible", -np.inf), b.constant("nothing", 0.0)
     unknown = b.constant("unknown", np.nan)
+    b.constant("lowest", float(np.finfo(np.float64).min))  # -inf - -inf is NaN, -inf - lowest is -inf
+    b.constant("largest", float(np.finfo(np.float64).max))
     for name, value in (("zero", 0), ("one", 1), ("two", 2), ("minus_one", -1)):
         b.emit(f"{name} = Constant <value_int = {value}> ()")
     _integers(b, "zero_1d", 0)
@@ -565,37 +593,38 @@ def body(b: Body) -> None:
                 next = Slice (later_longer, one_1d, all, one_1d)
                 after_next = Slice (later_longer, two_1d, end, one_1d)
                 skipped = Where (skip, after_next, impossible)
-                two_highest = Max (later, next)
-                highest = Max (two_highest, skipped)
-                none = Equal (highest, impossible)
-                level = Where (none, nothing, highest)
+                highest = Max (later, next, skipped)
+                level = Clip (highest, lowest, largest)
                 later_low = Sub (later, level)
                 next_low = Sub (next, level)
                 skipped_low = Sub (skipped, level)
                 later_part = Exp (later_low)
                 next_part = Exp (next_low)
                 skipped_part = Exp (skipped_low)
-                two_parts = Add (later_part, next_part)
-                parts = Add (two_parts, skipped_part)
+                parts = Sum (later_part, next_part, skipped_part)
                 parts_log = Log (parts)
                 summed = Add (parts_log, level)
                 is_final = Equal (now, final_step)
                 paths = Where (is_final, last, summed)
-                beta_now = Add (paths, emitted_now)
+                product = Add (paths, emitted_now)
+                no_path = Equal (paths, impossible)
+                not_emitted = Equal (emitted_now, impossible)
+                is_impossible = Or (no_path, not_emitted)
+                beta_now = Where (is_impossible, impossible, product)
                 beta_out = Identity (beta_now)
             }> (start, time_back)""")
     b.emit("beta = Gather (beta_back, order)")
 
     # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
     b.emit("paths_through = Add (alpha, beta)")
-    b.emit("unreachable_path = Equal (paths_through, impossible)")
-    b.emit("no_state = Not (exists)")
-    b.emit("unreachable = Or (unreachable_path, no_state)")
+    b.emit("not_reached = Equal (alpha, impossible)")
+    b.emit("not_left = Equal (beta, impossible)")  # nor is a state that does not exist
+    b.emit("no_term = Or (not_reached, not_left)")
     b.emit(f"loss_column = Reshape <allowzero = 1> ({nll}, column)")
     b.emit("relative = Add (paths_through, loss_column)")
     b.emit("exponent = Sub (relative, emitted)")
     b.emit("posterior_of_path = Exp (exponent)")
-    b.emit(f"posterior = Where (unreachable, {nothing}, posterior_of_path)")
+    b.emit(f"posterior = Where (no_term, {nothing}, posterior_of_path)")
     b.emit(f"log_probs_shape = Shape ({lp})")
     b.emit(f"no_occupation = Expand ({nothing}, log_probs_shape)")
     b.emit('occupied = ScatterElements <axis = 2, reduction = "add"> (no_occupation, extended_always, posterior)')
@@ -615,7 +644,10 @@ def body(b: Body) -> None:
     if adds_up:
         b.emit(f"fits = And (fits_classes, {adds_up})")
         fits = "fits"
-    b.emit(f"factor = Where ({fits}, grad_column, {unknown})")
+    b.emit("is_unknown_column = IsNaN (loss_column)")
+    b.emit("is_known_column = Not (is_unknown_column)")
+    b.emit(f"tells = And ({fits}, is_known_column)")
+    b.emit(f"factor = Where (tells, grad_column, {unknown})")
     b.emit("gradient = Mul (factor, difference)")
     b.emit("is_lost_column = IsInf <detect_negative = 0> (loss_column)")
     b.emit(f"zero_infinity = Constant <{_integer(b, 'zero_infinity')}> ()")
