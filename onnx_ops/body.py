@@ -82,24 +82,16 @@ class Body:
         """The computing dtype in ONNX's text syntax."""
         return dtype_name(self.compute)
 
-    def scaled(self, value: str, factor: str, *made_of: str) -> str:
-        """A value times a factor, made of these inputs, and divided as the attribute `reduction` says."""
-        divisor = self._divisor(value)
-        if divisor and all(map(self._is_single, made_of)):
-            self.emit(f"share = Div ({factor}, {divisor})")  # one pass over the elements, not two
-            factor, divisor = "share", None
+    def scaled(self, value: str, factor: str) -> str:
+        """A value times a factor, divided as the attribute `reduction` says."""
+        if divisor := self.divisor(value):
+            # The factor, which mostly is one number, and whose product with the value may overflow.
+            self.emit(f"share = Div ({factor}, {divisor})")
+            factor = "share"
         self.emit(f"scaled = Mul ({value}, {factor})")
-        if divisor is None:
-            return "scaled"
-        self.emit(f"mean = Div (scaled, {divisor})")
-        return "mean"
+        return "scaled"
 
-    def _is_single(self, name: str) -> bool:
-        """Whether an input has one element in all uses."""
-        shapes = [c.shape(name) for c in self.calls if c.present(name)]
-        return all(shape is not None and all(d == 1 for d in shape) for shape in shapes)
-
-    def _divisor(self, whole: str) -> str | None:
+    def divisor(self, whole: str) -> str | None:
         """What a mean divides by, in the computing dtype; None if no use takes one."""
         kinds = {Reduction(c.attributes["reduction"]) for c in self.calls}
         if not kinds & {Reduction.MEAN, Reduction.BATCHMEAN}:

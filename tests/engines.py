@@ -173,7 +173,7 @@ on_careful_engines = pytest.mark.parametrize("engine", [KERNEL, EVALUATOR, REFER
 # float64: as float32, far below the 1e-12 (4504 units) that are promised. Hardshrink copies, so nothing may differ.
 ULPS: dict[str, dict[str, float]] = {
     "KlDivBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
-    "BinaryCrossEntropyWithLogitsBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
+    "BinaryCrossEntropyWithLogitsBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 3.5, "float64": 8},
     "BatchNormElemtBackward": {"float16": 0.51, "bfloat16": 0.51, "float32": 4, "float64": 8},
     "HardshrinkBackward": {"float16": 0, "bfloat16": 0, "float32": 0, "float64": 0},
 }

@@ -9,6 +9,7 @@ from typing import Any
 import cases
 import engines
 import golden
+import ml_dtypes
 import numpy as np
 import oracles
 import pytest
@@ -147,6 +148,106 @@ def test_infinity_times_a_small_gradient(engine: Engine, place: int) -> None:
 def test_targets_outside_0_and_1_and_negative_weights(engine: Engine) -> None:
     x, y, w, p = cases.normal((4, 500), np.float32, scale=5.0) * np.float32([[1], [1], [1], [3]])
     check(engine, OP, [np.float32([1.5]), x, y, w, p], {"reduction": NONE})
+
+
+# --- the ends of the range -----------------------------------------------------------------------------------------
+
+
+def extreme(shape: cases.Shape, dtype: Any, *key: Any) -> Array:
+    """Numbers of both signs, over all exponents of a dtype; some are 0, 1, or the largest number."""
+    rng, limits = cases.rng("extreme", shape, dtype, *key), ml_dtypes.finfo(dtype)
+    lowest = math.log2(float(limits.smallest_subnormal))
+    sizes = np.exp2(rng.uniform(lowest, math.log2(float(limits.max)) - 0.01, shape))
+    sizes = np.choose(rng.choice(4, shape, p=[0.85, 0.05, 0.05, 0.05]), [sizes, 0.0, 1.0, float(limits.max)])
+    return np.asarray(sizes * rng.choice([-1.0, 1.0], shape)).astype(dtype)
+
+
+def extreme_call(
+    dtype: Any, form: str, weighted: bool, pos_weighted: bool, shape: cases.Shape = (30, 100)
+) -> list[Array | None]:
+    """Factors of all sizes, against logits near 0, far from it and of all sizes; the last in turn along the columns."""
+    factor = () if form == "scalars" else shape
+    logits = cases.normal(shape, dtype, scale=100.0)
+    logits[:, ::3], logits[:, 1::3] = extreme(shape, dtype, "logits")[:, ::3], cases.normal(shape, dtype)[:, 1::3]
+    labels = extreme(shape, dtype, "labels")
+    labels[::2] = cases.uniform(shape, dtype)[::2]
+    return [
+        extreme(factor, dtype, "grad", form),
+        logits,
+        labels,
+        extreme(factor, dtype, "weight") if weighted else None,
+        extreme(factor, dtype, "pos_weight") if pos_weighted else None,
+    ]
+
+
+@engines.on_careful_engines
+@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
+@pytest.mark.parametrize("form", ["scalars", "arrays"])
+@pytest.mark.parametrize(("weighted", "pos_weighted"), PRESENCE, ids=PRESENCE_IDS)
+@pytest.mark.parametrize("reduction", [NONE, MEAN], ids=["none", "mean"])
+def test_products_that_overflow_or_vanish_on_the_way(
+    engine: Engine, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool, reduction: int
+) -> None:
+    """What the formula gives in exact arithmetic: its sign, its digits, and infinity only where it does not fit."""
+    inputs = extreme_call(dtype, form, weighted, pos_weighted)
+    actual = engine(OP, inputs, {"reduction": reduction})
+    reals = np.longdouble if actual.dtype == np.float64 else np.float64
+    expected = oracles.binary_cross_entropy_with_logits_backward_split(*inputs, reduction=reduction, dtype=reals)
+    assert np.isfinite(expected).all()
+    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*inputs, reduction=reduction)
+    error = oracles.ulp_error(actual, expected, largest)
+    place = int(error.argmax())
+    assert error.max() <= engines.tolerance(engine, OP, actual.dtype), [
+        None if a is None else a.flat[place % a.size] for a in inputs
+    ]
+
+
+@pytest.mark.parametrize("engine", [PORTABLE, engines.PORTABLE_AS_WRITTEN, engines.PORTABLE_EVALUATOR], ids=str)
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if d != engines.FLOAT64], ids=cases.shape_id)
+@pytest.mark.parametrize("form", ["scalars", "arrays"])
+@pytest.mark.parametrize(("weighted", "pos_weighted"), PRESENCE, ids=PRESENCE_IDS)
+def test_bodies_overflow_only_with_the_result(
+    engine: Engine, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool
+) -> None:
+    """A portable body may lose what is small; it makes no infinity, no NaN and no other sign."""
+    inputs = extreme_call(dtype, form, weighted, pos_weighted)
+    assert inputs[2] is not None
+    inputs[2] = inputs[2] / np.array(2, dtype)  # the largest number itself is a few roundings from overflow
+    actual = engine(OP, inputs, {"reduction": MEAN})
+    expected = oracles.binary_cross_entropy_with_logits_backward_split(*inputs, reduction=MEAN)
+    with np.errstate(over="ignore"):
+        fits = np.isfinite((expected * (1 + 2.0**-20)).astype(dtype))
+    assert np.isfinite(actual[fits]).all()
+    assert not np.isnan(actual).any()
+    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*inputs, reduction=MEAN)
+    clear = (actual != 0) & (np.abs(expected) > 1e-5 * largest)  # else a difference of two terms
+    assert np.array_equal(np.signbit(actual)[clear], np.signbit(expected)[clear])
+
+
+@engines.on_typed_engines
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (([2.0**120], [0.0], [0.0], [2.0**120], None), INF),
+        (([2.0**120], [-INF], [-(2.0**-120)], [2.0**-120], [2.0**120]), 1.0),
+        (([2.0**-100], [-INF], [2.0**100], [2.0**-100], [2.0**100]), -1.0),
+        (([-(2.0**-126)], [-INF], [2.0**120], None, [2.0**120]), 2.0**114),
+        (([2.0**-100], [INF], [-(2.0**100)], None, None), 1.0),
+        (([2.0**-100], [INF], [-(2.0**100)], [INF], None), INF),
+        (([2.0**-100], [INF], [INF], [2.0], None), NAN),
+        (([2.0**100], [-INF], [0.0], [2.0**100], None), 0.0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 700])
+def test_products_by_hand(engine: Engine, inputs: tuple[list[float] | None, ...], expected: float, count: int) -> None:
+    """Where sigmoid(x) is 0, 0.5 or 1, alone and among others that are not extreme."""
+    others = [1.0, 0.0, 0.0, 1.0, 1.0]
+    given = [
+        None if a is None else np.array([*a, *[other] * (count - 1)], np.float32)
+        for a, other in zip(inputs, others, strict=True)
+    ]
+    actual = engine(OP, given, {"reduction": SUM})
+    engines.assert_result(actual, [expected, *[0.5] * (count - 1)], actual.dtype, signs=False)
 
 
 # --- dtypes, shapes ------------------------------------------------------------------------------------------------

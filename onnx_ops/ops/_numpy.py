@@ -19,6 +19,42 @@ def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | 
     return np.dtype(np.float64 if any(a is not None and a.dtype == np.float64 for a in arrays) else np.float32)
 
 
+class Scaled:
+    """Numbers with exponents of their own, whose products neither overflow nor lose digits.
+
+    Attributes:
+        mantissa: float64, 0 or of a size in [0.5, 1), or infinite, or NaN.
+        exponent: of 2, by which the mantissa is multiplied.
+    """
+
+    def __init__(self, number: npt.ArrayLike, exponent: npt.ArrayLike = 0) -> None:
+        self.mantissa, own = np.frexp(np.asarray(number, np.float64))
+        self.exponent = np.where(np.isfinite(self.mantissa), own, 0) + np.asarray(exponent, np.intc)
+
+    @classmethod
+    def exp(cls, power: np.ndarray) -> Scaled:
+        """e to a power; one below -8000 counts as -8000, which times any numbers of float64 gives 0, but for -inf."""
+        finite = np.where(np.isinf(power), 0.0, np.maximum(power, -8000.0))
+        exponent = np.rint(finite / np.log(2))
+        # ln(2) in two parts, the first of which gives an exact product.
+        rest = (finite - exponent * 0.693147180369123816) - exponent * 1.9082149292705877e-10
+        exponent = np.where(np.isnan(exponent), 0, exponent)
+        return cls(np.where(np.isinf(power), np.exp(power), np.exp(rest)), exponent.astype(np.intc))
+
+    def __mul__(self, other: Scaled) -> Scaled:
+        return Scaled(self.mantissa * other.mantissa, self.exponent + other.exponent)
+
+    def __add__(self, other: Scaled) -> Scaled:
+        larger = np.maximum(self.exponent, other.exponent)
+        exponent = np.where(self.mantissa == 0, other.exponent, np.where(other.mantissa == 0, self.exponent, larger))
+        terms = (np.ldexp(term.mantissa, term.exponent - exponent) for term in (self, other))
+        return Scaled(sum(terms), exponent)
+
+    def value(self) -> np.ndarray:
+        """The numbers in float64, rounded once where they are subnormal."""
+        return np.ldexp(self.mantissa, self.exponent)
+
+
 def promoted(*arrays: np.ndarray) -> np.dtype:
     """The one floating dtype that holds all of them."""
     dtype = promote(helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays)

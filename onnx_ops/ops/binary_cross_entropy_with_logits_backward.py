@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Elementwise
 from onnx_ops.op import Example, Op
-from onnx_ops.ops._numpy import computing_dtype, rounded
+from onnx_ops.ops._numpy import Scaled, rounded
 from onnx_ops.roles import Reduction, Role
-from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, like, wide
+from onnx_ops.runtime.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
 from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
@@ -36,12 +38,14 @@ Dtypes: each input float16, bfloat16, float or double; out has target's dtype. C
 else in float; rounded once.
 
 Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
-overflows, and the small gradient of a logit that is right by far keeps its digits. NaN and infinities go through the
-formula: an infinite target or pos_weight gives NaN. Empty inputs give an empty output.
+overflows, and the small gradient of a logit that is right by far keeps its digits. No product on the way overflows or
+loses digits where the result does not. NaN and infinities go through the formula: an infinite target or pos_weight
+gives NaN. Empty inputs give an empty output.
 
-Without a kernel: all values are computed as above; a sigmoid below the smallest normal number counts as 0, and a
-grad_output so small that grad_output / n is below it loses digits. Shapes that are known only at run time are not
-checked: they broadcast as the operators do.
+Without a kernel: all values are computed as above; a sigmoid below the smallest normal number may count as 0, and a
+grad_output so small that grad_output / n is below it loses digits. In double a product that overflows on the way, as
+pos_weight * target may, gives an infinity or NaN. So does a target within a millionth of the largest number. Shapes
+that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to self."),
@@ -83,27 +87,90 @@ def reference(
     """The definition in NumPy.
 
     (p*y + 1 - y)*s - p*y is written (1 - y)*s - p*y*(1 - s), whose terms do not cancel, with 1 - s = sigmoid(-x).
+    Computed in float64, and no product on the way overflows or loses digits.
 
     Args:
         grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
         self, target: floating arrays of one shape.
         reduction: 0 none, 1 mean, 2 sum.
-        dtype: compute and answer in this dtype instead of target's.
+        dtype: answer in this dtype instead of target's.
 
     Returns:
         Array of self's shape.
     """
-    compute = computing_dtype((grad_output, self, target, weight, pos_weight), dtype)
-    one = compute.type(1)
-    g, x, y = (a.astype(compute) for a in (grad_output, self, target))
-    w, p = (one if a is None else a.astype(compute) for a in (weight, pos_weight))
+    g, x, y = (a.astype(np.float64) for a in (grad_output, self, target))
+    w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        e = np.exp(-np.abs(x))
-        s, rest = np.where(x < 0, e, one) / (one + e), np.where(x < 0, one, e) / (one + e)
-        infinite = (y - y) + (p - p)  # NaN where the formula has inf - inf, else 0
-        d = g * w * ((one - y) * s - p * y * rest + infinite)
-        out = d / compute.type(x.size) if reduction == Reduction.MEAN else d
-    return rounded(out, target.dtype, dtype)
+        side = Scaled(1 / (1 + np.exp(-np.abs(x))))
+        s, rest = Scaled.exp(np.minimum(x, 0)) * side, Scaled.exp(np.minimum(-x, 0)) * side
+        infinite = Scaled((y - y) + (p - p))  # NaN where the formula has inf - inf, else 0
+        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
+        out = scale * (Scaled(1 - y) * s + Scaled(-p) * Scaled(y) * rest + infinite)
+        return rounded(out.value(), target.dtype, dtype)
+
+
+SPAN = 512
+"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
+LEAST, LIMIT, LARGE = np.float32(2.0**-100), np.float32(2.0**50), np.float32(2.0**100)
+"""A product between these is far from overflow, and from the subnormal numbers, which have fewer digits."""
+SPREAD, SQUARE = np.float32(2.0**60), np.float32(2.0**-50)
+"""A quick look at an element: with SQUARE added, the squares of its terms are below SPREAD times that of its scale."""
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816, 1.9082149292705877e-10
+NO_EXPONENT = 8000.0
+"""e to the power of minus this times the largest product of float64 numbers is 0."""
+
+
+@helper
+def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, share: Any) -> float:
+    """One element in float64, its factors as mantissas and exponents: no product overflows or loses digits."""
+    unknown = (y - y) + (p - p) + x  # NaN where the formula has inf - inf
+    if unknown != unknown:
+        return math.nan
+    size = min(abs(x), NO_EXPONENT)
+    power = math.floor(size * LOG2E + 0.5)
+    e = math.exp((power * LN2_HIGH - size) + power * LN2_LOW) if abs(x) < math.inf else 0.0
+    side = 1.0 / (1.0 + np.ldexp(e, -power))
+
+    label, label_exponent = math.frexp(y)
+    factor, factor_exponent = math.frexp(p)
+    positive, positive_exponent = -(factor * label), factor_exponent + label_exponent
+    negative, negative_exponent = math.frexp(1.0 - y)
+    if x < 0:
+        near, near_exponent, far, far_exponent = positive, positive_exponent, negative, negative_exponent
+    else:
+        near, near_exponent, far, far_exponent = negative, negative_exponent, positive, positive_exponent
+    far, far_exponent = far * e, far_exponent - power
+    exponent = near_exponent if far == 0 or (near != 0 and near_exponent > far_exponent) else far_exponent
+    difference = np.ldexp(near, near_exponent - exponent) + np.ldexp(far, far_exponent - exponent)
+
+    grad, grad_exponent = math.frexp(grad_output)
+    scale, scale_exponent = math.frexp(weight)
+    return np.ldexp(grad * scale * share * side * difference, grad_exponent + scale_exponent + exponent)
+
+
+@helper
+def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop) by `gradient_of_any_size`; step: 0 for factors of one value each, else 1."""
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(start, stop):
+        g, w, p = wide(grad_output[i * step]), wide(weight[i * step]), wide(pos_weight[i * step])
+        result = gradient_of_any_size(g, wide(x[i]), wide(target[i]), w, p, share)
+        out[i] = like(result, parameters[0])
+
+
+@helper
+def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
+    """Whether a product may be too large, or is too small, and not because a factor is 0."""
+    grad_output, target, weight, pos_weight = operands[0], operands[2], operands[3], operands[4]
+    extreme = False
+    for i in range(start, stop):
+        g, w, p = grad_output[i], weight[i], pos_weight[i]
+        scale = (g * w) * share
+        small = (abs(scale) < LEAST) | ((abs(scale * p) < LEAST) & (p != 0))
+        large = not (abs(scale) + LEAST) * (abs(p) + ONE) * (abs(target[i]) + ONE) < LARGE
+        extreme = extreme | large | (small & (g != 0) & (w != 0))
+    return extreme
 
 
 def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
@@ -115,101 +182,142 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share, share_lost = parameters[0], parameters[LAST_PARAMETER]
-    for i in range(count):
-        y, p = target[i], pos_weight[i]
-        value, first, second = falling_exp_parts(-abs(x[i]))
-        e = value * first * second
-        denominator = ONE + e
-        side = ONE / denominator
-        side = fma(side, fma(-denominator, side, ONE) - (e - (denominator - ONE)) * side, side)
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            g, y, w = grad_output[i], target[i], weight[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            e = (value * first) * second
+            side = ONE / (ONE + e)
+            side_lost = fma(-side, e, ONE - side)
 
-        product = grad_output[i] * weight[i]
-        product_lost = fma(grad_output[i], weight[i], -product)
-        scale = product * share
-        lost = fma(product, share, -scale) + fma(product, share_lost, product_lost * share)
-        scale_of_side = fma(scale, side, lost * side)
+            product = g * w
+            product_lost = fma(g, w, -product)
+            scale = product * share
+            lost = fma(product, share, -scale) + fma(product, share_lost, product_lost * share)
+            scale = fma(scale, side, fma(scale, side_lost, lost) * side)
 
-        labelled = p * y
-        positive, negative = (labelled - labelled) - labelled, ONE - y  # NaN where the formula has inf - inf
-        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-        small = ((scale_of_side * far) * first) * value
-        result = fma(small, second, scale_of_side * near)
-        # An infinite scale has made inf - inf of its loss, or of the two terms.
-        out[i] = result if result == result else scale * fma(far, e, near)
+            positive_scale = -scale * pos_weight[i]
+            negative, positive = scale * (ONE - y), positive_scale * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+        if suspect and is_extreme(operands, start, stop, share):
+            compute_again(operands, 1, out, start, stop, parameters)
 
 
 def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
     grad_output, x, target, weight, p = operands[0][0], operands[1], operands[2], operands[3][0], operands[4][0]
-    exact = (wide(grad_output) * wide(weight)) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
-    scale = like(exact, parameters[0])
-    lost = like(exact - wide(scale), parameters[0])
-    if scale - scale != 0:
-        for i in range(count):
-            value, first, second = falling_exp_parts(-abs(x[i]))
-            labelled = p * target[i]
-            positive, negative = (labelled - labelled) - labelled, ONE - target[i]
-            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-            out[i] = scale * fma(far, value * first * second, near)
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    exact = (wide(grad_output) * wide(weight)) * share
+    scale, positive_scale = like(exact, parameters[0]), like(-exact * wide(p), parameters[0])
+    lost, positive_lost = exact - wide(scale), -exact * wide(p) - wide(positive_scale)
+    lost, positive_lost = like(lost, parameters[0]), like(positive_lost, parameters[0])
+    small = grad_output != 0 and weight != 0 and (abs(scale) < LEAST or abs(positive_scale) < LEAST)
+    if small or not (abs(scale) < LIMIT and abs(positive_scale) < LIMIT):
+        compute_again(operands, 0, out, 0, count, parameters)
         return
-    for i in range(count):
-        y = target[i]
-        value, first, second = falling_exp_parts(-abs(x[i]))
-        e = value * first * second
-        denominator = ONE + e
-        side = ONE / denominator
-        side = fma(side, fma(-denominator, side, ONE) - (e - (denominator - ONE)) * side, side)
-        scale_of_side = fma(scale, side, lost * side)
-        labelled = p * y
-        positive, negative = (labelled - labelled) - labelled, ONE - y
-        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-        small = ((scale_of_side * far) * first) * value
-        out[i] = fma(small, second, scale_of_side * near)
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            y = target[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            e = (value * first) * second
+            side = ONE / (ONE + e)
+            side_lost = fma(-side, e, ONE - side)
+            negative = fma(scale, side, fma(scale, side_lost, lost) * side) * (ONE - y)
+            positive = fma(positive_scale, side, fma(positive_scale, side_lost, positive_lost) * side) * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (out[i] - out[i] != 0)
+        if suspect:
+            compute_again(operands, 0, out, start, stop, parameters)
 
 
 def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same without what is put back: rounding in float32 is nothing to a result of 16 bits."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]
-    for i in range(count):
-        y, logit = target[i], x[i]
-        value, first, second = falling_exp_parts(-abs(logit))
-        e = value * first * second
-        scale = (grad_output[i] * weight[i]) * share
-        scale_of_side = scale * (ONE / (ONE + e))
-        labelled = pos_weight[i] * y
-        positive, negative = (labelled - labelled) - labelled, ONE - y
-        near, far = (positive, negative) if logit < 0 else (negative, positive)
-        result = (((scale_of_side * far) * first) * value) * second + scale_of_side * near
-        out[i] = result if result == result else scale * (far * e + near)
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            y = target[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            side = ONE / (ONE + (value * first) * second)
+            scale = (grad_output[i] * weight[i]) * share * side
+            positive_scale = -scale * pos_weight[i]
+            negative, positive = scale * (ONE - y), positive_scale * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+        if suspect and is_extreme(operands, start, stop, share):
+            compute_again(operands, 1, out, start, stop, parameters)
+
+
+MODERATE = 2.0**50
+"""Sum of the squares of numbers that, as a factor, leave what has vanished too small for a normal float number."""
 
 
 def body(b: Body) -> None:
     """(1 - y)/(1 + exp(-x)) - p*y/(1 + exp(x)): no term cancels, and an exp that is infinite gives the 0 it should.
 
-    The operator Sigmoid of runtimes is cut off far from 0.
+    The operator Sigmoid of runtimes is cut off far from 0. Two float factors may overflow, or vanish, where a third
+    would bring their product back. So the products are computed in double unless the first ones are of moderate size.
     """
-    grad, x, y = b.load("grad_output"), b.load("self"), b.load("target")
-    one = b.constant("one", 1.0)
-    positive = y
+    x, one = b.load("self"), b.constant("one", 1.0)
+    y = positive = b.load("target")
+    scale = b.load("grad_output")
+    inputs, factors = [x, one, y, scale], []
     if b.has("pos_weight"):
-        b.emit(f"positive = Mul ({b.load('pos_weight')}, {y})")
+        inputs.append(b.load("pos_weight"))
+        factors.append(f"positive = Mul ({inputs[-1]}, {y})")
         positive = "positive"
-    b.emit(f"negative = Sub ({one}, {y})")
-    b.emit(f"zero_or_unknown = Sub ({positive}, {positive})")  # NaN where the formula has inf - inf
-    b.emit(f"opposite = Sub (zero_or_unknown, {x})")
-    b.emit("exp_opposite = Exp (opposite)")
-    b.emit(f"negative_divisor = Add (exp_opposite, {one})")
-    b.emit("negative_term = Div (negative, negative_divisor)")
-    b.emit(f"exp_logit = Exp ({x})")
-    b.emit(f"positive_divisor = Add (exp_logit, {one})")
-    b.emit(f"positive_term = Div ({positive}, positive_divisor)")
-    b.emit("difference = Sub (negative_term, positive_term)")
     if b.has("weight"):
-        b.emit(f"weighted_grad = Mul ({grad}, {b.load('weight')})")
-        b.store(b.scaled("difference", "weighted_grad", "grad_output", "weight"), "target")
-    else:
-        b.store(b.scaled("difference", grad, "grad_output"), "target")
+        inputs.append(b.load("weight"))
+        factors.append(f"weighted_grad = Mul ({scale}, {inputs[-1]})")
+        scale = "weighted_grad"
+    sizes = [positive, scale] if factors else []
+    if divisor := b.divisor(x):
+        inputs.append(divisor)
+        factors.append(f"share = Div ({scale}, {divisor})")
+        scale = "share"
+    unknown = f"zero_or_unknown = Sub ({positive}, {positive})"  # NaN where the formula has inf - inf
+    products = [
+        f"negative = Sub ({one}, {y})",
+        "negative_term = Div (negative, negative_divisor)",
+        f"positive_term = Div ({positive}, positive_divisor)",
+        "difference = Sub (negative_term, positive_term)",
+        f"scaled = Mul (difference, {scale})",
+    ]
+    checked = b.compute == TensorProto.FLOAT and sizes
+    exponentials = [f"opposite = Neg ({x})" if checked else f"opposite = Sub (zero_or_unknown, {x})"]
+    for name, power in (("negative", "opposite"), ("positive", x)):
+        exponentials.append(f"{name}_exp = Exp ({power})")
+        exponentials.append(f"{name}_divisor = Add ({name}_exp, {one})")
+    if not checked:
+        for statement in (*factors, unknown, *exponentials, *products):
+            b.emit(statement)
+        b.store("scaled", "target")
+        return
+    for statement in factors:
+        b.emit(statement)
+    for name in sizes:
+        b.emit(f"squares_of_{name} = ReduceSumSquare <keepdims = 0> ({name})")
+    b.emit(f"squares = Sum ({', '.join(f'squares_of_{name}' for name in sizes)})")
+    b.emit(f"limit = Constant <value_float = {MODERATE}> ()")
+    b.emit("are_moderate = Less (squares, limit)")
+    # Names begin with small letters, operators do not.
+    in_double = [f"double_{name} = Cast <to = {TensorProto.DOUBLE}> ({name})" for name in inputs]
+    in_double += [re.sub(r"\b(?=[a-z])", "double_", line) for line in (*factors, unknown, *exponentials, *products)]
+    in_double.append("double_or_unknown = Add (double_scaled, double_zero_or_unknown)")
+    in_double.append(f"rounded = Cast <to = {TensorProto.FLOAT}> (double_or_unknown)")
+    b.emit(
+        "result = If (are_moderate) <"
+        f"then_branch = in_float () => (float[] scaled) {{{' '.join((*exponentials, *products))}}}, "
+        f"else_branch = in_double () => (float[] rounded) {{{' '.join(in_double)}}}>"
+    )
+    b.store("result", "target")
 
 
 def _check(call: Call) -> None:

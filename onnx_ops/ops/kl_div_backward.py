@@ -140,7 +140,7 @@ def body(b: Body) -> None:
             b.emit(f"target_space = Expand ({target}, self_shape)")
         target = "target_space"
     b.emit(f"minus_grad = Neg ({grad})")  # the sign goes with grad_output, which mostly is one number
-    d = b.scaled(target, "minus_grad", "grad_output")
+    d = b.scaled(target, "minus_grad")
     if sums:
         # The axes of S along which self has one element; where S has one too, summing over it changes nothing.
         b.emit("zero = Constant <value_ints = [0]> ()")
