@@ -7,7 +7,7 @@ only if no node does.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,26 @@ class Body:
             f"{self.op.name} is used with several mixtures of dtypes of {' and '.join(map(repr, like))}: "
             f"{'; '.join(sorted(mixtures))}; one node, in a function, can serve one of them"
         )
+
+    def either(self, condition: str, usual: Callable[[], str], wide: Callable[[], str]) -> str:
+        """What `usual` writes where a condition holds at run time, else what `wide` writes, which computes in double.
+
+        Both emit statements and return the name of their result. No name of theirs may be there already.
+        """
+        kind = self.kind
+        outer, compute = self.statements, self.compute
+        branches = []
+        for write, dtype in ((usual, compute), (wide, TensorProto.DOUBLE)):
+            self.statements, self.compute = [], dtype
+            result = write()
+            if dtype != compute:
+                self.emit(f"narrowed = Cast <to = {compute}> ({result})")
+                result = "narrowed"
+            lines = "\n".join(self.statements)
+            branches.append(f"{write.__name__.strip('_')} () => ({kind}[] {result}) {{\n{lines}\n}}")
+        self.statements, self.compute = outer, compute
+        self.emit(f"chosen = If ({condition}) <then_branch = {branches[0]}, else_branch = {branches[1]}>")
+        return "chosen"
 
     def widen(self) -> None:
         """Compute in double."""

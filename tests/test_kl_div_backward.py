@@ -10,11 +10,15 @@ import cases
 import engines
 import golden
 import numpy as np
+import onnxruntime as ort
 import oracles
 import pytest
 from engines import FLOATS, KERNEL, PORTABLE, Array, Engine, check
 from hypothesis import given
 from hypothesis import strategies as st
+
+import onnx_ops
+from models.single_op import single_op_model
 
 OP = "KlDivBackward"
 INF, NAN = math.inf, math.nan
@@ -182,6 +186,32 @@ def test_broadcasting(engine: Engine, own: cases.Shape, target: cases.Shape, sta
 @pytest.mark.parametrize(("grad", "space"), cases.INTO, ids=cases.shape_id)
 def test_grad_output_broadcasts(engine: Engine, grad: cases.Shape, space: cases.Shape) -> None:
     check(engine, OP, make(grad, space, space), {"reduction": MEAN})
+
+
+NAMED = ("N", "C")
+
+
+@pytest.mark.parametrize("inlined", [False, True], ids=["linked", "inlined"])
+@pytest.mark.parametrize("optimise", [False, True], ids=["as_written", "optimised"])
+@pytest.mark.parametrize(
+    ("own_dims", "target_dims"),
+    [(NAMED, NAMED), (NAMED, ("M", "K")), (NAMED, (None, None)), (("N", 3), ("N", 3)), (None, NAMED), (None, None)],
+    ids=["same_names", "other_names", "no_names", "same_first_name", "one_rank", "no_ranks"],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_names_of_dimensions_prove_nothing(
+    own_dims: Any, target_dims: Any, dtype: Any, optimise: bool, inlined: bool
+) -> None:
+    """What a graph calls its dimensions leaves open which of them self lacks."""
+    model = single_op_model(OP, [(dtype, ()), (dtype, own_dims), (dtype, target_dims)], {"reduction": BATCHMEAN})
+    written = onnx_ops.inline(model) if inlined else onnx_ops.link(model)
+    session = ort.InferenceSession(written.SerializeToString(), engines.options(optimise=optimise))
+    for own, target in (((1, 3), (5, 3)), ((5, 3), (5, 3)), ((5, 3), (1, 3)), ((1, 3), (0, 3)), ((0, 3), (0, 3))):
+        inputs = make((), own, target, dtype)
+        actual = engines.run_session(session, engines.named(OP, inputs))
+        expected = oracles.kl_div_backward(*inputs, reduction=BATCHMEAN)
+        assert (actual.dtype, actual.shape) == (np.dtype(dtype), own)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.body import Body
@@ -16,7 +17,7 @@ from onnx_ops.op import Example, Op
 from onnx_ops.ops._numpy import computing_dtype, rounded
 from onnx_ops.roles import Divisor, Reduction, Role
 from onnx_ops.runtime.primitives import exp_parts
-from onnx_ops.signature import FLOATS, Call, attribute, tensor_types
+from onnx_ops.signature import FLOATS, MAX_RANK, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
     "KlDivBackward",
@@ -119,57 +120,113 @@ def kernel_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 def body(b: Body) -> None:
-    sums = not all(map(_covers, b.calls))
-    if sums:
-        b.widen()
-    grad, target = b.load("grad_output"), b.load("target")
-    if b.attribute("log_target") != 0:
-        b.emit(f"probability = Exp ({target})")
-        if b.attribute("log_target") is None:
-            b.emit("log_target = Constant <value_int: int = @log_target> ()")
-            b.emit("is_logarithm = Cast <to = 9> (log_target)")
-            b.emit(f"weight = Where (is_logarithm, probability, {target})")
-        target = "probability" if b.attribute("log_target") else "weight"
-    if sums or any(c.shape("target") != c.shape("self") for c in b.calls):
+    """Only where self may have to be summed is that looked into, at run time if the model does not tell."""
+    covered = all(map(_covers, b.calls))
+    if not covered or any(c.shape("target") != c.shape("self") for c in b.calls):
         b.emit("self_shape = Shape (self)")
-        if any(0 in (c.shape("self") or ()) for c in b.calls):
-            # onnxruntime takes an Expand to 0 elements for one that changes nothing.
-            b.emit(f"ones = ConstantOfShape <value = {b.kind}[1] {{1.0}}> (self_shape)")
-            b.emit(f"target_space = Mul ({target}, ones)")
-        else:
-            b.emit(f"target_space = Expand ({target}, self_shape)")
-        target = "target_space"
-    b.emit(f"minus_grad = Neg ({grad})")  # the sign goes with grad_output, which mostly is one number
-    d = b.scaled(target, "minus_grad")
-    if sums:
-        # The axes of S along which self has one element; where S has one too, summing over it changes nothing.
-        b.emit("zero = Constant <value_ints = [0]> ()")
-        b.emit("one = Constant <value_ints = [1]> ()")
-        b.emit(f"space = Shape ({d})")
-        b.emit("rank = Size (space)")
-        b.emit("self_rank = Size (self_shape)")
-        b.emit("lead = Sub (rank, self_rank)")
-        b.emit("leads = Reshape (lead, one)")
-        b.emit("padding = ConstantOfShape <value = int64[1] {1}> (leads)")
-        b.emit("padded_shape = Concat <axis = 0> (padding, self_shape)")
-        b.emit("is_single = Equal (padded_shape, one)")
-        b.emit("single = NonZero (is_single)")
-        b.emit("axes = Squeeze (single, zero)")
-        b.emit(f"total = ReduceSum <keepdims = 1, noop_with_empty_axes = 1> ({d}, axes)")
-        b.emit("result = Reshape <allowzero = 1> (total, self_shape)")
-        d = "result"
-    b.store(d, "self")
+
+    def terms() -> str:
+        """d, where self and target have the same shape."""
+        return _terms(b, _weight(b))
+
+    def sums() -> str:
+        return _sums(b, _terms(b, _over_space(b, _weight(b))))
+
+    if covered:
+        alike = all(c.shape("target") == c.shape("self") for c in b.calls)
+        result = terms() if alike else _terms(b, _over_space(b, _weight(b)))
+    elif any(map(_may_be_alike, b.calls)):
+        # A row of numbers that is as long for any rank, so that shapes of different ranks can be compared.
+        b.emit(f"no_axes = Constant <value = int64[{MAX_RANK}] {{{', '.join(['-1'] * MAX_RANK)}}}> ()")
+        b.emit("zero_to_end = Constant <value = int64[1] {0}> ()")
+        b.emit(f"most_axes = Constant <value = int64[1] {{{MAX_RANK}}}> ()")
+        b.emit("target_shape = Shape (target)")
+        for name in ("self", "target"):
+            b.emit(f"{name}_axes = Concat <axis = 0> ({name}_shape, no_axes)")
+            b.emit(f"{name}_row = Slice ({name}_axes, zero_to_end, most_axes)")
+        b.emit("same_axes = Equal (self_row, target_row)")
+        b.emit(f"same_numbers = Cast <to = {TensorProto.INT32}> (same_axes)")
+        b.emit("all_same = ReduceMin <keepdims = 0> (same_numbers)")
+        b.emit(f"are_alike = Cast <to = {TensorProto.BOOL}> (all_same)")
+        result = b.either("are_alike", terms, sums)
+    else:
+        b.widen()
+        result = sums()
+    b.store(result, "self")
+
+
+def _weight(b: Body) -> str:
+    """What the formula multiplies grad_output by, but for its sign."""
+    target = b.load("target")
+    if b.attribute("log_target") == 0:
+        return target
+    b.emit(f"probability = Exp ({target})")
+    if b.attribute("log_target") is not None:
+        return "probability"
+    b.emit("log_target = Constant <value_int: int = @log_target> ()")
+    b.emit(f"is_logarithm = Cast <to = {TensorProto.BOOL}> (log_target)")
+    b.emit(f"weight = Where (is_logarithm, probability, {target})")
+    return "weight"
+
+
+def _over_space(b: Body, weight: str) -> str:
+    """The weight over S."""
+    if any(0 in (c.shape("self") or ()) for c in b.calls):
+        # onnxruntime takes an Expand to 0 elements for one that changes nothing.
+        b.emit("everywhere = ConstantOfShape <value = bool[1] {1}> (self_shape)")
+        b.emit(f"weight_over_space = Where (everywhere, {weight}, {weight})")
+    else:
+        b.emit(f"weight_over_space = Expand ({weight}, self_shape)")
+    return "weight_over_space"
+
+
+def _terms(b: Body, weight: str) -> str:
+    b.emit(f"minus_grad = Neg ({b.load('grad_output')})")  # the sign goes with what mostly is one number
+    return b.scaled(weight, "minus_grad")
+
+
+def _sums(b: Body, terms: str) -> str:
+    """Terms summed over the axes along which self has one element; where S has one too, that changes nothing."""
+    b.emit("zero = Constant <value = int64[1] {0}> ()")
+    b.emit("one = Constant <value = int64[1] {1}> ()")
+    b.emit(f"space = Shape ({terms})")
+    b.emit("rank = Size (space)")
+    b.emit("self_rank = Size (self_shape)")
+    b.emit("lead = Sub (rank, self_rank)")
+    b.emit("leads = Reshape (lead, one)")
+    b.emit("padding = ConstantOfShape <value = int64[1] {1}> (leads)")
+    # One more axis than S has: onnxruntime before 1.30 takes no axes for all of them if there are no elements.
+    b.emit("padded_shape = Concat <axis = 0> (one, padding, self_shape)")
+    b.emit("is_single = Equal (padded_shape, one)")
+    b.emit("single = NonZero (is_single)")
+    b.emit("axes = Squeeze (single, zero)")
+    b.emit(f"terms_under_one = Unsqueeze ({terms}, zero)")
+    b.emit("total = ReduceSum <keepdims = 1> (terms_under_one, axes)")
+    b.emit("result = Reshape <allowzero = 1> (total, self_shape)")
+    return "result"
 
 
 def _covers(call: Call) -> bool:
-    """Whether self already has the shape S, so that nothing is summed."""
+    """Whether self is sure to have the shape S already, so that nothing is summed; equal names are no equal sizes."""
     own, target = call.shape("self"), call.shape("target")
     return (
         own is not None
         and target is not None
         and len(own) >= len(target)
-        and all(y == 1 or x == y is not None for x, y in zip(own[len(own) - len(target) :], target, strict=True))
+        and all(
+            y == 1 or (isinstance(x, int) and x != 1)
+            for x, y in zip(own[len(own) - len(target) :], target, strict=True)
+        )
     )
+
+
+def _may_be_alike(call: Call) -> bool:
+    """Whether self and target may have the same shape."""
+    own, target = call.shape("self"), call.shape("target")
+    if own is None or target is None:
+        return True
+    pairs = zip(own, target, strict=False)
+    return len(own) == len(target) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in pairs)
 
 
 def _check(call: Call) -> None:
