@@ -11,6 +11,7 @@ import golden
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
+from onnx.defs import OpSchema
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -78,6 +79,11 @@ def normal(shape: Shape, dtype: Any, *key: Any, scale: float = 1.0) -> Array:
 def uniform(shape: Shape, dtype: Any, *key: Any, low: float = 0.0, high: float = 1.0) -> Array:
     """Evenly spread numbers, rounded to `dtype`."""
     return np.asarray(rng("uniform", shape, *key).uniform(low, high, shape)).astype(dtype)
+
+
+def allowed_types(schema: OpSchema, parameter: OpSchema.FormalParameter) -> set[str]:
+    """What FormalParameter.types says, which cannot be asked for in onnx 1.20."""
+    return {t for c in schema.type_constraints if c.type_param_str == parameter.type_str for t in c.allowed_type_strs}
 
 
 def shape_id(value: Any) -> str | None:
