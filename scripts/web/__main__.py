@@ -120,14 +120,16 @@ def missing_packages() -> list[str]:
 
 
 def setup() -> dict[str, Any]:
-    """What the demo trains with, and on; but for the straddling windows, for the page reads no lines.
+    """What the demo trains with and on, without the windows that straddle two digits: the page reads no lines.
 
     Arrays are flat. JSON keeps each float32 exactly: it is written as the float64 of the same value.
     """
     images, held_out, labels, held_out_labels = demo.split(*demo.load_images())
+    (hidden,) = demo.HIDDEN  # the page speaks of one hidden layer
     return {
         "seed": demo.SEED,
         "batch": demo.BATCH,
+        "hidden": hidden,
         "learningRates": [demo.learning_rate(epoch) for epoch in range(demo.EPOCHS)],
         "side": digits.SIDE,
         "digits": digits.DIGITS,

@@ -17,8 +17,9 @@ try {
     fail(event.message || "The program that trains could not be loaded. Is the server still running?");
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [type, button] of Object.entries(buttons)) button.onclick = () => worker.postMessage({ type });
-  element("pace").onchange = ({ target }) =>
-    worker.postMessage({ type: "pace", stepsPerSecond: Number(target.value) || Infinity });
+  const pace = element("pace");
+  pace.onchange = () => worker.postMessage({ type: "pace", epochsPerSecond: Number(pace.value) });
+  pace.onchange(); // browsers keep a choice when the page is loaded again
   element("mistakes").onchange = draw;
 } catch (error) {
   fail(`This browser cannot run the training beside the page: ${error.message}`);
@@ -27,16 +28,20 @@ try {
 const handlers = {
   async loaded(message) {
     loaded = message;
-    const { heldOut, learnedCount, modelBytes } = loaded;
+    const { epochs, heldOut, hidden, learnedCount, learningRate, modelBytes, stepsPerEpoch } = loaded;
     element("counts").textContent = `${learnedCount} images to learn from, ${heldOut.labels.length} held out`;
+    element("settings").textContent =
+      `The network has one layer of ${hidden} hidden units. It learns for ${epochs} epochs of ${stepsPerEpoch} steps, ` +
+      `with ${batchSizes(learnedCount, stepsPerEpoch)} images in a step, and at a learning rate that falls in a ` +
+      `straight line from ${learningRate} towards 0.`;
     element("held-out").textContent = ` ${heldOut.labels.length}`;
-    element("epochs").textContent = `of ${loaded.epochs}`;
+    element("epochs").textContent = `of ${epochs}`;
     element("size").textContent = `, ${(modelBytes / 1000).toFixed(1)} kB`;
     try {
       const [{ lossChart, accuracyChart }, { Grid }] = await Promise.all([import("./charts.js"), import("./grid.js")]);
       view = {
-        loss: lossChart(element("loss-chart"), loaded.epochs),
-        accuracy: accuracyChart(element("accuracy-chart"), loaded.epochs),
+        loss: lossChart(element("loss-chart"), epochs),
+        accuracy: accuracyChart(element("accuracy-chart"), epochs),
         grid: new Grid(element("digits"), heldOut, loaded.side),
       };
       draw();
@@ -55,7 +60,7 @@ const handlers = {
     }
   },
 
-  progress({ losses, accuracies, predictions, stepsPerSecond }) {
+  progress({ losses, accuracies, predictions, epochsPerSecond }) {
     for (const loss of losses) {
       history.losses.push(loss);
       const last = history.losses.slice(-loaded.stepsPerEpoch);
@@ -63,7 +68,7 @@ const handlers = {
     }
     history.accuracies.push(...accuracies);
     history.predictions = predictions;
-    speed = stepsPerSecond;
+    speed = epochsPerSecond;
     draw();
   },
 
@@ -115,7 +120,7 @@ function drawFigures() {
   element("accuracy").textContent = percent(history.accuracies.at(-1)?.accuracy);
   element("loss").textContent = means.at(-1)?.toFixed(4) ?? "–";
   element("epoch").textContent = (steps / stepsPerEpoch).toFixed(1);
-  element("speed").textContent = speed > 0 ? Math.round(speed).toLocaleString("en") : "–";
+  element("speed").textContent = speed > 0 ? speed.toFixed(1) : "–";
   element("progress").value = steps / (stepsPerEpoch * epochs);
 }
 
@@ -134,6 +139,12 @@ function drawDigits() {
   const onlyMistakes = element("mistakes").checked;
   element("digits").classList.toggle("only-mistakes", onlyMistakes);
   element("no-mistakes").hidden = !onlyMistakes || document.querySelector(".digits .wrong") !== null;
+}
+
+/** How many images a step has: all of an epoch in `steps` parts, as equal as can be. */
+function batchSizes(count, steps) {
+  const [least, most] = [Math.floor(count / steps), Math.ceil(count / steps)];
+  return least === most ? `${least}` : `${least} or ${most}`;
 }
 
 function percent(share) {

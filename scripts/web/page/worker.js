@@ -1,6 +1,6 @@
 /**
  * Trains beside the page, so that it never waits. The page sends commands ("start", "pause", "reset", and "pace" with
- * `stepsPerSecond`); from here come "loaded", then "state" and "progress", and "error" with a message in words.
+ * `epochsPerSecond`); from here come "loaded", then "state" and "progress", and "error" with a message in words.
  */
 import { Training } from "./training.js";
 
@@ -37,11 +37,11 @@ let accuracies = [];
 async function main() {
   training = await Training.load();
   const { setup, stepsPerEpoch, modelBytes } = training;
-  const { side, digits, heldOut, learned, learningRates } = setup;
+  const { side, digits, hidden, heldOut, learned, learningRates } = setup;
   postMessage({
     type: "loaded",
-    ...{ side, digits, heldOut, stepsPerEpoch, modelBytes },
-    ...{ epochs: learningRates.length, learnedCount: learned.labels.length },
+    ...{ side, digits, hidden, heldOut, stepsPerEpoch, modelBytes },
+    ...{ epochs: learningRates.length, learningRate: learningRates[0], learnedCount: learned.labels.length },
   });
   await begin();
   for (;;) {
@@ -51,7 +51,7 @@ async function main() {
   }
 }
 
-async function obey({ type, stepsPerSecond }) {
+async function obey({ type, epochsPerSecond }) {
   if (type === "start" && state !== "done") {
     restartClock();
     enter("running");
@@ -61,7 +61,7 @@ async function obey({ type, stepsPerSecond }) {
   } else if (type === "reset") {
     await begin();
   } else if (type === "pace") {
-    interval = 1000 / stepsPerSecond;
+    interval = 1000 / (epochsPerSecond * training.stepsPerEpoch);
     restartClock();
   }
 }
@@ -91,7 +91,7 @@ async function work() {
   const start = performance.now();
   for (let now = start; now >= due && now < start + REPORT_INTERVAL && !training.done; now = performance.now()) {
     losses.push(await training.step());
-    due = interval === 0 ? now : due + interval;
+    due = Math.max(due + interval, now - REPORT_INTERVAL); // what a sleeping computer missed is not made up for
     // Accuracy rises in the first epoch; after it one look per epoch is enough, and one for each report.
     const { steps, stepsPerEpoch } = training;
     const epochEnds = steps % stepsPerEpoch === 0;
@@ -115,8 +115,8 @@ function report(predictions) {
   note(predictions);
   reported = performance.now();
   const { time, steps } = clock;
-  const stepsPerSecond = (1000 * (training.steps - steps)) / (reported - time);
-  postMessage({ type: "progress", losses, accuracies, predictions, stepsPerSecond });
+  const epochsPerSecond = (1000 * (training.steps - steps)) / training.stepsPerEpoch / (reported - time);
+  postMessage({ type: "progress", losses, accuracies, predictions, epochsPerSecond });
   losses = [];
   accuracies = [];
 }
