@@ -65,18 +65,24 @@ Dtypes: grad_out, log_probs and out one of float16, bfloat16, float, double; neg
 or a wider one; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
 computed in double and rounded once.
 
-Edge rules: out is 0 for t >= Tn. log_alpha and neg_log_likelihood are taken as they are, also where no forward pass
-could have made them. Entries of padded targets beyond the target length are ignored. A blank or a target outside
-[0, C), a target that is no whole number, and lengths that do not fit are errors.
+Edge rules: out is 0 for t >= Tn, whatever the inputs hold. log_alpha and neg_log_likelihood are taken as they are, also
+where no forward pass could have made them. Entries of padded targets beyond the target length are ignored. A blank or a
+target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
 
-Special values: a probability of 0 counts as 0 whatever it is multiplied by. A logarithm of -inf makes log_beta[t, s]
--inf, and with log_alpha or log_beta at -inf a state has no term in occupied, even if NaN or +inf is added to it. All
-other states have one, whether or not a path could have reached them from the start. A class without a term has no
-second term in out, so a class whose log_probs is -inf has gradient 0. Otherwise NaN and infinities give what the
-formula gives. NaN in log_alpha shows in the class of its state, NaN in log_probs also at earlier steps in the states
-that lead to it; +inf there gives -inf * grad_out, but NaN at the step of a log_probs of +inf. A neg_log_likelihood of
-NaN gives NaN to all classes for t < Tn; +inf does so too, or gives zeros if zero_infinity is 1; with -inf there is no
-second term unless occupied is +inf or NaN.
+A probability of 0 makes a product 0, whatever the other factors are. So log_beta of a state is -inf where log_probs of
+its class is, and where nothing leads from the state to the end. A state whose log_alpha or log_beta is -inf has no term
+in occupied, even if the other one is NaN or +inf; every other state has one, whether or not a path could have reached
+it from the start. A class without terms has no second term in out, so a class whose log_probs is -inf has gradient 0,
+and one whose log_probs is NaN or +inf has the first term alone. Otherwise NaN and infinities give what the formula
+gives, here for a state s that has a term:
+
+    log_alpha[n, t, s]      NaN   NaN in class l'[s] at t
+                            +inf  -inf * grad_out in class l'[s] at t
+    log_probs[t, n, l'[s]]  NaN   NaN in class l'[s] at t, and at earlier steps in the classes of states that lead to s
+                            +inf  NaN in class l'[s] at t, and -inf * grad_out in those classes at earlier steps
+    neg_log_likelihood[n]   NaN   NaN in all classes
+                            +inf  NaN in all classes, or 0 if zero_infinity is 1
+                            -inf  no second term, but NaN where occupied is +inf or NaN
 
 Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN, or zeros where
 it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. The gradients of
