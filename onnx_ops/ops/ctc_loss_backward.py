@@ -303,7 +303,7 @@ def task(job_address: int, n: int) -> None:
     outs = job.output + n * classes * item_size(out_type)
     blank, through = kernel.integer[BLANK], kernel.integer[THROUGH_LOG_SOFTMAX]
 
-    settled = not loss < np.inf  # by a loss of +inf or NaN alone
+    settled = not loss < np.inf  # a loss of +inf or NaN alone says what the sample gets
     zeros = not settled or (loss == np.inf and kernel.integer[ZERO_INFINITY] != 0)
     for c in range(classes):
         result[c] = 0.0 if zeros else np.nan
@@ -624,7 +624,7 @@ def body(b: Body) -> None:
     # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
     b.emit("paths_through = Add (alpha, beta)")
     b.emit("not_reached = Equal (alpha, impossible)")
-    b.emit("not_left = Equal (beta, impossible)")  # nor is a state that does not exist
+    b.emit("not_left = Equal (beta, impossible)")  # which is so of all states above 2*length
     b.emit("no_term = Or (not_reached, not_left)")
     b.emit(f"loss_column = Reshape <allowzero = 1> ({nll}, column)")
     b.emit("relative = Add (paths_through, loss_column)")
