@@ -145,7 +145,7 @@ def link(
     with _refusals(as_json):
         model = read_model(source)
         result = onnx_ops.inline(model) if inline else onnx_ops.link(model)
-        copied = write_model(result, target, source.parent)
+        copied = write_model(result, target, source)
     restore(model)
     found = Counter(site.node.op_type for site in sites(model))
     counts = {name: found[name] for name in onnx_ops.OPS if name in found}
@@ -202,7 +202,7 @@ def check(
     inspection = inspect(proto)
     problems = [*inspection.problems]
     try:
-        external_files(proto, model.parent)
+        external_files(proto, model)
     except ModelFileError as error:
         problems.append(str(error))
     if linked and inspection.linked in (Linked.STALE, Linked.ABSENT):

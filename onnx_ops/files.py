@@ -5,10 +5,12 @@ from __future__ import annotations
 import filecmp
 import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import onnx
-from onnx import TensorProto, external_data_helper
+from onnx import TensorProto
 from onnx.serialization import registry
 
 from onnx_ops.errors import LinkError
@@ -34,13 +36,13 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise ModelFileError(str(error)) from error
 
 
-def write_model(model: onnx.ModelProto, path: Path, data_folder: Path) -> list[str]:
+def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
     """Write a model and, beside it, the files of its external data: all of it or nothing.
 
     Args:
         model: what to write, in the format that the ending of `path` stands for.
         path: a new file or one to replace.
-        data_folder: where the external data lies now.
+        source: the file that it comes from; its external data lies beside that.
 
     Returns:
         The files of external data that were copied, relative to the folder of `path`.
@@ -49,7 +51,7 @@ def write_model(model: onnx.ModelProto, path: Path, data_folder: Path) -> list[s
         ModelFileError: external data that is not there or would replace another file; a path that cannot be written;
             a format that cannot hold the model.
     """
-    data = external_files(model, data_folder)
+    data, data_folder = external_files(model, source), source.parent
     if path in [path.parent / location for location in data]:
         raise ModelFileError(f"cannot write {path}: the model keeps external data in a file of that name")
     try:
@@ -72,46 +74,49 @@ def write_model(model: onnx.ModelProto, path: Path, data_folder: Path) -> list[s
     return copied
 
 
-def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """The files that hold a model's external data, relative to the folder that the model lies in.
+def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
+    """The files that hold the external data of a model that lies at `path`, relative to its folder.
 
     Raises:
-        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder, be it by way of
-            a symbolic link.
+        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder; a symbolic link
+            may lead to where the model lies itself if `path` is one.
     """
-    sizes: dict[str, int] = {}
-    for tensor in tensors(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            location, size = _extent(tensor)
-            path = folder / location
-            available = _size(path)
-            if available is None:
-                raise ModelFileError(f"tensor '{tensor.name}' has its data in {path}, which is not there")
-            if not path.resolve().is_relative_to(folder.resolve()):
+    folder = path.parent
+    allowed = {folder.resolve(), path.resolve().parent}
+    sizes: dict[str, int | None] = {}
+    for tensor in _external_tensors(model):
+        extent = _extent(tensor)
+        data = folder / extent.location
+        if extent.location not in sizes:
+            sizes[extent.location] = _size(data)
+            if not any(data.resolve().is_relative_to(place) for place in allowed):
                 raise ModelFileError(
-                    f"tensor '{tensor.name}' has its data in {path}, a link to {path.resolve()}, expected a file below"
+                    f"tensor '{tensor.name}' has its data in {data}, a link to {data.resolve()}, expected a file below"
                     " the model's folder, for onnxruntime takes no other"
                 )
-            if available < size:
-                raise ModelFileError(
-                    f"tensor '{tensor.name}' has its data in {path} up to byte {size}, which ends at {available}"
-                )
-            sizes[location] = size
+        available = sizes[extent.location]
+        if available is None:
+            raise ModelFileError(f"tensor '{tensor.name}' has its data in {data}, which is not there")
+        if available < extent.end:
+            raise ModelFileError(
+                f"tensor '{tensor.name}' has its data in {data} up to byte {extent.end}, which ends at {available}"
+            )
     return list(sizes)
 
 
-def external_size(model: onnx.ModelProto, folder: Path) -> int:
-    """How many bytes a model's external data has at most; raises as `external_files`."""
-    return sum((folder / location).stat().st_size for location in external_files(model, folder))
+def embed_external_data(model: onnx.ModelProto, path: Path) -> None:
+    """Read the external data of a model that lies at `path` into it; `external_files` has found it in order."""
+    for tensor in _external_tensors(model):
+        extent = _extent(tensor)
+        with (path.parent / extent.location).open("rb") as file:
+            file.seek(extent.offset)
+            tensor.raw_data = file.read(extent.length)
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
-def embed_external_data(model: onnx.ModelProto, folder: Path) -> None:
-    """Read a model's external data, that `external_files` has found, into it."""
-    for tensor in tensors(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
+def _external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    return (tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL)
 
 
 def _size(path: Path) -> int | None:
@@ -122,8 +127,20 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _extent(tensor: TensorProto) -> tuple[str, int]:
-    """Where a tensor's external data lies, and where it ends as far as the tensor tells."""
+@dataclass(frozen=True)
+class _Extent:
+    """Where a tensor's external data lies, as far as the tensor tells; without a length to the end of the file."""
+
+    location: str
+    offset: int
+    length: int | None
+
+    @property
+    def end(self) -> int:
+        return self.offset + (self.length or 0)
+
+
+def _extent(tensor: TensorProto) -> _Extent:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not location or PurePath(location).is_absolute() or ".." in PurePath(location).parts:
@@ -131,10 +148,10 @@ def _extent(tensor: TensorProto) -> tuple[str, int]:
             f"tensor '{tensor.name}' has its data in '{location}', expected a file below the model's folder"
         )
     try:
-        offset, length = (int(entries.get(key, 0)) for key in ("offset", "length"))
+        length = int(entries["length"]) if "length" in entries else None
+        return _Extent(location, int(entries.get("offset", 0)), length)
     except ValueError as error:
         raise ModelFileError(f"tensor '{tensor.name}' has external data of no proper extent: {error}") from error
-    return location, offset + length
 
 
 def _must_be_copied(source: Path, target: Path) -> bool:

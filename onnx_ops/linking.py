@@ -83,7 +83,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
             body = _body(op, own, opset)
         except LinkError:
             _cast_inputs(op, own, insertions, names)
-            body = _body(op, own, opset)
+            body = _body_after_casts(op, own, opset)
         attached.extend([body, public_function(op, versions(linked).get(KERNEL_DOMAIN, 1))])
     for site in found:  # a function that has been given a node in standard operators, or never imported the domain
         add_import(site.place.importer, DOMAIN, OPSET_VERSION)
@@ -278,6 +278,19 @@ def _body(op: Op, own: Iterable[Site], opset: int) -> onnx.FunctionProto:
     return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))]).function(opset)
 
 
+def _body_after_casts(op: Op, own: Sequence[Site], opset: int) -> onnx.FunctionProto:
+    try:
+        return _body(op, own, opset)
+    except LinkError as error:
+        several = [site.words for site in own if len(_mixtures(op, site)) > 1]
+        raise LinkError(f"{error}: {', '.join(filter(None, several))}") from error
+
+
+def _mixtures(op: Op, site: Site) -> set[tuple[int | None, ...]]:
+    """The dtypes of the inputs of a node, one mixture for each that calls of the function around it bring."""
+    return {tuple(map(call.dtype, op.input_names)) for call in site.calls}
+
+
 def _fill_missing(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
     """Give ones to nodes that leave out an input that another node of the op has."""
     for index, parameter in enumerate(op.schema.inputs):
@@ -331,7 +344,7 @@ def _spell_out_where_uses_differ(op: Op, own: Sequence[Site]) -> None:
 def _cast_inputs(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
     """Cast the inputs of an op's nodes with mixed dtypes, where one body cannot serve all the mixtures."""
     for site in own:
-        if len({tuple(map(call.dtype, op.input_names)) for call in site.calls}) != 1:
+        if len(_mixtures(op, site)) != 1:
             continue  # not used, or by several calls of a function that bring different dtypes
         dtype = op.kernel.infer(site.calls[0]).dtype
         for index, name in enumerate(op.input_names):

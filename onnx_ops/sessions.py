@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_ops.errors import KernelsUnavailable
-from onnx_ops.files import embed_external_data, external_size
+from onnx_ops.files import embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
 from onnx_ops.linking import link
 from onnx_ops.origins import Origins
@@ -100,6 +100,7 @@ class InferenceSession(ort.InferenceSession):
 
     Raises:
         OpError, LinkError: what `link` refuses.
+        ValueError: external data that is not where onnxruntime takes it from.
         onnxruntime exceptions: what a session refuses, when it is made or run; their text names op and input.
     """
 
@@ -118,24 +119,28 @@ class InferenceSession(ort.InferenceSession):
             # elsewhere at the same time, with or without this class, so that they are left as they are.
             model: str | bytes | None = None
             if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
-                folder = Path(path_or_bytes).absolute().parent
-                if sess_options is None:
-                    options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(folder))
-                elif linked.ByteSize() + external_size(linked, folder) <= MOST_BYTES:
-                    embed_external_data(linked, folder)
+                path = Path(path_or_bytes).absolute()
+                data = [path.parent / location for location in external_files(linked, path)]
+                if sess_options is None and all(f.resolve().is_relative_to(path.parent.resolve()) for f in data):
+                    options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(path.parent))
+                elif linked.ByteSize() + sum(f.stat().st_size for f in data) <= MOST_BYTES:
+                    embed_external_data(linked, path)
                 else:
-                    model = stack.enter_context(_written_beside(linked, folder))
+                    model = stack.enter_context(_written_in(path.parent, linked))
             stack.enter_context(_naming(linked))
             super().__init__(model or linked.SerializeToString(), options, providers, provider_options, **kwargs)
 
 
 @contextlib.contextmanager
-def _written_beside(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
+def _written_in(folder: Path, model: onnx.ModelProto) -> Iterator[str]:
     """The path of a temporary file that holds the model, in the folder of its external data."""
-    with tempfile.NamedTemporaryFile(prefix=".onnx_ops_", suffix=".onnx", dir=folder) as file:
-        file.write(model.SerializeToString())
-        file.flush()
-        yield file.name
+    handle, path = tempfile.mkstemp(prefix=".onnx_ops_", suffix=".onnx", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            file.write(model.SerializeToString())
+        yield path
+    finally:
+        os.unlink(path)
 
 
 def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:

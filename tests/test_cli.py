@@ -351,7 +351,70 @@ def test_external_data_of_attributes_subgraphs_and_sparse_tensors_is_found(tmp_p
     expected = {"values", "indices", "branch", "attribute", "function"}
     for name in expected:
         (tmp_path / name).touch()
-    assert set(external_files(model, tmp_path)) == expected
+    assert set(external_files(model, tmp_path / "m.onnx")) == expected
+
+
+def test_links_out_of_the_models_folder_are_refused(tmp_path: Path) -> None:
+    """As by onnxruntime, which would read what the writer of a model has no right to."""
+    (tmp_path / "model").mkdir()
+    source = save_external(tmp_path / "model" / "m.onnx")
+    (tmp_path / "elsewhere").mkdir()
+    data = next(file for file in source.parent.iterdir() if file != source)
+    data.symlink_to(data.rename(tmp_path / "elsewhere" / data.name))
+    refusal = error("link", source, tmp_path / "model" / "out.onnx")
+    assert f"a link to {(tmp_path / 'elsewhere' / data.name).resolve()}, expected a file below" in refusal
+    assert answer("check", source, code=FAILED)["problems"] == [refusal]
+
+
+def test_links_within_the_models_folder_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    source = save_external(tmp_path / "model" / "m.onnx")
+    data = next(file for file in source.parent.iterdir() if file != source)
+    (source.parent / "data").mkdir()
+    data.symlink_to(data.rename(source.parent / "data" / data.name))
+    assert answer("check", source)["ok"]
+
+
+@pytest.mark.parametrize("kind", ["graph", "type"])
+def test_brackets_too_deep_for_the_parser(kind: str, tmp_path: Path) -> None:
+    """onnx's parser goes down until the stack overflows, which no handler survives."""
+    depth = 100_000
+    types, body = "float", "y = Identity (x)"
+    if kind == "graph":
+        body = "y = If (c) <then_branch = g () => (float y) { " * depth + body + " }>" * depth
+    else:
+        types = "seq(" * depth + types + ")" * depth
+    path = tmp_path / "deep.onnxtxt"
+    path.write_text(f'<ir_version: 10, opset_import: ["": 21]> graph (bool c, {types} x) => (float y) {{ {body} }}')
+    assert error("check", path) == f"{path} is no ONNX model: brackets in it are nested more than 100 deep"
+    with pytest.raises(onnx_ops.LinkError, match="nested more than 100 deep"):
+        onnx_ops.link(path)
+
+
+def test_brackets_in_text_and_comments_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxtxt"
+    brackets = "({[" * 100
+    path.write_text(
+        f'<ir_version: 10, opset_import: ["": 21], doc_string: "\\" {brackets}">\n'
+        f"graph (float x) => (float y) {{ # {brackets}\n y = Identity (x) }}"
+    )
+    assert answer("check", path)["ok"]
+
+
+def test_call_of_a_function_with_too_many_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "own" : 1]>
+        graph (float[2] g, float[2] x) => (float[2] o) { [call] o = own.F (g, x, x) }
+        <domain: "own", opset_import: ["aclnn" : 1]>
+        F (g, x) => (o) { o = aclnn.HardshrinkBackward (g, x) }"""
+    )
+    onnx.save_model(model, path)
+    message = "node 'call' calls function own.F with 3 inputs, expected at most 2: g, x"
+    for arguments in (["link", path, tmp_path / "out.onnx"], ["link", "--inline", path, tmp_path / "out.onnx"]):
+        assert error(*arguments) == message
+        assert answer(*arguments, code=FAILED) == {"error": message}
+    assert answer("check", path, code=FAILED)["problems"] == [message]
 
 
 # --- all or nothing --------------------------------------------------------------------------------------------------
@@ -378,7 +441,7 @@ def test_model_that_cannot_be_serialized(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("onnx.save_model", too_large)
     with pytest.raises(ModelFileError, match=r"cannot write m\.onnx: too large"):
-        write_model(parser.parse_model(GOOD), tmp_path / "m.onnx", tmp_path)
+        write_model(parser.parse_model(GOOD), tmp_path / "m.onnx", tmp_path / "source.onnx")
     assert not names(tmp_path)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +106,22 @@ def test_session_takes_what_onnxruntime_takes(saved: Path) -> None:
     np.testing.assert_array_equal(session.run(["o"], FEEDS)[0], EXPECTED)
 
 
+def test_session_takes_the_names_of_onnxruntime(saved: Path) -> None:
+    for source in (saved, model()):
+        session = onnx_ops.InferenceSession(
+            path_or_bytes=source, sess_options=None, providers=["CPUExecutionProvider"], provider_options=None
+        )
+        np.testing.assert_array_equal(session.run(["o"], FEEDS)[0], EXPECTED)
+
+
+def test_session_takes_the_positions_of_onnxruntime(saved: Path) -> None:
+    theirs = list(inspect.signature(ort.InferenceSession.__init__).parameters.values())
+    ours = list(inspect.signature(onnx_ops.InferenceSession.__init__).parameters.values())
+    assert [(p.name, p.kind) for p in ours] == [(p.name, p.kind) for p in theirs]
+    session = onnx_ops.InferenceSession(saved, ort.SessionOptions(), ["CPUExecutionProvider"], [{}])
+    np.testing.assert_array_equal(session.run(["o"], FEEDS)[0], EXPECTED)
+
+
 def test_plain_session_with_our_options_runs_the_kernel(tmp_path: Path) -> None:
     assert nodes_that_ran(linked_bytes(), onnx_ops.session_options(), tmp_path) == {KERNEL_NODE}
 
@@ -181,6 +201,119 @@ def test_external_data_of_a_plain_session_afterwards(tmp_path: Path) -> None:
     onnx.save_model(onnx_ops.link(other), other)
     session = ort.InferenceSession(other, options)
     np.testing.assert_array_equal(session.run(None, {"g": G})[0], G)
+
+
+def _first_number_of(session: ort.InferenceSession) -> float:
+    return float(session.run(None, {"g": np.ones((2, 3), np.float32)})[0][0, 0])
+
+
+def _threshold_models(folder: Path, count: int) -> list[Path]:
+    """Linked models that differ in their external data alone; from ones, model k makes k + 1."""
+    paths = []
+    for number in range(count):
+        proto = parser.parse_model(
+            """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+            graph (float[2,3] g) => (float[2,3] o) {
+                h = aclnn.HardshrinkBackward <lambd: float = 0.0> (g, x)
+                o = Mul (h, x)
+            }"""
+        )
+        values = np.full((2, 3), number + 1, np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, "x"))
+        paths.append(folder / str(number) / "model.onnx")
+        paths[-1].parent.mkdir()
+        onnx.save_model(
+            onnx_ops.link(proto), paths[-1], save_as_external_data=True, location="weights.bin", size_threshold=0
+        )
+    return paths
+
+
+@pytest.mark.parametrize("most", [sessions.MOST_BYTES, 0], ids=["embedded", "too-large-to-embed"])
+def test_threads_with_the_same_options_get_their_own_weights(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of different folders; one thread makes plain sessions, whose folder onnxruntime knows by the path."""
+    monkeypatch.setattr(sessions, "MOST_BYTES", most)
+    paths = _threshold_models(tmp_path, 4)
+    options = onnx_ops.session_options()
+    options.intra_op_num_threads = 1
+    start = threading.Barrier(len(paths))
+
+    def work(number: int) -> set[float]:
+        make = ort.InferenceSession if number == 0 else onnx_ops.InferenceSession
+        start.wait()
+        return {_first_number_of(make(str(paths[number]), options)) for _ in range(40)}
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns often
+    try:
+        with ThreadPoolExecutor(len(paths)) as pool:
+            assert list(pool.map(work, range(len(paths)))) == [{1.0}, {2.0}, {3.0}, {4.0}]
+    finally:
+        sys.setswitchinterval(interval)
+    assert [sorted(path.name for path in folder.iterdir()) for folder in sorted(tmp_path.iterdir())] == [
+        ["model.onnx", "weights.bin"]
+    ] * 4
+
+
+def test_folder_of_a_model_is_not_left_in_options_of_ones_own(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    onnx_ops.InferenceSession(_save_external(tmp_path, X), options)
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry("session.model_external_initializers_file_folder_path")
+
+
+def test_folder_that_options_name_is_left_there(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/somewhere/else")
+    session = onnx_ops.InferenceSession(_save_external(tmp_path, X), options)
+    np.testing.assert_array_equal(session.run(None, {"g": G})[0], EXPECTED)
+    entry = options.get_session_config_entry("session.model_external_initializers_file_folder_path")
+    assert entry == "/somewhere/else"
+
+
+OWN_OPTIONS = pytest.mark.parametrize("options", [None, ort.SessionOptions], ids=["no-options", "own-options"])
+
+
+@OWN_OPTIONS
+def test_tensors_that_share_a_file(options: Any, tmp_path: Path) -> None:
+    """Each lies at an offset of its own; the last one tells no length."""
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+        graph () => (float[2,3] o) { o = aclnn.HardshrinkBackward <lambd: float = 0.25> (g, x) }"""
+    )
+    for name, values in (("g", G), ("x", X)):
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    saved = onnx.load_model(tmp_path / "m.onnx", load_external_data=False)
+    last = max(saved.graph.initializer, key=lambda t: int({e.key: e.value for e in t.external_data}["offset"]))
+    kept = [entry for entry in last.external_data if entry.key != "length"]
+    del last.external_data[:]
+    last.external_data.extend(kept)
+    onnx.save_model(saved, tmp_path / "m.onnx")
+    session = onnx_ops.InferenceSession(tmp_path / "m.onnx", options and options())
+    np.testing.assert_array_equal(session.run(None, {})[0], EXPECTED)
+
+
+@OWN_OPTIONS
+def test_links_to_data_where_onnxruntime_takes_them(options: Any, tmp_path: Path) -> None:
+    """A cache of downloaded models: model and data are links to files of one other folder."""
+    path = _save_external(tmp_path / "cache", X)
+    (tmp_path / "store").mkdir()
+    for file in (path, path.parent / "weights.bin"):
+        file.symlink_to(file.rename(tmp_path / "store" / file.name))
+    session = onnx_ops.InferenceSession(path, options and options())
+    np.testing.assert_array_equal(session.run(None, {"g": G})[0], EXPECTED)
+
+
+@OWN_OPTIONS
+def test_link_to_data_elsewhere_is_refused(options: Any, tmp_path: Path) -> None:
+    path = _save_external(tmp_path / "model", X)
+    (tmp_path / "secrets").mkdir()
+    data = path.parent / "weights.bin"
+    data.symlink_to(data.rename(tmp_path / "secrets" / "weights.bin"))
+    with pytest.raises(ValueError, match=r"tensor 'x' has its data in .*, a link to .*secrets.*onnxruntime takes no"):
+        onnx_ops.InferenceSession(path, options and options())
 
 
 def test_large_external_data_is_not_copied_into_the_model(tmp_path: Path) -> None:

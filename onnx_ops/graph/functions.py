@@ -123,6 +123,9 @@ def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with all functions inlined, to see what types their nodes get; changes the model that it is given.
 
     Types behind an operator that is another in the version that a function imports may be unknown in it.
+
+    Raises:
+        LinkError: functions that cannot be inlined.
     """
     if not model.functions:
         return model
@@ -132,7 +135,14 @@ def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
     for function in model.functions:  # the inliner leaves those of other versions where they are
         for entry in function.opset_import:
             entry.version = own[spelled(entry.domain)]
-    return inliner.inline_local_functions(model)
+    return _inlined(model, convert_version=False)
+
+
+def _inlined(model: onnx.ModelProto, convert_version: bool) -> onnx.ModelProto:
+    try:
+        return inliner.inline_local_functions(model, convert_version=convert_version)
+    except Exception as error:  # a RuntimeError, or a ConvertError of its own
+        raise LinkError(f"the functions of the model cannot be inlined: {error}") from error
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -143,10 +153,7 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     own = versions(model)
     converts = any(own.get(d, v) != v for function in model.functions for d, v in versions(function).items())
-    try:
-        result = inliner.inline_local_functions(model, convert_version=converts)
-    except Exception as error:  # a RuntimeError, or a ConvertError of its own
-        raise LinkError(f"the functions of the model cannot be inlined: {error}") from error
+    result = _inlined(model, converts)
     kept = {function_key(f): f for f in result.functions}
     for _, node in placed_nodes(result):
         if function := kept.get(called_key(node)):
