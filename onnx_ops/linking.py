@@ -116,6 +116,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
             model, the default domain's apart.
     """
     plain = load(model)
+    restore(plain)
     check_calls(plain)
     check_size(plain)
     plain = link(plain)

@@ -1,0 +1,323 @@
+"""Models that are linked already, and what other tools have made of them since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import compose, helper, inliner, parser
+
+import onnx_ops
+from onnx_ops import body
+from onnx_ops.inspection import Linked, inspect
+
+Array = np.ndarray[Any, Any]
+PUBLIC = ("aclnn", "HardshrinkBackward")
+BODY = ("ai.onnx.contrib", "aclnn_HardshrinkBackward")
+
+G = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
+X = np.array([[-1, 0.25, 0.75], [0.375, 0.25, -0.5]], np.float32)
+EXPECTED = np.array([[1, 0, 3], [-4, 0, -6]], np.float32)  # the gradient where |x| > 0.3
+
+
+def model(then: str = "o = Identity (h)") -> onnx.ModelProto:
+    return parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {{
+            h = aclnn.HardshrinkBackward <lambd: float = 0.3> (g, x)
+            {then}
+        }}"""
+    )
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def run_everywhere(proto: onnx.ModelProto) -> None:
+    """Kernel, portable body and inlined, each with the right numbers; inputs in the order of the graph."""
+    feeds = dict(zip([i.name for i in proto.graph.input], (G, X), strict=True))
+    linked = onnx_ops.link(proto)
+    sessions = [
+        onnx_ops.InferenceSession(proto),
+        ort.InferenceSession(linked.SerializeToString(), onnx_ops.session_options()),
+        ort.InferenceSession(linked.SerializeToString()),
+        ort.InferenceSession(onnx_ops.inline(proto).SerializeToString()),
+    ]
+    for session in sessions:
+        np.testing.assert_array_equal(session.run(None, feeds)[0], EXPECTED)
+    assert onnx_ops.link(linked).SerializeToString() == linked.SerializeToString()
+    assert inspect(linked).linked is Linked.CURRENT
+
+
+# --- what other tools make of a linked model --------------------------------------------------------------------------
+
+
+def inlined_by_another_tool(linked: onnx.ModelProto) -> onnx.ModelProto:
+    """The public function is put in place of its node; the body stays a function, and is called by the graph."""
+    result = inliner.inline_selected_functions(linked, [PUBLIC], exclude=False)
+    assert BODY in [(n.domain, n.op_type) for n in result.graph.node]
+    assert [(f.domain, f.name) for f in result.functions] == [BODY]
+    return result
+
+
+def body_inlined_by_another_tool(linked: onnx.ModelProto) -> onnx.ModelProto:
+    """The other way round: the body is put into the public function, which no kernel's name tells any more."""
+    result = inliner.inline_selected_functions(linked, [BODY], exclude=False)
+    assert [(f.domain, f.name) for f in result.functions] == [PUBLIC]
+    return result
+
+
+def with_prefix(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = compose.add_prefix(linked, "my_")
+    assert ("aclnn", "my_HardshrinkBackward") in [(n.domain, n.op_type) for n in result.graph.node]
+    return result
+
+
+def prefix_then_inlined(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = compose.add_prefix(linked, "my_")
+    return inliner.inline_selected_functions(result, [("aclnn", "my_HardshrinkBackward")], exclude=False)
+
+
+def kernel_node_alone(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = inlined_by_another_tool(linked)
+    del result.functions[:]
+    return result
+
+
+def without(name: tuple[str, str]) -> Callable[[onnx.ModelProto], onnx.ModelProto]:
+    def change(linked: onnx.ModelProto) -> onnx.ModelProto:
+        kept = [f for f in linked.functions if (f.domain, f.name) != name]
+        result = copied(linked)
+        del result.functions[:]
+        result.functions.extend(kept)
+        return result
+
+    return change
+
+
+def reversed_functions(linked: onnx.ModelProto) -> onnx.ModelProto:
+    functions = [*reversed(copied(linked).functions)]
+    result = copied(linked)
+    del result.functions[:]
+    result.functions.extend(functions)
+    return result
+
+
+def doubled_functions(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = copied(linked)
+    result.functions.extend(linked.functions)
+    return result
+
+
+def other_body(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = copied(linked)
+    next(f for f in result.functions if f.name == BODY[1]).node[0].op_type = "Neg"
+    return result
+
+
+def more_attributes(linked: onnx.ModelProto) -> onnx.ModelProto:
+    result = copied(linked)
+    next(f for f in result.functions if f.name == PUBLIC[1]).attribute.append("another")
+    return result
+
+
+def without_documentation(linked: onnx.ModelProto) -> onnx.ModelProto:
+    """As a tool that strips what no session reads."""
+    result = copied(linked)
+    for function in result.functions:
+        function.ClearField("doc_string")
+    del result.metadata_props[:]
+    return result
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        inlined_by_another_tool,
+        body_inlined_by_another_tool,
+        with_prefix,
+        prefix_then_inlined,
+        kernel_node_alone,
+        reversed_functions,
+        doubled_functions,
+        other_body,
+        more_attributes,
+        without_documentation,
+    )
+} | {"without_public": without(PUBLIC), "without_body": without(BODY)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_model_is_linked_anew(change: str) -> None:
+    changed = CHANGES[change](onnx_ops.link(model()))
+    before = changed.SerializeToString()
+    seen = inspect(changed)
+    assert seen.ok
+    assert seen.linked is (Linked.ABSENT if change == "kernel_node_alone" else Linked.STALE)
+    assert [(node.op, len(node.uses)) for node in seen.nodes] == [("HardshrinkBackward", 1)]
+    run_everywhere(changed)
+    linked = onnx_ops.link(changed)
+    assert sorted((f.domain, f.name) for f in linked.functions) == [PUBLIC, BODY]
+    assert changed.SerializeToString() == before
+
+
+def test_two_linked_models_merged() -> None:
+    """With prefixes both keep functions of their own, which are the same."""
+    one, other = onnx_ops.link(model()), onnx_ops.link(model())
+    merged = compose.merge_models(
+        compose.add_prefix(one, "a_"), compose.add_prefix(other, "b_"), io_map=[("a_o", "b_g")]
+    )
+    assert [i.name for i in merged.graph.input] == ["a_g", "a_x", "b_x"]
+    feeds = {"a_g": G, "a_x": X, "b_x": X}
+    for proto in (onnx_ops.link(merged), onnx_ops.inline(merged)):
+        session = ort.InferenceSession(proto.SerializeToString())
+        np.testing.assert_array_equal(session.run(None, feeds)[0], EXPECTED)
+
+
+def test_model_that_a_session_has_optimized(tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnx_ops.InferenceSession(model("o = Identity (h)"), options)
+    optimized = onnx.load_model(tmp_path / "optimized.onnx")
+    assert BODY in [(n.domain, n.op_type) for n in optimized.graph.node]
+    seen = inspect(optimized)
+    assert seen.ok
+    assert seen.linked is Linked.ABSENT
+    assert [node.op for node in seen.nodes] == ["HardshrinkBackward"]
+    run_everywhere(optimized)
+
+
+def test_kernel_of_an_op_that_there_is_not() -> None:
+    """As an optimised model of another version may have; nothing could run it."""
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "ai.onnx.contrib" : 1]>
+        graph (float[2,3] g) => (float[2,3] o) { [it] o = ai.onnx.contrib.aclnn_SoftsignBackward (g, g) }"""
+    )
+    for refusing in (onnx_ops.link, onnx_ops.inline, onnx_ops.InferenceSession):
+        with pytest.raises(onnx_ops.OpError, match=r"SoftsignBackward: no such op in domain aclnn.*; node 'it' \("):
+            refusing(proto)
+    assert "no such op" in inspect(proto).nodes[0].problems[0]
+
+
+# --- overloads and functions of one's own -----------------------------------------------------------------------------
+
+
+def test_overload_of_an_op_is_the_op() -> None:
+    proto = model()
+    proto.graph.node[0].overload = "special"
+    run_everywhere(proto)
+
+
+def test_functions_of_ones_own_in_our_domains() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "ai.onnx.contrib" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {
+            m = aclnn.Mine (g)
+            p = ai.onnx.contrib.aclnn_Mine (m)
+            o = aclnn.HardshrinkBackward <lambd: float = 0.3> (p, x)
+        }
+        <domain: "aclnn", opset_import: ["" : 21]> Mine (x) => (o) { o = Neg (x) }
+        <domain: "ai.onnx.contrib", opset_import: ["" : 21]> aclnn_Mine (x) => (o) { o = Neg (x) }"""
+    )
+    run_everywhere(proto)
+    names = [(f.domain, f.name) for f in onnx_ops.link(proto).functions]
+    assert names == [BODY, PUBLIC, ("aclnn", "Mine"), ("ai.onnx.contrib", "aclnn_Mine")]
+
+
+def test_function_of_ones_own_with_the_name_of_an_op_is_refused() -> None:
+    """It would give way to the op without a word."""
+    proto = model()
+    proto.functions.append(
+        parser.parse_function(
+            '<domain: "aclnn", opset_import: ["" : 21]> HardshrinkBackward (g, x) => (o) { o = Neg (x) }'
+        )
+    )
+    message = r"brings a function aclnn\.HardshrinkBackward of its own, which is the name of an op"
+    for refusing in (onnx_ops.link, onnx_ops.inline, onnx_ops.InferenceSession):
+        with pytest.raises(onnx_ops.LinkError, match=message):
+            refusing(proto)
+    (problem,) = inspect(proto).problems
+    assert "of its own" in problem
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_any_version_of_the_kernels_domain_will_do(version: int) -> None:
+    """Others put ops of their own there, under whatever version they like."""
+    proto = model()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.contrib", version))
+    run_everywhere(proto)
+
+
+def test_function_that_does_not_import_the_domain() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "own" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) { o = own.F (g, x) }
+        <domain: "own", opset_import: ["" : 21]>
+        F (g, x) => (o) { o = aclnn.HardshrinkBackward <lambd: float = 0.3> (g, x) }"""
+    )
+    run_everywhere(proto)
+
+
+def test_function_that_imports_another_version_of_the_domain_is_refused() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "own" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) { o = own.F (g, x) }
+        <domain: "own", opset_import: ["" : 21, "aclnn" : 2]>
+        F (g, x) => (o) { o = aclnn.HardshrinkBackward <lambd: float = 0.3> (g, x) }"""
+    )
+    with pytest.raises(onnx_ops.LinkError, match=r"function own\.F imports version 2 of domain aclnn, expected 1"):
+        onnx_ops.link(proto)
+
+
+# --- what a linked model says of itself -------------------------------------------------------------------------------
+
+
+def test_attached_functions_say_what_they_are() -> None:
+    portable, public = onnx_ops.link(model()).functions
+    for function in (portable, public):
+        assert function.doc_string.startswith("aclnn.HardshrinkBackward: Gradient of hardshrink")
+        assert function.doc_string.endswith(f"Attached by onnx_ops {onnx_ops.__version__}.")
+    assert "standard operators" in portable.doc_string
+    assert "calls the kernel" in public.doc_string
+
+
+def _metadata(proto: onnx.ModelProto) -> list[tuple[str, str]]:
+    return [(entry.key, entry.value) for entry in proto.metadata_props]
+
+
+def test_linked_model_tells_the_version() -> None:
+    proto = model()
+    proto.metadata_props.add(key="author", value="someone")
+    linked = onnx_ops.link(proto)
+    assert _metadata(linked) == [("author", "someone"), ("onnx_ops.version", onnx_ops.__version__)]
+    assert inspect(linked).linked_by == onnx_ops.__version__
+    assert inspect(proto).linked_by is None
+    assert _metadata(onnx_ops.inline(proto)) == _metadata(linked)
+    linked.metadata_props.add(key="reviewed", value="yes")
+    assert onnx_ops.link(linked).SerializeToString() == linked.SerializeToString()
+
+
+def test_model_that_another_version_has_linked_is_linked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(body, "__version__", "0.0.9")
+        other.setattr("onnx_ops.linking.__version__", "0.0.9")
+        old = onnx_ops.link(model())
+    seen = inspect(old)
+    assert (seen.linked, seen.linked_by) == (Linked.STALE, "0.0.9")
+    assert onnx_ops.link(old).SerializeToString() == onnx_ops.link(model()).SerializeToString()
+
+
+def test_model_without_nodes_tells_nothing() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> graph (float[2] x) => (float[2] o) { o = Neg (x) }'
+    )
+    assert not onnx_ops.link(proto).metadata_props
+    assert inspect(proto).linked is Linked.UNNEEDED
