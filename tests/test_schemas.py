@@ -129,7 +129,8 @@ def test_registered_ops_are_those_of_the_contract() -> None:
 
 def test_registered_by_import_alone() -> None:
     code = "import onnx, onnx_ops; print(onnx.defs.get_schema('HardshrinkBackward', 1, 'aclnn').since_version)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
