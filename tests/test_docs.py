@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import onnx_ops
+from models import ctc
 from onnx_ops.examples import example_body
 from scripts import docs
 
@@ -24,11 +26,57 @@ def _blocks(name: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-def test_readme_example_runs() -> None:
-    """The README has one example, which ends in an assert."""
-    (example,) = _blocks("README.md")
-    assert example.strip().splitlines()[-1].startswith("assert ")
-    exec(compile(example, "README.md", "exec"), {})
+def test_readme_examples_run() -> None:
+    """One after the other, as a reader tries them; each ends in an assert."""
+    names: dict[str, Any] = {}
+    examples = _blocks("README.md")
+    assert len(examples) == 3
+    for example in examples:
+        assert example.strip().splitlines()[-1].startswith("assert ")
+        exec(compile(example, "README.md", "exec"), names)
+
+
+def test_readme_gives_pytorch_forward_variables_of_ctc() -> None:
+    """The call that the README names gives what models/ctc.py gives."""
+    torch = pytest.importorskip("torch")
+    (call,) = re.findall(r"`loss, log_alpha = (torch\.[^`]+)`", (ROOT / "README.md").read_text())
+    log_probs = np.random.default_rng(0).normal(size=(6, 2, 4)).astype(np.float32)
+    log_probs -= np.logaddexp.reduce(log_probs, axis=2, keepdims=True)
+    targets, input_lengths, target_lengths = np.array([[1, 2], [3, 3]]), [6, 5], [2, 2]
+    arguments = {"input_lengths": input_lengths, "target_lengths": target_lengths, "torch": torch}
+    tensors = {"log_probs": torch.from_numpy(log_probs), "targets": torch.from_numpy(targets)}
+    loss, log_alpha = eval(call, arguments | tensors)
+    expected = ctc.forward(log_probs, targets, np.array(input_lengths), np.array(target_lengths))
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)  # float32
+    used = np.arange(6)[None, :, None] < np.array(input_lengths)[:, None, None]
+    np.testing.assert_allclose(np.where(used, log_alpha, 0), np.where(used, expected[1], 0), rtol=1e-5)
+
+
+def test_readme_shows_an_error_that_is_raised() -> None:
+    node = onnx_ops.make_node("HardshrinkBackward", ["grad", "x"], ["y"])
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node],
+        "hardshrink",
+        [value(name, onnx.TensorProto.FLOAT, ["M", "N"]) for name in ("grad", "x")],
+        [value("y", onnx.TensorProto.FLOAT, None)],
+    )
+    opsets = [onnx.helper.make_opsetid("", 21), onnx_ops.opset_import()]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # onnxruntime would log the error that is wanted here
+    session = onnx_ops.InferenceSession(model, options)
+    with pytest.raises(Exception, match="HardshrinkBackward") as error:
+        session.run(None, {"grad": np.ones((3, 4), np.float32), "x": np.ones((2, 4), np.float32)})
+    (shown,) = re.findall(r"(?:^    .*\n)+", (ROOT / "README.md").read_text().split("### Errors")[1], re.MULTILINE)
+    assert " ".join(shown.split()) in str(error.value)
+
+
+def test_links_of_the_documents_resolve() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        targets = re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text())
+        files = [target for target in targets if "://" not in target]
+        assert [target for target in files if not (ROOT / target).exists()] == []
 
 
 def test_readme_names_all_ops() -> None:
