@@ -40,8 +40,8 @@ class Elementwise:
         core_narrow: the core for an output of 16 bits, if the other is more exact than that needs.
         light: whether, for given attributes, the core does so little that 16-bit numbers are best converted right in
             it; a core that does more is faster on chunks that have been converted before.
-        core_uniform: the core for a stretch on which the inputs named in `uniform` have one value each, of which it
-            reads element 0 alone.
+        core_uniform: the core, if there is one for given attributes, for a stretch on which the inputs named in
+            `uniform` have one value each, of which it reads element 0 alone.
     """
 
     roles: Mapping[str, Role]
@@ -53,7 +53,7 @@ class Elementwise:
     check: Callable[[Call], None] = field(default=lambda call: None)
     ranks: tuple[int, int] = (0, MAX_RANK)
     prepare: Prepare | None = None
-    core_uniform: Core | None = None
+    core_uniform: Callable[[Mapping[str, Any]], Core | None] = field(default=lambda attributes: None)
     uniform: tuple[str, ...] = ()
     core_narrow: Core | None = None
     light: Callable[[Mapping[str, Any]], bool] = field(default=lambda attributes: False)
@@ -149,8 +149,8 @@ class Elementwise:
                 "begin": compiled(engine.begin, ALONE),
                 "prepare": compiled(self.prepare, engine.PREPARE),
             }
-        if self.core_uniform:
+        if core_uniform := self.core_uniform(call.attributes):
             uniform = [name in self.uniform for name in self.roles]
-            fields["core_uniform"] = compiled(self.core_uniform, engine.core_signature(dtype))
+            fields["core_uniform"] = compiled(core_uniform, engine.core_signature(dtype))
             fields["uniform"] = np.pad(np.array(uniform, np.int64), (0, MAX_INPUTS - len(uniform)))
         return fields

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import golden
+import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
@@ -84,6 +85,15 @@ def uniform(shape: Shape, dtype: Any, *key: Any, low: float = 0.0, high: float =
 def allowed_types(schema: OpSchema, parameter: OpSchema.FormalParameter) -> set[str]:
     """What FormalParameter.types says, which cannot be asked for in onnx 1.20."""
     return {t for c in schema.type_constraints if c.type_param_str == parameter.type_str for t in c.allowed_type_strs}
+
+
+def extreme(shape: Shape, dtype: Any, *key: Any) -> Array:
+    """Numbers of both signs, over all exponents of a dtype; some are 0, 1, or the largest number."""
+    generator, limits = rng("extreme", shape, dtype, *key), ml_dtypes.finfo(dtype)
+    lowest = math.log2(float(limits.smallest_subnormal))
+    sizes = np.exp2(generator.uniform(lowest, math.log2(float(limits.max)) - 0.01, shape))
+    sizes = np.choose(generator.choice(4, shape, p=[0.85, 0.05, 0.05, 0.05]), [sizes, 0.0, 1.0, float(limits.max)])
+    return np.asarray(sizes * generator.choice([-1.0, 1.0], shape)).astype(dtype)
 
 
 def shape_id(value: Any) -> str | None:

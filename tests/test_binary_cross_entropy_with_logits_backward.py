@@ -9,7 +9,6 @@ from typing import Any
 import cases
 import engines
 import golden
-import ml_dtypes
 import numpy as np
 import oracles
 import pytest
@@ -153,30 +152,21 @@ def test_targets_outside_0_and_1_and_negative_weights(engine: Engine) -> None:
 # --- the ends of the range -----------------------------------------------------------------------------------------
 
 
-def extreme(shape: cases.Shape, dtype: Any, *key: Any) -> Array:
-    """Numbers of both signs, over all exponents of a dtype; some are 0, 1, or the largest number."""
-    rng, limits = cases.rng("extreme", shape, dtype, *key), ml_dtypes.finfo(dtype)
-    lowest = math.log2(float(limits.smallest_subnormal))
-    sizes = np.exp2(rng.uniform(lowest, math.log2(float(limits.max)) - 0.01, shape))
-    sizes = np.choose(rng.choice(4, shape, p=[0.85, 0.05, 0.05, 0.05]), [sizes, 0.0, 1.0, float(limits.max)])
-    return np.asarray(sizes * rng.choice([-1.0, 1.0], shape)).astype(dtype)
-
-
 def extreme_call(
     dtype: Any, form: str, weighted: bool, pos_weighted: bool, shape: cases.Shape = (30, 100)
 ) -> list[Array | None]:
     """Factors of all sizes, against logits near 0, far from it and of all sizes; the last in turn along the columns."""
     factor = () if form == "scalars" else shape
     logits = cases.normal(shape, dtype, scale=100.0)
-    logits[:, ::3], logits[:, 1::3] = extreme(shape, dtype, "logits")[:, ::3], cases.normal(shape, dtype)[:, 1::3]
-    labels = extreme(shape, dtype, "labels")
+    logits[:, ::3], logits[:, 1::3] = cases.extreme(shape, dtype, "logits")[:, ::3], cases.normal(shape, dtype)[:, 1::3]
+    labels = cases.extreme(shape, dtype, "labels")
     labels[::2] = cases.uniform(shape, dtype)[::2]
     return [
-        extreme(factor, dtype, "grad", form),
+        cases.extreme(factor, dtype, "grad", form),
         logits,
         labels,
-        extreme(factor, dtype, "weight") if weighted else None,
-        extreme(factor, dtype, "pos_weight") if pos_weighted else None,
+        cases.extreme(factor, dtype, "weight") if weighted else None,
+        cases.extreme(factor, dtype, "pos_weight") if pos_weighted else None,
     ]
 
 

@@ -150,6 +150,25 @@ def test_subnormal_numbers(dtype: type) -> None:
     np.testing.assert_array_equal(actual, -q, strict=True)
 
 
+@engines.on_careful_engines
+@pytest.mark.parametrize("log_target", [0, 1])
+@pytest.mark.parametrize("reduction", [NONE, MEAN, BATCHMEAN], ids=["none", "mean", "batchmean"])
+@pytest.mark.parametrize("grad", [(), (30, 50)], ids=cases.shape_id)
+@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
+def test_products_that_overflow_on_the_way(
+    engine: Engine, dtype: np.dtype, grad: cases.Shape, reduction: int, log_target: int
+) -> None:
+    """The mean of a product that does not fit, and exponentials that do not, of a gradient that is small or 0."""
+    g, q = cases.extreme(grad, dtype, "grad"), cases.extreme((30, 50), dtype, "target")
+    if log_target:
+        edge = 175.0 if dtype == np.float64 else 200.0
+        q = cases.uniform((30, 50), dtype, low=-edge, high=edge)
+        # times 1/n a smaller one loses digits
+        least = 2.0**60 * float(np.finfo(np.float64 if dtype == np.float64 else np.float32).tiny)
+        g = np.where(np.abs(g.astype(np.float64)) < least, np.zeros((), dtype), g)
+    check(engine, OP, [g, np.zeros((30, 50), dtype), q], {"reduction": reduction, "log_target": log_target})
+
+
 # --- dtypes, shapes ------------------------------------------------------------------------------------------------
 
 

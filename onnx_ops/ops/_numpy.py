@@ -33,8 +33,8 @@ class Scaled:
 
     @classmethod
     def exp(cls, power: np.ndarray) -> Scaled:
-        """e to a power; one below -8000 counts as -8000, which times any numbers of float64 gives 0, but for -inf."""
-        finite = np.where(np.isinf(power), 0.0, np.maximum(power, -8000.0))
+        """e to a power; a finite one counts as 8000 or -8000 at most, which no other factors bring back."""
+        finite = np.where(np.isinf(power), 0.0, np.clip(power, -8000.0, 8000.0))
         exponent = np.rint(finite / np.log(2))
         # ln(2) in two parts, the first of which gives an exact product.
         rest = (finite - exponent * 0.693147180369123816) - exponent * 1.9082149292705877e-10

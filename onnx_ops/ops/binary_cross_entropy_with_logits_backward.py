@@ -336,7 +336,7 @@ OP = Op(
         },
         core=lambda attributes: kernel,
         core_narrow=kernel_of_16_bits,
-        core_uniform=kernel_of_scalars,
+        core_uniform=lambda attributes: kernel_of_scalars,
         uniform=("grad_output", "weight", "pos_weight"),
         output_dtype="target",
         divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,9 @@ from onnx_ops.body import Body
 from onnx_ops.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.elementwise import Core, Elementwise
 from onnx_ops.op import Example, Op
-from onnx_ops.ops._numpy import computing_dtype, rounded
+from onnx_ops.ops._numpy import Scaled, rounded
 from onnx_ops.roles import Divisor, Reduction, Role
-from onnx_ops.runtime.primitives import exp_parts
+from onnx_ops.runtime.primitives import exp_parts, like, wide
 from onnx_ops.signature import FLOATS, MAX_RANK, Call, attribute, tensor_types
 
 SCHEMA = OpSchema(
@@ -43,8 +44,9 @@ if terms are summed, else in float; rounded once.
 Edge rules: self sets shapes only, its values do not enter. A target of 0 or below has no special case. NaN and
 infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0.
 
-Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0, and
-a grad_output so small that grad_output / n is below it loses digits. Shapes that are known only at run time are not
+Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0, one
+above the largest number counts as infinite, and a grad_output so small that grad_output / n is below the smallest
+normal number loses digits. Shapes that are known only at run time are not
 checked: they broadcast as the operators do.
 """,
     inputs=[
@@ -76,13 +78,13 @@ def reference(
     log_target: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """The definition in NumPy, computed in float64; no product on the way overflows or loses digits.
 
     Args:
         grad_output, self, target: floating arrays; self and target broadcast to S, grad_output to S.
         reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
         log_target: 1 if target holds logarithms.
-        dtype: compute and answer in this dtype instead of self's.
+        dtype: answer in this dtype instead of self's.
 
     Returns:
         Array of self's shape.
@@ -90,33 +92,62 @@ def reference(
     space = np.broadcast_shapes(self.shape, target.shape)
     lead = len(space) - self.ndim
     summed = tuple(a for a, n in enumerate(space) if a < lead or self.shape[a - lead] != n)
-    compute = np.dtype(np.float64) if summed else computing_dtype((grad_output, self, target), dtype)
+    divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        q, g = target.astype(compute), grad_output.astype(compute)
-        d = np.broadcast_to(-(np.exp(q) if log_target else q) * g, space)
-        if reduction == Reduction.MEAN:
-            d = d / compute.type(np.prod(space, dtype=np.float64))
-        elif reduction == Reduction.BATCHMEAN and space:
-            d = d / compute.type(space[0])
-        out = d.sum(axis=summed).reshape(self.shape) if summed else d
+        q = target.astype(np.float64)
+        share = Scaled(1 / np.float64(divisors.get(Reduction(reduction), 1)))
+        d = Scaled(np.exp(q) if log_target else q) * Scaled(-grad_output.astype(np.float64)) * share
+        out = np.broadcast_to(d.value(), space)
+        if summed:
+            out = out.sum(axis=summed).reshape(self.shape)
     return rounded(out, self.dtype, dtype)
 
 
+LEAST = np.float32(2.0**-100)
+"""A smaller number may have lost digits, in float32."""
+
+
 def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal."""
+    """parameters: the divisor's reciprocal, which goes with the larger factor: so no product is out of range alone."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]
     for i in range(count):
-        out[i] = -(target[i] * grad_output[i]) * share
+        q, g = target[i], grad_output[i]
+        larger, smaller = (q, g) if abs(q) > abs(g) else (g, q)
+        out[i] = -(larger * share) * smaller
+
+
+def kernel_of_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output of one value."""
+    grad_output, target = operands[0][0], operands[2]
+    scale = -grad_output * parameters[0]
+    if abs(scale) < LEAST:
+        for i in range(count):
+            q = target[i]
+            larger, smaller = (q, grad_output) if abs(q) > abs(grad_output) else (grad_output, q)
+            out[i] = -(larger * parameters[0]) * smaller
+        return
+    for i in range(count):
+        out[i] = target[i] * scale
+
+
+HIGH = np.float32(88)
+"""To this power e is a float32 number."""
 
 
 def kernel_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal."""
     grad_output, target = operands[0], operands[2]
-    share = parameters[0]
+    share, high = parameters[0], False
     for i in range(count):
         value, first, second = exp_parts(target[i])
-        out[i] = -(((grad_output[i] * first) * value) * second) * share
+        out[i] = -((grad_output[i] * first) * share) * (value * second)
+        high = high | (target[i] > HIGH)
+    if high:  # a gradient may be so small, or 0, that the product is in range, and a part of the exponential is not
+        for i in range(count):
+            value, first, second = exp_parts(wide(target[i]))
+            result = -((wide(grad_output[i]) * first) * wide(share)) * (value * second)
+            out[i] = like(result, share)
 
 
 def body(b: Body) -> None:
@@ -127,14 +158,17 @@ def body(b: Body) -> None:
 
     def terms() -> str:
         """d, where self and target have the same shape."""
-        return _terms(b, _weight(b))
+        return _terms(b, b.load("target"))
+
+    def broadcast_terms() -> str:
+        return _terms(b, _over_space(b, b.load("target")))
 
     def sums() -> str:
-        return _sums(b, _terms(b, _over_space(b, _weight(b))))
+        return _sums(b, broadcast_terms())
 
     if covered:
         alike = all(c.shape("target") == c.shape("self") for c in b.calls)
-        result = terms() if alike else _terms(b, _over_space(b, _weight(b)))
+        result = terms() if alike else broadcast_terms()
     elif any(map(_may_be_alike, b.calls)):
         # A row of numbers that is as long for any rank, so that shapes of different ranks can be compared.
         b.emit(f"no_axes = Constant <value = int64[{MAX_RANK}] {{{', '.join(['-1'] * MAX_RANK)}}}> ()")
@@ -155,34 +189,28 @@ def body(b: Body) -> None:
     b.store(result, "self")
 
 
-def _weight(b: Body) -> str:
-    """What the formula multiplies grad_output by, but for its sign."""
-    target = b.load("target")
-    if b.attribute("log_target") == 0:
-        return target
-    b.emit(f"probability = Exp ({target})")
-    if b.attribute("log_target") is not None:
-        return "probability"
-    b.emit("log_target = Constant <value_int: int = @log_target> ()")
-    b.emit(f"is_logarithm = Cast <to = {TensorProto.BOOL}> (log_target)")
-    b.emit(f"weight = Where (is_logarithm, probability, {target})")
-    return "weight"
-
-
-def _over_space(b: Body, weight: str) -> str:
-    """The weight over S."""
+def _over_space(b: Body, target: str) -> str:
+    """The target over S."""
     if any(0 in (c.shape("self") or ()) for c in b.calls):
         # onnxruntime takes an Expand to 0 elements for one that changes nothing.
         b.emit("everywhere = ConstantOfShape <value = bool[1] {1}> (self_shape)")
-        b.emit(f"weight_over_space = Where (everywhere, {weight}, {weight})")
+        b.emit(f"target_over_space = Where (everywhere, {target}, {target})")
     else:
-        b.emit(f"weight_over_space = Expand ({weight}, self_shape)")
-    return "weight_over_space"
+        b.emit(f"target_over_space = Expand ({target}, self_shape)")
+    return "target_over_space"
 
 
-def _terms(b: Body, weight: str) -> str:
+def _terms(b: Body, target: str) -> str:
     b.emit(f"minus_grad = Neg ({b.load('grad_output')})")  # the sign goes with what mostly is one number
-    return b.scaled(weight, "minus_grad")
+    if b.attribute("log_target") == 0:
+        return b.scaled(target, "minus_grad")
+    b.emit(f"weight = Exp ({target})")
+    if b.attribute("log_target") is None:
+        b.emit("log_target = Constant <value_int: int = @log_target> ()")
+        b.emit(f"is_logarithm = Cast <to = {TensorProto.BOOL}> (log_target)")
+        b.emit(f"weight_or_target = Where (is_logarithm, weight, {target})")
+        return b.scaled("weight_or_target", "minus_grad")
+    return b.scaled("weight", "minus_grad")
 
 
 def _sums(b: Body, terms: str) -> str:
@@ -238,6 +266,10 @@ def _core(attributes: Mapping[str, Any]) -> Core:
     return kernel_of_logarithms if attributes["log_target"] else kernel
 
 
+def _core_of_one_gradient(attributes: Mapping[str, Any]) -> Core | None:
+    return None if attributes["log_target"] else kernel_of_one_gradient
+
+
 def _divisor(attributes: Mapping[str, Any]) -> Divisor:
     return Reduction(attributes["reduction"]).divisor
 
@@ -249,6 +281,8 @@ OP = Op(
         core=_core,
         output_dtype="self",
         output_like="self",
+        core_uniform=_core_of_one_gradient,
+        uniform=("grad_output",),
         divisor=_divisor,
         light=lambda attributes: not attributes["log_target"],
         check=_check,
