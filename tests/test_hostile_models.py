@@ -417,11 +417,11 @@ KINDS = ["alike", "attributes", "optional-inputs", "dtypes", "functions"]
     ("work", "kind"),
     [
         *((onnx_ops.link, kind) for kind in KINDS),
-        *((work, kind) for work in (onnx_ops.inline, inspect) for kind in ("optional-inputs", "functions")),
+        *((work, "optional-inputs") for work in (onnx_ops.inline, inspect)),
     ],
     ids=lambda part: getattr(part, "__name__", part),
 )
 def test_time_grows_as_the_model(work: Callable[[onnx.ModelProto], Any], kind: str) -> None:
     """Four times the nodes take four times as long; in quadratic time it would be sixteen."""
-    small, large = (_seconds(work, chain(kind, count)) for count in (500, 2000))
-    assert large < 8 * small
+    small, large = (_seconds(work, chain(kind, count)) for count in (1000, 4000))
+    assert large < 7 * small
