@@ -61,7 +61,7 @@ $(OLDEST)/ready: pyproject.toml scripts/oldest.py
 	$(PYTHON) -m venv $(OLDEST)
 	$(PYTHON) -m scripts.oldest > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
-	$(OLDEST)/bin/python -m pip install --quiet --only-binary :all: --constraint $(OLDEST)/constraints.txt --editable '.[test]'
+	$(OLDEST)/bin/python -m pip install --quiet --only-binary :all: --constraint $(OLDEST)/constraints.txt --editable '.[demo,test]'
 	touch $@
 
 web-packages: $(WEB)
