@@ -36,7 +36,7 @@ INDEX = "README.md"
 WIDTH = 120
 CODE_WIDTH = 96  # of what is shown without a scroll bar
 
-# Numbers of an example are shown in so many digits, which leaves results within the tolerance.
+# How many digits of an example's numbers are shown: enough for the results to be within the tolerance.
 DIGITS = 6
 TOLERANCE = "rtol=1e-5, atol=1e-6"
 
@@ -123,7 +123,11 @@ def page(op: Op) -> str:
         *(["## Formula", *definition] if definition else []),
         "## Signature",
         fenced("text", signature(op)),
-        *(['An optional input that is left out is written `""`, and nothing at the end.'] if optional else []),
+        *(
+            ['To leave out an optional input, write `""` in its place; at the end of the list write nothing.']
+            if optional
+            else []
+        ),
         "### Inputs",
         table(
             ["input", "optional", "type", "dtypes", "description"],
@@ -174,7 +178,7 @@ def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
 
 
 def sentence(op: Op, text: str) -> str:
-    """The text with a capital, if it does not begin with a name."""
+    """The text with a capital letter at its start, unless it starts with the name of an input, output or attribute."""
     return text if is_name(op, text) else text[:1].upper() + text[1:]
 
 
@@ -264,7 +268,7 @@ def portable_body(op: Op) -> list[str]:
         "## Portable body",
         filled(
             f"What runs where no kernel is registered: standard operators of opset {op.body_opset} or newer. "
-            "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this is the example's."
+            "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this one is the example's."
         ),
         *picture.blocks(),
         f"<details>\n<summary>All {count_nodes(body)} nodes</summary>",
@@ -279,7 +283,7 @@ def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
 
 
 class Kind(enum.IntEnum):
-    """What a value depends on; of several the last in this list."""
+    """What a value depends on. Of several kinds the last one in this list counts."""
 
     SETTLED = 0  # constants and attributes
     SHAPE = 1  # shapes of inputs

@@ -67,7 +67,7 @@ def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | Non
     array = np.asarray(result)
     kind = np.dtype(to if dtype is None else dtype)
     if array.dtype == np.float64 and kind == np.dtype(ml_dtypes.bfloat16):
-        array = _odd_float32(array)  # ml_dtypes goes by way of float32 and would round twice
+        array = _odd_float32(array)  # ml_dtypes converts by way of float32, which would round twice
     with np.errstate(over="ignore", under="ignore"):
         return array.astype(kind)
 

@@ -25,24 +25,29 @@ SCHEMA = OpSchema(
     DOMAIN,
     OPSET_VERSION,
     """
-Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward): every worker computes its
-own sums, the sums and counts are added up over the workers, and this op finishes the gradient locally.
+Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward). Several workers share a
+batch and normalize it with the statistics of the whole batch. In the backward pass every worker computes sums over its
+own elements, and the sums are added up over the workers. From the totals this op computes the gradient of one worker's
+elements.
 
     n = sum(counter)
     grad_input = ((grad_out - sum_dy/n) - (input - mean) * (invstd^2 * (sum_dy_xmu/n))) * invstd * weight
 
-Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; grad_out and grad_input likewise. mean, invstd, weight, sum_dy and
-sum_dy_xmu (C). counter of any shape of rank 0 to 8: the sample counts of the workers.
+Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; grad_out and grad_input have the same shape. mean, invstd, weight,
+sum_dy and sum_dy_xmu (C). counter has any shape of rank 0 to 8; with one number per worker its elements add up to n,
+the number of elements that a channel has on all workers.
 
-Dtypes: grad_out, input and the per-channel inputs float16, bfloat16, float or double each, so that statistics may be
-float where input is float16; counter int32, float16, bfloat16 or float. grad_input has input's dtype. Per-channel
-factors are computed in double; the elements in double if grad_out, input or a per-channel tensor is, else in float.
+Dtypes: each of grad_out, input and the per-channel inputs may be float16, bfloat16, float or double; so the statistics
+can be float where input is float16. counter is int32, float16, bfloat16 or float. grad_input has input's dtype.
+Per-channel factors are computed in double; elements are computed in double if grad_out, input or a per-channel input is
+double, else in float.
 
-Edge rules: a missing weight stands for ones. NaN and infinities go through the formula; so does n = 0. Empty inputs
-give an empty output.
+Edge rules: a missing weight stands for ones. For NaN, infinities and n = 0 the result is what the formula gives. Empty
+inputs give an empty output.
 
-Without a kernel: all values are computed as above, per-channel factors in the dtype of the elements. Of shapes that are
-known only at run time those of the inputs (C) alone are checked; others broadcast as the operators do.
+Without a kernel: the formula is the same, but all of it is computed in the dtype of the elements, so that the last
+digits may differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked. The
+others broadcast by the rules of ONNX's operators.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
@@ -54,7 +59,11 @@ known only at run time those of the inputs (C) alone are checked; others broadca
         ),
         OpSchema.FormalParameter("sum_dy", "TSumDy", "Sum of grad_out over all workers, (C)."),
         OpSchema.FormalParameter("sum_dy_xmu", "TSumDyXmu", "Sum of grad_out * (input - mean) over all workers, (C)."),
-        OpSchema.FormalParameter("counter", "TCounter", "Sample counts of the workers."),
+        OpSchema.FormalParameter(
+            "counter",
+            "TCounter",
+            "Number of elements per channel of each worker: N times the sizes of the axes after C.",
+        ),
     ],
     outputs=[OpSchema.FormalParameter("grad_input", "T", "Gradient by input, (N, C, ...).")],
     type_constraints=[

@@ -22,7 +22,8 @@ SCHEMA = OpSchema(
     DOMAIN,
     OPSET_VERSION,
     """
-Gradient of hardshrink (aclnnHardshrinkBackward).
+Gradient of hardshrink (aclnnHardshrinkBackward). Hardshrink keeps the elements of its input that lie outside the
+interval from -lambd to lambd, and sets the others to 0; so the gradient passes through the elements that were kept.
 
     grad_input = grad_output  where self > lambd or self < -lambd
                  0            elsewhere
@@ -32,12 +33,12 @@ Shapes: grad_output and self broadcast with each other; grad_input has the broad
 Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
 they agree, else double if one is double, else float).
 
-Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32 and is compared with all its bits.
-A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass the result is +0, also if grad_output
-is NaN or infinite there. Empty inputs give an empty output.
+Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32, and is not rounded to the dtype of
+self before the comparison. A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass, the
+result is +0, even if grad_output is NaN or infinite there. Empty inputs give an empty output.
 
-Without a kernel: all values are computed as above, but for a gradient of -0, which may become +0 where it passes.
-Shapes that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
+run time are not checked: they broadcast by the rules of ONNX's operators.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by hardshrink's output."),
