@@ -1,7 +1,7 @@
 """Lines of several digit images side by side, and the windows of columns that a reader slides over them.
 
 A line has one time step per column: the 8x8 window centred there, which the classifier of `digits` calls one of the
-ten digits or, where all of its outputs are low, nothing (the CTC blank). So the classes are the digits 0..9 and BLANK.
+ten digits or, where all of its outputs are low, no digit (the CTC blank). So the classes are the digits 0..9 and BLANK.
 
 Letters: M digit images, N lines, W columns of the widest line, S digits of the longest line, P = 64 pixels.
 """
@@ -50,7 +50,7 @@ def windows(pixels: np.ndarray) -> np.ndarray:
 
 
 def off_centre_windows(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Windows (count, P) that straddle two digits: what a classifier must learn to call nothing before it can read."""
+    """Windows (count, P) that straddle two digits. They teach a classifier that what lies between is none."""
     left, right = images[rng.integers(len(images), size=(2, count))].reshape(2, count, SIDE, SIDE)
     gap = rng.integers(MAX_GAP + 1, size=count)
     start = rng.integers(2, SIDE - 1 + gap)  # at least two columns away from either digit
@@ -69,7 +69,7 @@ def _columns_from(start: np.ndarray) -> np.ndarray:
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
     """From the classifier's logits (..., 10) to log-probabilities (..., 11) of the digits and BLANK.
 
-    A logit of 0 is "as likely a digit as not", so it is the score of the blank.
+    A logit of 0 means that the digit is there with probability 1/2, so 0 is the score of the blank.
     """
     scores = np.concatenate([logits, np.zeros_like(logits[..., :1])], axis=-1)
     return scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)

@@ -45,7 +45,7 @@ class Body:
         self.statements.append(statement)
 
     def has(self, name: str) -> bool:
-        """Whether any use gives the optional input; `link` then gives it to all."""
+        """Whether any use has the optional input. If so, `link` supplies it in the uses that leave it out."""
         return any(c.present(name) for c in self.calls)
 
     def attribute(self, name: str) -> Any:
@@ -60,7 +60,7 @@ class Body:
         return self._cast(name)
 
     def load_float(self, value: str) -> str:
-        """A float, as a reference to an attribute is one, in the computing dtype."""
+        """A float32 value, as an attribute of the node has it, in the computing dtype."""
         return value if self.compute == TensorProto.FLOAT else self._cast(value)
 
     def _cast(self, value: str) -> str:
@@ -85,7 +85,7 @@ class Body:
     def scaled(self, value: str, factor: str) -> str:
         """A value times a factor, divided as the attribute `reduction` says."""
         if divisor := self.divisor(value):
-            # The factor, which mostly is one number, and whose product with the value may overflow.
+            # Divided first: the factor is one number in most models, and its product with the value may overflow.
             self.emit(f"share = Div ({factor}, {divisor})")
             factor = "share"
         self.emit(f"scaled = Mul ({value}, {factor})")
@@ -117,7 +117,10 @@ class Body:
         return "divisor"
 
     def store(self, value: str, *like: str) -> None:
-        """Give a value of the computing dtype out, in the output's dtype: for all uses that of one of `like`."""
+        """Make a value the output, cast from the computing dtype to the output's dtype.
+
+        Where that dtype differs between uses or is unknown, the body takes it from one of the inputs `like`.
+        """
         dtypes = [self.op.kernel.infer(c).dtype for c in self.calls]
         out = self.op.output_name
         if set(dtypes) == {self.compute}:
@@ -127,7 +130,7 @@ class Body:
             self.emit(f"{out} = Cast <to = {dtypes[0]}> ({value})")
             return
         if None in dtypes and len(like) > 1:
-            # Dtypes that are not known have to agree: Concat refuses others when the session is made.
+            # Inputs of unknown dtypes must have the same dtype. Concat checks that when the session is made.
             self.emit("nothing_at_all = Constant <value = float[0] {}> ()")
             for name in like:
                 self.emit(f"nothing_of_{name} = CastLike (nothing_at_all, {name})")

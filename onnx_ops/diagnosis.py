@@ -23,7 +23,7 @@ from onnx_ops.sessions import register
 
 PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
 SILENT = 4
-"""The severity of what onnxruntime logs above which it logs nothing: what fails here is told in the outcome."""
+"""onnxruntime's log level for fatal errors only. Other errors are reported in the outcome of the self-test."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A machine; a package that is not installed has the version None."""
+    """What was found out about a machine. The version of a package that is not installed is None."""
 
     platform: str
     versions: Mapping[str, str | None]
@@ -176,7 +176,7 @@ def _outcome(op: Op, way: str) -> Outcome:
         return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
     except Exception as error:  # whatever it is, it is what the user wants to know
         return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")
-    # Inputs and result are rounded to float32.
+    # The tolerance is that of float32, to which inputs and result are rounded.
     if result.shape == expected.shape and np.allclose(result, expected, rtol=3e-7, atol=6e-8, equal_nan=True):
         return Outcome(op.name, way, Verdict.PASSED, None)
     return Outcome(op.name, way, Verdict.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")

@@ -1,4 +1,4 @@
-"""What makes an elementwise op: a loop over plain arrays, and the part that each input plays in the shapes."""
+"""How an elementwise op is declared: a loop over plain arrays, and how each input takes part in the shapes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ Prepare = Callable[[Any, int, Any], None]
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An op whose every output element is one term, or a sum of terms, that its inputs' elements make.
+    """An op that computes a term of each set of elements that broadcasting puts together; an output element is one
+    term, or a sum of terms.
 
     Attributes:
-        roles: the part of each input, by name.
+        roles: how each input takes part in the shapes, by name of the input.
         core: the loop for given attributes: core(operands, out, count, parameters). operands[i] is the i-th input as
             `count` numbers of the computing dtype (float64 if an input is, else float32), one that was left out as
             ones; parameters[0] is the reciprocal of the divisor, then come `parameters`. It writes out[0:count].
         output_dtype: the input that has the output's dtype; None: the dtype that all inputs promote to.
-        output_like: the input that has the output's shape; what was broadcast from it is summed. None: no such input,
-            the output has the broadcast shape.
+        output_like: the input that has the output's shape; terms are summed over the axes along which it was broadcast.
+            None: there is no such input, and the output has the broadcast shape.
         parameters: attributes as numbers for the core.
         divisor: what terms are divided by, for given attributes.
         check: refuses attributes.
         ranks: least and greatest rank of the index space.
         prepare: works over the inputs of role CHANNEL before the core sees them, in place, in float64:
             prepare(channel_inputs, channels, count), where count[0] is the sum of the input of role COUNT.
-        core_narrow: the core for an output of 16 bits, if the other is more exact than that needs.
-        light: whether, for given attributes, the core does so little that 16-bit numbers are best converted right in
-            it; a core that does more is faster on chunks that have been converted before.
-        core_uniform: the core, if there is one for given attributes, for a stretch on which the inputs named in
-            `uniform` have one value each, of which it reads element 0 alone.
+        core_narrow: the core for 16-bit outputs, which need fewer exact digits, so that it can be faster.
+        light: whether, for given attributes, the core does so little work that converting 16-bit numbers one by one
+            inside it is fastest. For a core that does more, whole chunks are converted before it runs.
+        core_uniform: the core, if there is one for given attributes, for a stretch of elements on which each input
+            named in `uniform` has a single value. It reads element 0 of those inputs only.
     """
 
     roles: Mapping[str, Role]
@@ -60,7 +61,7 @@ class Elementwise:
 
     @property
     def typed_inputs(self) -> tuple[str, ...]:
-        """The inputs whose dtypes settle the output's."""
+        """The inputs that determine the output's dtype."""
         return (self.output_dtype,) if self.output_dtype else self._with(Role.SHAPE)
 
     @functools.cached_property
@@ -100,7 +101,7 @@ class Elementwise:
         return space
 
     def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
-        """Every value is computed; only shapes and dtypes are refused."""
+        """Refuses nothing: an elementwise op computes all values."""
 
     def _computing_dtype(self, call: Call) -> int:
         """float64 if an input is, else float32; a 16-bit dtype for a light core that reads and writes nothing else."""

@@ -1,4 +1,4 @@
-"""The record that makes an op known to everything else."""
+"""The record of an op: schema, checks, NumPy definition, kernel, portable body and example."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kernel(Protocol):
 
     @property
     def typed_inputs(self) -> tuple[str, ...]:
-        """The inputs whose dtypes settle the output's."""
+        """The inputs that determine the output's dtype."""
 
     def infer(self, call: Call) -> TensorType:
         """Dtype and shape of the output; raises OpError for a call that the op refuses."""
@@ -75,8 +75,8 @@ class Op:
             With dtype=numpy.float64 all arithmetic, and the result, is in float64 whatever the inputs are.
         body: writes the op in standard ONNX operators.
         example: for documentation and self-tests.
-        body_opset: the oldest opset of the default domain that has all of them; the default has Shape with start and
-            end, and CastLike.
+        body_opset: the oldest opset of the default domain that has all operators of the body. Opset 15, the default,
+            is the first that has CastLike, and Shape with start and end.
     """
 
     schema: OpSchema

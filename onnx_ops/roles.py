@@ -1,4 +1,7 @@
-"""What an elementwise op says of its inputs, once: shape inference and the native code both go by it."""
+"""How the inputs of an elementwise op take part in its shapes. Shape inference and the native code both use this.
+
+An elementwise op computes one term for each index of its index space: the shape that its main inputs broadcast to.
+"""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""Measures how far the ops' results are off the exact ones, and prints the tables of the README.
+"""Measures how far the ops' results are off the exact ones, and prints the tables of docs/accuracy.md.
 
 Run it from the repository's root: `python -m scripts.accuracy`. The exact result is the formula evaluated from the same
 inputs in float64 by tests/oracles.py (float64 itself is judged in numpy.longdouble). Errors are in units in the last
@@ -29,7 +29,7 @@ from tests import oracles
 
 SEED = 0
 RANDOM = 300_000
-# So many sets of the other operands does each value of a 16-bit operand meet.
+# How many random sets of the other operands each value of a 16-bit operand is tried with.
 MEETINGS = 6
 COLUMNS = 96
 CHANNELS = 64
@@ -38,7 +38,7 @@ CHANNELS = 64
 # float32 for the 16-bit ones. Where one operand takes all values, the others lie between the exponents in OTHERS.
 FACTORS = {"float16": (-24, 15), "bfloat16": (-40, 40), "float32": (-40, 40), "float64": (-300, 300)}
 OTHERS = (-4, 0)
-# Of logits and log-probabilities: exp(-x) becomes subnormal.
+# The same of logits and log-probabilities x. Near the upper end exp(-x) is subnormal.
 LOGITS = {"float16": (-20, 15), "bfloat16": (-20, 6.6), "float32": (-20, 6.6), "float64": (-20, 9.5)}
 STATISTICS = (-4, 4)
 LARGEST_LOG_PROBABILITY = 8.0
@@ -59,7 +59,7 @@ Range = tuple[float, float]
 
 @dataclass
 class Row:
-    """Largest errors of one op in one dtype, over `values` results; None for what there is not."""
+    """Largest errors of one op in one dtype, over `values` results. None: it was not computed that way."""
 
     op: str
     dtype: str
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
 
 
 def main() -> int:
-    """Measure, print, write; returns the exit status: 1 if a kernel breaks its promise."""
+    """Measures, prints tables and writes the JSON file; returns the exit status: 1 if a kernel's error is too large."""
     options = cases.argument_parser(__doc__, list(cases.DTYPES), "build/accuracy.json").parse_args()
     start = time.perf_counter()
     if cases.torch:
@@ -184,7 +184,7 @@ def judge(case: Case, variant: "Variant", dtype: str, threads: int) -> Rows:
 
 
 def results_of(case: Case, threads: int) -> dict[str, Array | None]:
-    """What kernel, body and torch make of a case."""
+    """The results of kernel, portable body and torch for a case."""
     sessions = {
         "kernel": onnx_ops.InferenceSession(case.model, cases.quiet_options(threads)),
         "body": cases.portable_session(case, cases.quiet_options(threads)),
@@ -271,7 +271,7 @@ class Variant:
         return f"{self.op_type}{', ' if self.note else ''}{self.note}"
 
     def exact(self, case: Case, dtype: oracles.Reals) -> Array:
-        """The formula's value."""
+        """The exact value of the formula."""
         oracle: Callable[..., Array] = getattr(oracles, ORACLES[self.op_type])
         expected = oracle(*case.inputs, **case.attributes, dtype=dtype)
         if self.op_type == "BinaryCrossEntropyWithLogitsBackward":

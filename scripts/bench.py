@@ -1,4 +1,4 @@
-"""Times the five ops against torch, the portable bodies, the memory's speed and an empty session.
+"""Times the five ops, and beside them torch, the portable bodies, an addition bound by memory, and an empty session.
 
 Run it from the repository's root: `python -m scripts.bench`. A row is measured in a process of its own, in turns: each
 contender rests the machine, runs for a moment, and hands over. A ratio is the median of the ratios within the rounds.
@@ -56,13 +56,13 @@ MOST_OVER_IDENTITY = 3e-6
 MOST_OVER_MEMORY = 1.15
 LEAST_OF_TORCH = dict.fromkeys([*SIZES, *CTC_SIZES], 1.0) | {"500x32x100x50": 3.0, "1000x32x32x200": 3.0}
 LEAST_OF_TORCH.pop(SMALLEST)
-# The portable body: its time by the kernel's, of elementwise ops; by that of torch, of CTC.
+# The time of a portable body at most: for elementwise ops in times of the kernel's, for CTC in times of torch's.
 MOST_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
 MOST_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
 
-# Seconds. Idle worker threads keep a core busy for a while, onnxruntime's for 30 ms if nothing is said, those of torch
-# (OpenMP) for 3 ms: a contender must not pay for the one before it, so it rests. Then its own sleep, and it takes up to
-# a millisecond until they are at work.
+# All in seconds. Idle worker threads keep cores busy for a while before they sleep: onnxruntime's for 30 ms by default,
+# which SPIN shortens, torch's (OpenMP) for 3 ms. In REST the threads of one contender fall asleep before the next one
+# is timed. In SETTLE its own threads wake up, which takes up to a millisecond and does not count.
 SPIN = 0.001
 REST = 0.005
 SETTLE = 0.002
@@ -70,7 +70,7 @@ TURN = 0.003
 MOST_CALLS = 300
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 200
-# Cores that other processes may keep busy before a row is measured again, and how often it is.
+# If other processes keep more cores busy than this, a row is measured again, up to so many times in all.
 MOST_FOREIGN_LOAD = 0.1
 ATTEMPTS = 2
 
@@ -78,7 +78,7 @@ Run = Callable[[], object]
 
 
 def main() -> int:
-    """Measure, print, write; returns the exit status."""
+    """Measures, prints the tables, writes the JSON file; returns the exit status."""
     options = arguments()
     machine = cases.machine(options.threads)
     chosen = [
@@ -135,7 +135,7 @@ VARIANTS = [
 
 
 def make_case(op_type: str, note: str, dtype: str, size: str) -> Case:
-    """The inputs of a row, as training would have them."""
+    """The inputs of a row, with values as they occur in training."""
     rng = np.random.default_rng(SEED)
     kind = cases.DTYPES[dtype]
     if op_type == "CtcLossBackward":
@@ -286,12 +286,12 @@ def in_own_process(function: Callable[..., Row], *arguments: Any) -> Row:
 
 
 def median_of(compare: Callable[[float, float], float], first: list[float], second: list[float]) -> float:
-    """The median over the rounds of a comparison within the round."""
+    """The median over all rounds of a ratio that is taken within each round."""
     return statistics.median(map(compare, first, second))
 
 
 def least_disturbed(runs: Mapping[str, Run], budget: float) -> tuple[dict[str, list[float]], float | None]:
-    """What `take_turns` finds, and how many cores others kept busy; of a few attempts if that is too many."""
+    """What `take_turns` finds, and how many cores other processes kept busy; if too many, it is tried a few times."""
     attempts = []
     for _ in range(ATTEMPTS):
         foreign = ForeignLoad()
@@ -317,7 +317,7 @@ def take_turns(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]
 
 
 def warm_up(run: Run) -> float:
-    """Seconds that a call takes, after some."""
+    """Seconds that a call takes, once a few calls have warmed it up."""
     seconds: list[float] = []
     end = time.perf_counter() + 0.02
     while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MOST_CALLS):
@@ -367,7 +367,7 @@ class ForeignLoad:
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
-    """No garbage collection meanwhile."""
+    """Switches garbage collection off while the block runs."""
     gc.collect()
     gc.disable()
     try:
@@ -429,7 +429,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def duration(seconds: float | None) -> str:
-    """Three digits, or a dash."""
+    """The number in three digits, or a dash for None."""
     if seconds is None:
         return "-"
     scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms")

@@ -164,7 +164,7 @@ def from_torch(tensor: Any) -> np.ndarray:
 
 
 def torch_call(case: Case) -> Callable[[], Any] | None:
-    """A call of what torch has for the op, from the same memory; None without torch, or if it lacks the dtype.
+    """A call of torch's equivalent of the op, on the same memory; None without torch, or if it lacks the dtype.
 
     The gradients of losses are autograd's, the loss having been computed beforehand. Batch norm's is put together from
     tensor operations: torch has that op for GPUs only.
@@ -177,7 +177,7 @@ def torch_call(case: Case) -> Callable[[], Any] | None:
             warnings.simplefilter("ignore")  # kl_div advises batchmean over mean
             call = _TORCH[case.op_type](arguments, case.attributes)
             call()
-    except NotImplementedError:  # how torch tells that it lacks the dtype
+    except NotImplementedError:  # raised by torch for a dtype that it does not have
         return None
     return call
 
