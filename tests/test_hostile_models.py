@@ -242,6 +242,18 @@ def test_name_that_is_no_text(name: str, way: str) -> None:
 
 
 @each_way
+@pytest.mark.parametrize("name", ["wwww", "llll"])
+def test_name_in_a_tensor_that_is_no_text(name: str, way: str) -> None:
+    model = model_of("graph (float[2] g) => (float[2] o) { o = aclnn.HardshrinkBackward (g, x) }")
+    tensor = model.graph.initializer.add(name="wwww", data_type=TensorProto.FLOAT, dims=[2])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="llll")
+    damaged = model.SerializeToString().replace(name.encode(), name[:2].encode() + b"\xff\xfe")
+    with pytest.raises(onnx_ops.LinkError, match="there is a name in it that is no text"):
+        REFUSING[way](damaged)
+
+
+@each_way
 @pytest.mark.parametrize("content", [b"", b"\0", b"\xff" * 50, b"\x0a", onnx.ModelProto(ir_version=8)])
 def test_what_is_no_model(content: Any, way: str) -> None:
     with pytest.raises(onnx_ops.LinkError, match="this is no ONNX model"):

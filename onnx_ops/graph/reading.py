@@ -74,9 +74,10 @@ def _depth(content: bytes) -> int:
 
 
 def _no_text(message: Any) -> Any:
-    """The first string in a message that is none, or None. Contents of tensors are no names."""
-    if isinstance(message, onnx.TensorProto):
-        return None if isinstance(message.name, str) else message.name
+    """The first string in a message that is none, or None."""
+    if isinstance(message, onnx.TensorProto):  # its contents are no names, and may be large
+        entries = [text for entry in message.external_data for text in (entry.key, entry.value)]
+        return next((text for text in (message.name, *entries) if not isinstance(text, str)), None)
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
