@@ -53,9 +53,9 @@ For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, 
     out[t, n, c]   = grad_out[n] * (exp(log_probs[t, n, c])
                      - exp(occupied[t, c] + neg_log_likelihood[n] - log_probs[t, n, c]))
 
-With through_log_softmax = 1 (the convention of aclnn and of PyTorch) this is the gradient by the scores whose
-log-softmax log_probs is. With through_log_softmax = 0 the first term, exp(log_probs), is dropped: the derivative by
-log_probs itself.
+With through_log_softmax = 1 (the convention of aclnn and of PyTorch) this is the gradient with respect to the logits,
+where log_probs = log_softmax(logits). With through_log_softmax = 0 the first term, exp(log_probs), is dropped: this is
+the derivative with respect to log_probs itself.
 
 Shapes: T time, N batch, C classes, S target length, A >= 2*max(target_lengths)+1 states. grad_out (N); log_probs
 (T, N, C); targets (N, S), or (sum of target_lengths) for the targets one after another; input_lengths and
@@ -95,7 +95,7 @@ all other samples are right. Of shapes that are known only at run time those of 
         OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),
         OpSchema.FormalParameter("target_lengths", "TTargetLengths", "Labels of each sample, (N)."),
         OpSchema.FormalParameter("neg_log_likelihood", "TLoss", "Loss of each sample, (N)."),
-        OpSchema.FormalParameter("log_alpha", "TAlpha", "Forward variables, (N, T, A)."),
+        OpSchema.FormalParameter("log_alpha", "TAlpha", "Forward variables of the forward pass, (N, T, A)."),
     ],
     outputs=[OpSchema.FormalParameter("out", "T", "Gradient, (T, N, C).")],
     type_constraints=[
@@ -182,7 +182,7 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
 BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
 LOST = 2
-"""What a step answers in place of a change of scale."""
+"""What a step returns if float64 cannot hold its results, instead of the change of the scale."""
 LANES = 8
 """float64 numbers in the widest vector."""
 
@@ -439,7 +439,7 @@ def scaled_step(
         blanks[k] = sums[k] * silence
     for k in range(label_low, label_high + 1):
         labelled[k] = label_sums[k] * emitted[k]
-    fair, large = 0, 0  # counts, for a maximum that minds NaN is not vectorised
+    fair, large = 0, 0  # counts: LLVM does not vectorise a maximum that respects NaN
     for k in range(blank_low, blank_high + 1):
         fair += 1 if blanks[k] >= SMALL else 0
         large += 0 if blanks[k] <= LARGE else 1
@@ -586,7 +586,7 @@ def body(b: Body) -> None:
     b.emit("extended_always = Expand (extended, volume)")
     b.emit(f"emitted = GatherElements <axis = 2> ({lp}, extended_always)")
     b.emit("final_step = Sub (used_column, one)")
-    # One step more than there is, in which nothing is reached: a Scan over no steps at all is refused.
+    # One extra step, in which no state is reached: onnxruntime refuses a Scan over no steps.
     _integers(b, "one_step", 0, 0, 0, 1, 0, 0)
     b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
     b.emit(f"start = Expand ({impossible}, plane)")

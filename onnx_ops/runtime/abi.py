@@ -129,7 +129,7 @@ class OrtApi:
         return result
 
     def word(self, place: Api, *arguments: Any) -> int | None:
-        """The word that a function leaves behind its last argument; None where it answers with an error."""
+        """What a function writes to the address that is its last argument; None if it returns an error."""
         slot = VP()
         if (status := self(place, *arguments, C.byref(slot))) is not None:
             self(Api.ReleaseStatus, status)

@@ -1,10 +1,10 @@
 """What onnxruntime calls of a custom op, all of it native.
 
 Python must not run on a thread of onnxruntime's callers: an exception that leaves a ctypes callback becomes a wild
-pointer in C++, and on the main thread an interrupt can raise one between any two lines. So what only Python can do is
-asked of it on a thread made for the question, where no signal handler ever runs, while the caller waits. An interrupt
-stays pending meanwhile and is raised when the call is back. The new thread also has all the stack that Python and
-LLVM need.
+pointer in C++, and on the main thread an interrupt can raise one between any two lines. So the native code starts a
+thread for each question to Python, and waits for the answer. Signal handlers never run on such a thread; an interrupt
+stays pending meanwhile, and is raised when the call returns to the user. The thread also has as much stack as Python
+and LLVM need.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
 """Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
 elements of one channel are worth going through by themselves."""
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
-"""Blocks get larger where there would be more of them: memory likes long streams."""
+"""Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
 MAX_SLICES = 64
 PARAMETERS = 8
 JOB_PARAMETERS = offset(JOB, "parameters")
@@ -183,7 +183,7 @@ def fits(kernel, job, i):
 
 @njit(**OPTIONS)
 def lay_out(job, i, lead, rank, order):
-    """Strides of an operand over the index space, axes in `order`, neighbours merged where they run on.
+    """Strides of an operand over the index space, axes in `order`, neighbouring axes merged where they are contiguous.
 
     The operand's own axes stand at `lead` of the index space and after.
     """

@@ -248,7 +248,7 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
 
 
 def _explain(api: OrtApi, asker: int, kernel: int, context: int, code: int, *_: int) -> None:
-    """Raise the error of a run that the native code could not do: the Python checks find the words."""
+    """Raise the error of a run that the native code refused, which the Python checks of the op find and word."""
     record = array_at(kernel, 1, KERNEL)[0]
     words = decoded(C.string_at(kernel + KERNEL.itemsize, int(record["node_bytes"])))
     op = list(OPS.values())[record["op"]]
