@@ -165,6 +165,7 @@ class Timeout(Exception): pass
 def raise_timeout(*_): raise Timeout
 def leave(*_): sys.exit(3)
 signal.signal(signal.SIGTERM, {handler})
+np.testing.assert_array_equal(X, X)  # imports what it needs, before signals come
 {prepare}
 def later(delay):
     time.sleep(delay); os.kill(os.getpid(), signal.{signal})

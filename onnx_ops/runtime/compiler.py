@@ -51,9 +51,12 @@ def wanted_cache_directory() -> Path:
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return Path(chosen)
     try:
-        return platformdirs.user_cache_path("onnx_ops")
+        path = platformdirs.user_cache_path("onnx_ops")
     except (KeyError, RuntimeError) as error:  # a user without a home directory
         raise CacheUnavailable(f"there is no cache directory for this user: {error}") from error
+    if not path.is_absolute():  # what platformdirs before 4 makes of such a user
+        raise CacheUnavailable(f"there is no cache directory for this user: '{path}' is not absolute")
+    return path
 
 
 def cache_directory() -> Path:
