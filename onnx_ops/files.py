@@ -164,8 +164,7 @@ def _must_be_copied(source: Path, target: Path) -> bool:
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     try:
-        with reading.experimental_formats():
-            onnx.save_model(model, path)
+        onnx.save_model(model, path)
         # A text format may leave something out; what cannot be read back must not take the model's place.
         binary = registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
         faithful = binary or same_model(reading.read(path), model)

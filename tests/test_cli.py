@@ -401,6 +401,16 @@ def test_brackets_in_text_and_comments_are_none(tmp_path: Path) -> None:
     assert answer("check", path)["ok"]
 
 
+@pytest.mark.parametrize("ending", ["onnx", "onnxtxt", "textproto", "json"])
+def test_filters_of_warnings_are_left_alone(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has one list of them: a thread that changes it for a while takes the others' changes back."""
+    path, model = tmp_path / f"m.{ending}", parser.parse_model(GOOD)
+    onnx.save_model(model, path)
+    monkeypatch.setattr("warnings.catch_warnings", None)
+    assert read_model(path) == model
+    write_model(model, tmp_path / f"out.{ending}", path)
+
+
 def test_call_of_a_function_with_too_many_inputs(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     model = parser.parse_model(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import parser
 from onnx.serialization import registry
 
 from onnx_ops.errors import LinkError
@@ -34,7 +34,9 @@ def read(path: Path) -> onnx.ModelProto:
 def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.ModelProto:
     """A model from the contents of a file in the format of this name; LinkError, in which `what` is no model."""
     try:
-        with experimental_formats():
+        if name == "onnxtxt":  # where onnx.load_model would warn that the format is experimental
+            model = parser.parse_model(content.decode())
+        else:
             model = onnx.load_model_from_string(content, name)
     except Exception as error:  # the parser of each format has exceptions of its own
         raise LinkError(f"{what} is no ONNX model: {one_line(error)}") from error
@@ -51,11 +53,6 @@ def check(model: onnx.ModelProto, what: str = "this") -> None:
         raise LinkError(f"{what} is no ONNX model: there is no graph in it")
     if (name := _no_text(model)) is not None:
         raise LinkError(f"{what} is no proper ONNX model: there is a name in it that is no text, {name!r}")
-
-
-def experimental_formats() -> warnings.catch_warnings[None]:
-    """Formats are chosen by the names of files, so that a warning about them tells nothing new."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
 def one_line(error: Exception) -> str:
