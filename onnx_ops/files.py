@@ -83,20 +83,21 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
     """
     folder = path.parent
     allowed = {folder.resolve(), path.resolve().parent}
-    sizes: dict[str, int | None] = {}
+    sizes: dict[str, int] = {}
     for tensor in _external_tensors(model):
         extent = _extent(tensor)
         data = folder / extent.location
         if extent.location not in sizes:
-            sizes[extent.location] = _size(data)
+            size = _size(data)
+            if size is None:
+                raise ModelFileError(f"tensor '{tensor.name}' has its data in {data}, which is not there")
             if not any(data.resolve().is_relative_to(place) for place in allowed):
                 raise ModelFileError(
                     f"tensor '{tensor.name}' has its data in {data}, a link to {data.resolve()}, expected a file below"
                     " the model's folder, for onnxruntime takes no other"
                 )
+            sizes[extent.location] = size
         available = sizes[extent.location]
-        if available is None:
-            raise ModelFileError(f"tensor '{tensor.name}' has its data in {data}, which is not there")
         if available < extent.end:
             raise ModelFileError(
                 f"tensor '{tensor.name}' has its data in {data} up to byte {extent.end}, which ends at {available}"
@@ -148,8 +149,11 @@ def _extent(tensor: TensorProto) -> _Extent:
             f"tensor '{tensor.name}' has its data in '{location}', expected a file below the model's folder"
         )
     try:
+        offset = int(entries.get("offset", 0))
         length = int(entries["length"]) if "length" in entries else None
-        return _Extent(location, int(entries.get("offset", 0)), length)
+        if min(offset, length or 0) < 0:
+            raise ValueError(f"offset {offset}, length {length}")
+        return _Extent(location, offset, length)
     except ValueError as error:
         raise ModelFileError(f"tensor '{tensor.name}' has external data of no proper extent: {error}") from error
 

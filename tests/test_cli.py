@@ -316,6 +316,8 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "too-short": (lambda path: os.truncate(path.parent / "weights.bin", 23), "up to byte 24, which ends at 23"),
     "offset": (_entry("offset", "8"), "up to byte 32"),
     "no-number": (_entry("length", "many"), "of no proper extent"),
+    "before-the-file": (_entry("offset", "-8"), "of no proper extent: offset -8"),
+    "no-length": (_entry("length", "-1"), "of no proper extent: offset 0, length -1"),
     "outside": (_entry("location", "../weights.bin"), "expected a file below the model's folder"),
     "absolute": (_entry("location", str(Path("/weights.bin"))), "expected a file below the model's folder"),
     "long": (_entry("location", "x" * 300), "which is not there"),
@@ -364,6 +366,15 @@ def test_links_out_of_the_models_folder_are_refused(tmp_path: Path) -> None:
     refusal = error("link", source, tmp_path / "model" / "out.onnx")
     assert f"a link to {(tmp_path / 'elsewhere' / data.name).resolve()}, expected a file below" in refusal
     assert answer("check", source, code=FAILED)["problems"] == [refusal]
+
+
+def test_link_to_itself(tmp_path: Path) -> None:
+    source = save_external(tmp_path / "m.onnx")
+    data = next(file for file in tmp_path.iterdir() if file != source)
+    data.unlink()
+    data.symlink_to(data.name)
+    (problem,) = answer("check", source, code=FAILED)["problems"]
+    assert problem.endswith("which is not there")
 
 
 def test_links_within_the_models_folder_are_followed(tmp_path: Path) -> None:
