@@ -10,7 +10,7 @@ OLDEST := .venv-oldest
 # The tests of what another version is likely to break.
 SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
 
-.PHONY: demo test lint types unit test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
+.PHONY: demo test lint types unit fuzz test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -32,6 +32,10 @@ test-oldest: $(OLDEST)/ready
 
 smoke-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -q -n auto $(SMOKE)
+
+# Random calls and graphs on all engines: make fuzz SECONDS=600 SEED=7
+fuzz: $(VENV)/ready
+	$(RUN) -m pytest -q tests/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
 
 # onnxruntime-web: the portable bodies under Node, the page in Chromium.
 test-web: $(VENV)/ready $(WEB)

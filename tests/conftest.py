@@ -15,3 +15,9 @@ settings.load_profile("repeatable")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     expect_known_failures(items)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make fuzz` sets these."""
+    parser.addoption("--fuzz-seconds", type=float, default=0.0, help="how long test_fuzz.py tries; 0: a few cases")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="of the cases in test_fuzz.py")

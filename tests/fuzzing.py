@@ -1,0 +1,438 @@
+"""Random calls, bad calls and graphs for `test_fuzz.py`, and what all engines have to agree on.
+
+A case is made from seed and number alone: `call`, `bad_call` and `graph` give the same one again. What is drawn for a
+signature, dtypes, ranks and attributes, is bounded, for each needs sessions of its own; the values are new in every
+case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import engines
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import oracles
+from engines import FLOAT64, FLOATS, Array, Engine
+from onnx import TensorProto, helper
+
+import onnx_ops
+from onnx_ops import OPS
+
+KL, BCE, CTC = "KlDivBackward", "BinaryCrossEntropyWithLogitsBackward", "CtcLossBackward"
+BN, HARDSHRINK = "BatchNormElemtBackward", "HardshrinkBackward"
+OP_NAMES = (KL, BCE, CTC, BN, HARDSHRINK)
+CASES_PER_SIGNATURE = 25
+
+
+def _inlined(op: str, inputs: engines.Arrays, attributes: engines.Attributes, static: bool) -> Array:
+    key = (op, engines.signature(op, inputs, static), tuple(sorted(attributes.items())))
+    if key not in _inlined_sessions:
+        model = onnx_ops.inline(engines.model_of(op, inputs, attributes, static))
+        _inlined_sessions[key] = ort.InferenceSession(model.SerializeToString(), engines.options())
+    return engines.run_session(_inlined_sessions[key], engines.named(op, inputs))
+
+
+_inlined_sessions: dict[Any, ort.InferenceSession] = {}
+INLINED = Engine("inlined", _inlined, portable=True)
+CAREFUL = (engines.KERNEL, engines.EVALUATOR, engines.REFERENCE)
+PORTABLE = (engines.PORTABLE, engines.PORTABLE_AS_WRITTEN, INLINED)
+
+
+@dataclass(frozen=True)
+class Fuzzed:
+    """One call.
+
+    extreme: whether factors are of all sizes, so that a portable body may lose what is small.
+    """
+
+    op: str
+    inputs: tuple[Array | None, ...]
+    attributes: dict[str, int | float] = field(default_factory=dict)
+    extreme: bool = False
+
+    def __str__(self) -> str:
+        """Python that makes the call again."""
+        lines = [_source(array) for array in self.inputs]
+        return f"Fuzzed({self.op!r}, (\n    " + ",\n    ".join(lines) + f",\n), {self.attributes!r}, {self.extreme})"
+
+
+def _source(array: Array | None) -> str:
+    if array is None:
+        return "None"
+    bits = array.view(np.uint16).tolist() if array.dtype == engines.BFLOAT16 else array.tolist()
+    numbers = repr(bits).replace("nan", "np.nan").replace("inf", "np.inf")
+    if array.dtype == engines.BFLOAT16:
+        return f"np.array({numbers}, np.uint16).reshape({array.shape}).view(ml_dtypes.bfloat16)"
+    return f"np.array({numbers}, np.{array.dtype.name}).reshape({array.shape})"
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def _moderate(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Normal numbers, among them some 0, 1, small ones."""
+    values = rng.normal(size=shape) * np.exp2(rng.integers(-3, 3))
+    kinds = rng.choice(4, shape, p=[0.85, 0.05, 0.05, 0.05])
+    return np.asarray(np.choose(kinds, [values, 0.0, 1.0, -0.5])).astype(dtype)
+
+
+def _extreme(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Numbers of both signs over all exponents, subnormal ones included."""
+    limits = ml_dtypes.finfo(dtype)
+    low, high = math.log2(float(limits.smallest_subnormal)), math.log2(float(limits.max)) - 0.01
+    return np.asarray(
+        np.exp2(rng.uniform(low, high, shape)) * rng.choice([-1.0, 1.0, 0.0], shape, p=[0.5, 0.45, 0.05])
+    ).astype(dtype)
+
+
+def _sprinkle(rng: np.random.Generator, array: Array) -> None:
+    """Put a NaN or an infinity somewhere."""
+    if array.size:
+        array[np.unravel_index(rng.integers(array.size), array.shape)] = rng.choice([np.nan, np.inf, -np.inf])
+
+
+def _into(rng: np.random.Generator, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """A shape of at most a rank that broadcasts to another."""
+    kept = shape[len(shape) - min(rank, len(shape)) :]
+    return tuple(1 if rng.random() < 0.3 else d for d in kept)
+
+
+def _size(rng: np.random.Generator) -> int:
+    return int(rng.choice([0, 1, 1, 2, 3, 4, 7], p=[0.04, 0.12, 0.12, 0.2, 0.2, 0.16, 0.16]))
+
+
+# --- calls ---------------------------------------------------------------------------------------------------------
+
+
+def call(seed: int, number: int) -> Fuzzed:
+    """The call of a number: its signature lasts for some numbers, its values are its own."""
+    signature = np.random.default_rng([seed, 1, number // CASES_PER_SIGNATURE])
+    values = np.random.default_rng([seed, 2, number])
+    op = OP_NAMES[(number // CASES_PER_SIGNATURE) % len(OP_NAMES)]
+    return {KL: _kl_div, BCE: _cross_entropy, CTC: _ctc_loss, BN: _batch_norm, HARDSHRINK: _hardshrink}[op](
+        signature, values
+    )
+
+
+def _dtypes(signature: np.random.Generator, count: int) -> list[np.dtype[Any]]:
+    """One dtype for all, or a mixture."""
+    if signature.random() < 0.5:
+        return [FLOATS[signature.integers(4)]] * count
+    return [FLOATS[i] for i in signature.integers(4, size=count)]
+
+
+def _numbers(values: np.random.Generator, extreme: bool) -> Callable[..., Array]:
+    return lambda shape, dtype: (_extreme if extreme else _moderate)(values, shape, dtype)
+
+
+def _kl_div(signature: np.random.Generator, values: np.random.Generator) -> Fuzzed:
+    dtypes, (rank, other, grad) = _dtypes(signature, 3), signature.integers(0, 5, 3)
+    attributes = {"reduction": int(signature.integers(4)), "log_target": int(signature.integers(2))}
+    extreme = bool(values.random() < 0.3)
+    space = tuple(_size(values) for _ in range(max(rank, other)))
+    own, target = (_into(values, space, int(r)) for r in (rank, other))
+    if values.random() < 0.4 and rank == other:
+        own = target = space
+    space = np.broadcast_shapes(own, target)
+    extreme = extreme and not (FLOAT64 in dtypes and own != space)  # a sum of terms that double does not hold
+    make = _numbers(values, extreme)
+    g, x = make(_into(values, space, int(grad)), dtypes[0]), make(own, dtypes[1])
+    q = make(target, dtypes[2]) if not attributes["log_target"] else _moderate(values, target, dtypes[2])
+    if values.random() < 0.2:
+        _sprinkle(values, (g, q)[values.integers(2)])
+    return Fuzzed(KL, (g, x, q), attributes, extreme)
+
+
+def _cross_entropy(signature: np.random.Generator, values: np.random.Generator) -> Fuzzed:
+    dtypes, rank, ranks = _dtypes(signature, 5), int(signature.integers(0, 5)), signature.integers(0, 5, 3)
+    weighted, pos_weighted = signature.random(2) < 0.5
+    extreme = bool(values.random() < 0.4)
+    make = _numbers(values, extreme)
+    shape = tuple(_size(values) for _ in range(rank))
+    g, w, p = (make(_into(values, shape, int(r)), dtypes[i]) for r, i in zip(ranks, (0, 3, 4), strict=True))
+    x = np.asarray(_moderate(values, shape, dtypes[1]) * np.array(values.choice([1.0, 8.0, 50.0]), dtypes[1]))
+    y = make(shape, dtypes[2]) if extreme else np.asarray(values.random(shape)).astype(dtypes[2])
+    if not extreme and values.random() < 0.2:  # one: what two infinities give depends on how the formula is written
+        _sprinkle(values, (x, y, p)[values.integers(3 if pos_weighted else 2)])
+    inputs = [g, x, y, w if weighted else None, p if pos_weighted else None]
+    while inputs[-1] is None and signature.random() < 0.7:
+        inputs.pop()
+    return Fuzzed(BCE, tuple(inputs), {"reduction": int(signature.integers(3))}, extreme)
+
+
+def _batch_norm(signature: np.random.Generator, values: np.random.Generator) -> Fuzzed:
+    dtypes, rank = _dtypes(signature, 7), int(signature.integers(2, 5))
+    shape = tuple(max(_size(values), int(axis == 1)) for axis in range(rank))
+    channels = (shape[1],)
+    g, x = (_moderate(values, shape, dtype) for dtype in dtypes[:2])
+    mean, invstd, weight, sum_dy, sum_dy_xmu = (_moderate(values, channels, dtype) for dtype in dtypes[2:])
+    kinds = (np.dtype(np.int32), engines.FLOAT16, engines.BFLOAT16, engines.FLOAT32)
+    counter = values.integers(1, 9, (int(values.integers(1, 4)),)).astype(kinds[signature.integers(4)])
+    if values.random() < 0.2:
+        _sprinkle(values, g)
+    return Fuzzed(BN, (g, x, mean, invstd, weight if signature.random() < 0.5 else None, sum_dy, sum_dy_xmu, counter))
+
+
+def _hardshrink(signature: np.random.Generator, values: np.random.Generator) -> Fuzzed:
+    dtypes, ranks = _dtypes(signature, 2), signature.integers(0, 5, 2)
+    space = tuple(_size(values) for _ in range(max(ranks)))
+    make = _numbers(values, bool(values.random() < 0.5))
+    g, x = (make(_into(values, space, int(r)), dtype) for r, dtype in zip(ranks, dtypes, strict=True))
+    for array in (g, x):
+        if values.random() < 0.2:
+            _sprinkle(values, array)
+    return Fuzzed(
+        HARDSHRINK, (g, x), {"lambd": float(np.float32(signature.choice([0.5, 0.0, -1.0, 1e-7, 0.123456789])))}
+    )
+
+
+def _ctc_loss(signature: np.random.Generator, values: np.random.Generator) -> Fuzzed:
+    """Sequences of forward variables as a forward pass makes them, or of any numbers."""
+    dtype, padded = FLOATS[signature.integers(4)], bool(signature.random() < 0.5)
+    wide = dtype if signature.random() < 0.5 and dtype.itemsize > 2 else FLOAT64
+    steps, batch, classes = int(values.integers(1, 9)), int(values.integers(1, 4)), int(values.integers(1, 5))
+    blank = int(signature.integers(2)) % classes
+    lengths, labels = values.integers(0, steps + 1, batch), values.integers(0, 4, batch)
+    kind = (np.int64, np.int32)[signature.integers(2)]
+    targets = values.integers(0, classes, (batch, 3)).astype(kind)
+    flat = np.concatenate([row[:n] for row, n in zip(targets, labels, strict=True)])
+    logits = values.normal(size=(steps, batch, classes)) * 2
+    log_probs = (logits - np.logaddexp.reduce(logits, axis=2, keepdims=True)).astype(dtype)
+    if values.random() < 0.2:
+        log_probs[values.random(log_probs.shape) < 0.2] = -np.inf
+    given = (targets if padded else flat, lengths, labels)
+    loss, alpha = oracles.ctc_loss(log_probs, *given, blank)
+    if values.random() < 0.4:
+        loss = values.normal(size=loss.shape) * 3
+        alpha = values.normal(size=alpha.shape) * 3
+        alpha[values.random(alpha.shape) < 0.2] = -np.inf
+    if values.random() < 0.1:
+        _sprinkle(values, loss)
+    attributes = {"blank": blank} | {n: int(signature.integers(2)) for n in ("zero_infinity", "through_log_softmax")}
+    g = _moderate(values, (batch,), dtype)
+    return Fuzzed(CTC, (g, log_probs, *given, loss.astype(wide), alpha.astype(wide)), attributes)
+
+
+# --- what is wrong with a result -----------------------------------------------------------------------------------
+
+
+def problem(engine: Engine, case: Fuzzed) -> str | None:
+    """What an engine does wrong on a call: the reason, or None."""
+    try:
+        if case.extreme and engine.portable:
+            return _loose_problem(engine, case)
+        if case.extreme and case.op == BCE:
+            return _digits_problem(engine, case)
+        engines.check(engine, case.op, case.inputs, case.attributes, limit=_ctc_limit(case) if case.op == CTC else None)
+    except BaseException as error:  # of a failed check or of an engine; pytest.fail raises no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        return f"{engine}: {type(error).__name__}: {error}"
+    return None
+
+
+def _ctc_limit(case: Fuzzed) -> float:
+    """What is allowed, by the largest number that goes in or comes out: a made-up loss makes gradients of any size."""
+    with np.errstate(all="ignore"):
+        sizes = np.abs(oracles.ctc_loss_backward(*case.inputs, **case.attributes))  # type: ignore[arg-type]
+    grad = np.abs(np.asarray(case.inputs[0], np.float64))
+    largest = max(1.0, float(grad.max(initial=0)), float(sizes.max(initial=0, where=np.isfinite(sizes))))
+    return largest * (1e-12 if engines.output_dtype(CTC, case.inputs) == FLOAT64 else 1e-9)
+
+
+def _digits_problem(engine: Engine, case: Fuzzed) -> str | None:
+    """By the form of the cross entropy that does not cancel; for finite inputs."""
+    actual = engine(case.op, case.inputs, case.attributes)
+    reals = np.longdouble if actual.dtype == FLOAT64 else np.float64
+    oracle = oracles.binary_cross_entropy_with_logits_backward_split
+    expected = oracle(*case.inputs, **case.attributes, dtype=reals)  # type: ignore[arg-type]
+    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*case.inputs, **case.attributes)  # type: ignore[arg-type]
+    error = oracles.ulp_error(actual, expected, largest)
+    if error.max(initial=0) <= engines.tolerance(engine, BCE, actual.dtype):
+        return None
+    place = np.unravel_index(int(error.argmax()), error.shape)
+    return f"{engine}: {actual[place]!r} at {place}, expected {expected[place]!r}"
+
+
+def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
+    """Of a portable body where factors are extreme: what is clear and fits is finite, and has its sign."""
+    actual = engine(case.op, case.inputs, case.attributes).astype(np.float64)
+    if any(a is not None and a.dtype == FLOAT64 for a in case.inputs):
+        return None  # double has nothing wider
+    oracle, settled = engines.snake(case.op), case.attributes
+    with np.errstate(all="ignore"):
+        expected = np.asarray(getattr(oracles, oracle)(*case.inputs, **settled))
+        largest = getattr(oracles, f"{oracle}_largest_term")(*case.inputs, **settled)
+        dtype = engines.output_dtype(case.op, case.inputs)
+        fits = np.isfinite((expected * (1 + 2.0**-8)).astype(dtype)) & (largest < 1e38)
+        clear = fits & (np.abs(expected) > 1e-3 * largest) & (np.abs(expected) > 1e-30) & (actual != 0)
+        wrong = (fits & ~np.isfinite(actual)) | (clear & (np.signbit(actual) != np.signbit(expected)))
+    if not wrong.any():
+        return None
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    return f"{engine}: {actual[place]!r} at {place}, where {expected[place]!r} fits"
+
+
+def problems(case: Fuzzed, chosen: Sequence[Engine] = (*CAREFUL, *PORTABLE)) -> list[str]:
+    """What the engines do wrong on a call."""
+    return [found for engine in chosen if (found := problem(engine, case))]
+
+
+def smallest(case: Fuzzed, chosen: Sequence[Engine]) -> Fuzzed:
+    """A smaller call of an elementwise op on which an engine is still wrong: one element, if that does."""
+    if case.op not in (KL, BCE, HARDSHRINK):
+        return case
+    shapes = [a.shape for a in case.inputs if a is not None]
+    space = np.broadcast_shapes(*shapes)
+    for index in itertools.islice(np.ndindex(space), 500):
+        inputs = tuple(None if a is None else np.broadcast_to(a, space)[index].reshape(1) for a in case.inputs)
+        single = Fuzzed(case.op, inputs, case.attributes, case.extreme)
+        if problems(single, chosen):
+            return single
+    return case
+
+
+# --- bad calls -----------------------------------------------------------------------------------------------------
+
+
+def bad_call(seed: int, number: int) -> tuple[Fuzzed, Fuzzed]:
+    """A call that an op computes, and one that is wrong in one thing that only its values or shapes tell."""
+    rng = np.random.default_rng([seed, 3, number])
+    for tried in itertools.count(number * 7):
+        good = call(seed, tried)
+        inputs = list(good.inputs)
+        place = int(rng.choice([i for i, a in enumerate(inputs) if a is not None]))
+        array = inputs[place]
+        assert array is not None
+        if array.dtype.kind in "iu" and rng.random() < 0.5:
+            inputs[place] = array + np.array(rng.choice([-50, 50, 10**9]), array.dtype)
+        elif array.ndim:
+            inputs[place] = np.concatenate([array] * int(rng.integers(2, 4)), int(rng.integers(array.ndim)))
+        bad = Fuzzed(good.op, tuple(inputs), good.attributes)
+        try:
+            OPS[good.op].check_arrays(bad.inputs, bad.attributes)
+        except onnx_ops.OpError:
+            return good, bad
+    raise AssertionError("count has no end")
+
+
+def refusal(engine: Engine, case: Fuzzed) -> str | None:
+    """How an engine refuses a call; None if it does not."""
+    try:
+        engine(case.op, case.inputs, case.attributes)
+    except Exception as error:  # onnxruntime's are of many classes
+        return str(error)
+    return None
+
+
+# --- graphs --------------------------------------------------------------------------------------------------------
+
+LEAVES = ("grad", "logits", "labels", "weight")
+
+
+def _chain(rng: np.random.Generator, first: str, mark: str, attribute: str | None = None) -> list[onnx.NodeProto]:
+    """A few nodes, each of which takes the result of the one before; the last result is `{mark}out`."""
+    nodes, value, count = [], first, int(rng.integers(1, 4))
+    for i in range(count):
+        out = f"{mark}out" if i == count - 1 else f"{mark}{i}"
+        op = (KL, BCE, HARDSHRINK)[rng.integers(3)]
+        if op == HARDSHRINK:
+            inputs, attributes = ["labels", value], {"lambd": float(rng.choice([0.0, 0.25]))}
+        elif op == KL:
+            inputs, attributes = ["grad", value, "labels"], {"reduction": int(rng.integers(4))}
+        else:
+            optional = [[], ["weight"], ["", "weight"], ["weight", "weight"]][rng.integers(4)]
+            inputs, attributes = ["grad", value, "labels", *optional], {"reduction": int(rng.integers(3))}
+        node = helper.make_node(op, inputs, [out], domain=onnx_ops.DOMAIN, name=["", f"{mark}node{i}"][rng.integers(2)])
+        for name, given in attributes.items():
+            if name == "reduction" and attribute and rng.random() < 0.5:
+                node.attribute.add(name=name, type=onnx.AttributeProto.INT, ref_attr_name=attribute)
+            elif rng.random() < 0.8:
+                node.attribute.append(helper.make_attribute(name, given))
+        nodes.append(node)
+        value = out
+    return nodes
+
+
+def graph(seed: int, number: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A model of several nodes, in the graph, a function, or a subgraph, and inputs for it."""
+    rng = np.random.default_rng([seed, 4, number])
+    dtype = (engines.FLOAT32, FLOAT64)[rng.integers(2)]
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    dims = (("N", "C"), (3, 4), (None, None))[rng.integers(3)]
+
+    def typed(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, [] if name == "grad" else dims)
+
+    nodes, functions = _chain(rng, "logits", "a_"), []
+    form = ("plain", "function", "if", "loop", "scan")[number % 5]
+    if form == "function":
+        inner = _chain(rng, "value", "f_", "how")
+        imports = [helper.make_opsetid("", 21), onnx_ops.opset_import()]
+        names = ["value", "grad", "labels", "weight"]
+        function = helper.make_function("fuzz", "Inner", names, ["f_out"], inner, imports, attributes=["how"])
+        functions.append(function)
+        for i, reduction in enumerate(rng.integers(3, size=2)):
+            source, out = (("a_out", "b_0"), ("b_0", "out"))[i]
+            nodes.append(helper.make_node("Inner", [source, *names[1:]], [out], domain="fuzz", how=int(reduction)))
+    elif form == "if":
+        branches = {}
+        for name in ("then", "else"):
+            inner = _chain(rng, "a_out", f"{name}_")
+            out = [helper.make_tensor_value_info(f"{name}_out", kind, None)]
+            branches[f"{name}_branch"] = helper.make_graph(inner, name, [], out)
+        nodes.append(
+            helper.make_node(
+                "Constant", [], ["chosen"], value=helper.make_tensor("", TensorProto.BOOL, [], [bool(rng.integers(2))])
+            )
+        )
+        nodes.append(helper.make_node("If", ["chosen"], ["out"], **branches))
+    elif form == "loop":
+        inner = [*_chain(rng, "carried", "l_"), helper.make_node("Identity", ["going"], ["still"])]
+        scalar = [
+            helper.make_tensor_value_info(n, t, [])
+            for n, t in (("trip", TensorProto.INT64), ("going", TensorProto.BOOL))
+        ]
+        outs = [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("l_out", kind, None),
+        ]
+        body = helper.make_graph(inner, "loop", [*scalar, helper.make_tensor_value_info("carried", kind, None)], outs)
+        nodes.append(helper.make_node("Constant", [], ["trips"], value_int=2))
+        nodes.append(helper.make_node("Loop", ["trips", "", "a_out"], ["out"], body=body))
+    elif form == "scan":
+        inner = [*_chain(rng, "state", "s_"), helper.make_node("Add", ["s_out", "row"], ["next"])]
+        ins = [
+            helper.make_tensor_value_info("state", kind, dims),
+            helper.make_tensor_value_info("row", kind, [dims[1]]),
+        ]
+        body = helper.make_graph(inner, "scan", ins, [helper.make_tensor_value_info("next", kind, dims)])
+        nodes.append(helper.make_node("Scan", ["a_out", "logits"], ["out"], body=body, num_scan_inputs=1))
+    else:
+        nodes.append(helper.make_node("Add", ["a_out", "logits"], ["out"]))
+    made = helper.make_graph(
+        nodes, form, [typed(n) for n in LEAVES], [helper.make_tensor_value_info("out", kind, dims)]
+    )
+    domains = [helper.make_opsetid("", 21), onnx_ops.opset_import(), helper.make_opsetid("fuzz", 1)]
+    model = helper.make_model(made, opset_imports=domains, functions=functions, ir_version=10)
+    feeds = {name: (rng.random((3, 4)) + 0.1).astype(dtype) for name in LEAVES}
+    return model, feeds | {"grad": np.array(1.5, dtype)}
+
+
+def graph_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    """What a model gives with the kernels, on the portable bodies, and inlined."""
+    linked, inlined = (made(model).SerializeToString() for made in (onnx_ops.link, onnx_ops.inline))
+    sessions = {
+        "kernel": onnx_ops.InferenceSession(model, engines.options()),
+        "portable": ort.InferenceSession(linked, engines.options()),
+        "portable_unoptimised": ort.InferenceSession(linked, engines.options(optimise=False)),
+        "inlined": ort.InferenceSession(inlined, engines.options()),
+    }
+    return {name: session.run(None, feeds)[0] for name, session in sessions.items()}

@@ -1,0 +1,102 @@
+"""Random calls, bad calls and graphs: all engines agree. `make fuzz` runs it for minutes, with other seeds.
+
+A failure prints seed, number and a smaller call that still fails. From the folder `tests`, with the one above it on
+PYTHONPATH, `fuzzing.problems(fuzzing.call(seed, number))` or the printed `fuzzing.problems(Fuzzed(...))` make it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import engines
+import fuzzing
+import ml_dtypes
+import numpy as np
+import pytest
+from engines import Array, Engine
+
+from onnx_ops import OPS
+
+CALLS, BAD_CALLS, GRAPHS = 500, 60, 25
+"""Numbers of cases in `make test`."""
+
+
+@pytest.fixture
+def numbers(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The numbers of the cases to try: a few, or those for which there is time."""
+    seconds = request.config.getoption("--fuzz-seconds")
+    count, share = request.param
+    if not seconds:
+        return iter(range(count))
+    end = time.monotonic() + seconds * share
+    return itertools.takewhile(lambda number: time.monotonic() < end, itertools.count())
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--fuzz-seed"))
+
+
+def report(seed: int, number: int, case: object, found: object) -> str:
+    return f"seed {seed}, number {number}:\n{found}\n{case}"
+
+
+@pytest.mark.parametrize("numbers", [(CALLS, 0.6)], indirect=True, ids=["calls"])
+def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
+    failures = []
+    for number in numbers:
+        case = fuzzing.call(seed, number)
+        if found := fuzzing.problems(case):
+            chosen = [e for e in (*fuzzing.CAREFUL, *fuzzing.PORTABLE) if any(f.startswith(f"{e}:") for f in found)]
+            failures.append(report(seed, number, fuzzing.smallest(case, chosen), "\n".join(found)))
+    assert not failures, f"{len(failures)} calls:\n" + "\n\n".join(failures[:10])
+
+
+@pytest.mark.parametrize("numbers", [(BAD_CALLS, 0.1)], indirect=True, ids=["bad_calls"])
+def test_bad_calls_are_refused_and_sessions_go_on(numbers: Iterator[int], seed: int) -> None:
+    for number in numbers:
+        good, bad = fuzzing.bad_call(seed, number)
+        before = engines.KERNEL(good.op, good.inputs, good.attributes)
+        for engine in (engines.KERNEL, engines.EVALUATOR):
+            refusal = fuzzing.refusal(engine, bad)
+            assert refusal, report(seed, number, bad, f"{engine} computes it")
+            assert good.op in refusal, report(seed, number, bad, f"{engine}: {refusal}")
+        engines.assert_same_bits(engines.KERNEL(good.op, good.inputs, good.attributes), before)
+
+
+@pytest.mark.parametrize("numbers", [(GRAPHS, 0.3)], indirect=True, ids=["graphs"])
+def test_engines_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
+    for number in numbers:
+        model, feeds = fuzzing.graph(seed, number)
+        results = fuzzing.graph_results(model, feeds)
+        for name, result in results.items():
+            message = report(seed, number, model, f"{name} and kernel")
+            # a few roundings of float32, of terms that may cancel
+            np.testing.assert_allclose(result, results["kernel"], rtol=1e-4, atol=1e-5, err_msg=message)
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_a_wrong_engine_is_found(op: str) -> None:
+    """One that is off by a hundredth in one element."""
+
+    def wrong(op_type: str, inputs: engines.Arrays, attributes: engines.Attributes, static: bool) -> Array:
+        result = engines.EVALUATOR(op_type, inputs, attributes, static=static).copy()
+        finite = np.flatnonzero(np.isfinite(result.astype(np.float64)) & (result != 0))
+        result.flat[finite[:1]] *= np.array(1.01, result.dtype)
+        return result
+
+    planted = Engine("planted", wrong)
+    cases = [case for number in range(fuzzing.CASES_PER_SIGNATURE * 5) if (case := fuzzing.call(0, number)).op == op]
+    found = [case for case in cases if fuzzing.problems(case, [planted])]
+    assert len(found) > len(cases) / 3
+    assert fuzzing.problems(fuzzing.smallest(found[0], [planted]), [planted])
+    text = str(found[0])
+    again = eval(text, {"np": np, "ml_dtypes": ml_dtypes, "Fuzzed": fuzzing.Fuzzed})
+    for array, copy in zip(found[0].inputs, again.inputs, strict=True):
+        assert (array is None) == (copy is None)
+        if array is not None:
+            engines.assert_same_bits(copy, array)
+    assert replace(again, inputs=()) == replace(found[0], inputs=())
