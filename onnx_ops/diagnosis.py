@@ -112,7 +112,7 @@ def _unsupported() -> tuple[Unsupported, ...]:
     found = []
     for requirement in map(Requirement, _requirements()):
         version = _version(requirement.name)
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": "cli"})
         if version and applies and not requirement.specifier.contains(version, prereleases=True):
             found.append(Unsupported(requirement.name, version, str(requirement.specifier)))
     return tuple(found)

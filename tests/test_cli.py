@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import typer
 from onnx import TensorProto, numpy_helper, parser
 from test_linking import CASES, REFUSED, Case, model_of
 from typer.testing import CliRunner, Result
@@ -829,6 +830,7 @@ def test_doctor_names_versions_that_are_not_supported(monkeypatch: pytest.Monkey
         "onnx>=1",
         "numba>=1000; python_version < '3'",
         "pytest>=1000; extra == 'test'",
+        "typer>=1000; extra == 'cli'",
         "no-such-package>=1",
     ]
     monkeypatch.setattr(importlib.metadata, "requires", {"onnx-ops": required}.__getitem__)
@@ -837,6 +839,7 @@ def test_doctor_names_versions_that_are_not_supported(monkeypatch: pytest.Monkey
     assert examined["unsupported"] == [
         {"package": "onnxruntime", "version": ort.__version__, "supported": ">=1000"},
         {"package": "numpy", "version": np.__version__, "supported": "<1,>=0.5"},
+        {"package": "typer", "version": typer.__version__, "supported": ">=1000"},
     ]
     assert {outcome["status"] for outcome in examined["outcomes"]} == {"passed"}
     text = run("doctor", code=FAILED).stdout
