@@ -296,11 +296,14 @@ def _compiling() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar for whoever watches: advance(done, total, what)."""
+    if not sys.stderr.isatty():  # a disabled bar writes an empty line before rich 15
+        yield lambda done, total, what: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = _console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("compiling", total=None)
         yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
 
