@@ -89,7 +89,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         add_import(site.place.importer, DOMAIN, OPSET_VERSION)
         if insertions.has(site.place):
             add_import(site.place.importer, "", opset)
-    insertions.apply()
+    insertions.apply(linked)
     # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
     brought = list(linked.functions)
     del linked.functions[:]

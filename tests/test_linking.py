@@ -343,6 +343,24 @@ CASES = [
         known_failures={"reference": REFERENCE_INPUTS},
     ),
     case(
+        "optional-inputs-filled-in-a-graph-and-in-its-subgraph",
+        """graph (float[2,3] g, float[2,3] x, float[2,3] y, float[3] w, bool c)
+                => (float[2,3] o, float[2,3] p, float[2,3] q) {
+            o = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g, x, y)
+            p = If (c) <
+                then_branch = then_part () => (float[2,3] inner) {
+                    inner = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g, y, y)
+                },
+                else_branch = else_part () => (float[2,3] same) { same = Identity (g) }>
+            q = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g, x, y, w)
+        }""",
+        DATA | {"c": np.array(True)},
+        bce(G, X, Y),
+        bce(G, Y, Y),
+        bce(G, X, Y, W),
+        known_failures={"reference": REFERENCE_INPUTS},
+    ),
+    case(
         "value-named-like-a-filled-input",
         """graph (float[2,3] g, float[2,3] x, float[2,3] a_weight_ones, float[3] w) => (float[2,3] a, float[2,3] b) {
             a = aclnn.BinaryCrossEntropyWithLogitsBackward <reduction: int = 1> (g, x, a_weight_ones)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnx_ops.graph.walk import Container, Place, containers
+from onnx_ops.graph.walk import Container, Place, containers, places
 
 
 class Names:
@@ -50,9 +50,11 @@ class Insertions:
         """Whether nodes are to be put into this place."""
         return id(place.container) in self._containers
 
-    def apply(self) -> None:
-        """Do it."""
-        for container, wanted in self._containers.values():
-            nodes = [n for node in container.node for n in (*wanted.get(id(node), ()), node)]
-            del container.node[:]
-            container.node.extend(nodes)
+    def apply(self, model: onnx.ModelProto) -> None:
+        """Do it, inner places first: to fill a place is to copy its nodes, and with them the subgraphs that they hold."""
+        for place in reversed(list(places(model))):
+            container, wanted = self._containers.get(id(place.container), (None, {}))
+            if container is not None:
+                nodes = [n for node in container.node for n in (*wanted.get(id(node), ()), node)]
+                del container.node[:]
+                container.node.extend(nodes)

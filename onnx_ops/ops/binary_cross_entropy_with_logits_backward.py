@@ -174,7 +174,7 @@ def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
 
 
 def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal, and last what that lost to rounding.
+    """parameters: the divisor's reciprocal, and last the rounding error of that.
 
     With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
     the factor e. It is multiplied in last and in parts, so that the result keeps its digits even if e alone would be
@@ -236,7 +236,7 @@ def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> N
 
 
 def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same without what is put back: rounding in float32 is nothing to a result of 16 bits."""
+    """The same without the correction of rounding errors, which are far below the last place of a 16-bit result."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]
     for start in range(0, count, SPAN):

@@ -42,12 +42,12 @@ Dtypes: each input float16, bfloat16, float or double; out has self's dtype. Com
 if terms are summed, else in float; rounded once.
 
 Edge rules: self sets shapes only, its values do not enter. A target of 0 or below has no special case. NaN and
-infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0.
+infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0. With log_target = 1 a
+mean loses digits where grad_output * exp(target / 2) / n is below the smallest normal number.
 
 Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0, one
 above the largest number counts as infinite, and a grad_output so small that grad_output / n is below the smallest
-normal number loses digits. Shapes that are known only at run time are not
-checked: they broadcast as the operators do.
+normal number loses digits. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
@@ -192,7 +192,7 @@ def body(b: Body) -> None:
 def _over_space(b: Body, target: str) -> str:
     """The target over S."""
     if any(0 in (c.shape("self") or ()) for c in b.calls):
-        # onnxruntime takes an Expand to 0 elements for one that changes nothing.
+        # onnxruntime removes an Expand to 0 elements, as if it changed nothing.
         b.emit("everywhere = ConstantOfShape <value = bool[1] {1}> (self_shape)")
         b.emit(f"target_over_space = Where (everywhere, {target}, {target})")
     else:
@@ -201,7 +201,9 @@ def _over_space(b: Body, target: str) -> str:
 
 
 def _terms(b: Body, target: str) -> str:
-    b.emit(f"minus_grad = Neg ({b.load('grad_output')})")  # the sign goes with what mostly is one number
+    b.emit(
+        f"minus_grad = Neg ({b.load('grad_output')})"
+    )  # grad_output is one number in most models, so this is cheaper than a Neg of the terms
     if b.attribute("log_target") == 0:
         return b.scaled(target, "minus_grad")
     b.emit(f"weight = Exp ({target})")

@@ -365,16 +365,26 @@ def _probe(options: ort.SessionOptions) -> str | None:
     graph = helper.make_graph([node], "probe", value[:1], value[1:])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(KERNEL_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    # What a session writes to disk is not to be written for the probe.
-    profiling, saved_model = options.enable_profiling, options.optimized_model_filepath
-    options.enable_profiling, options.optimized_model_filepath = False, ""
     try:
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with _writing_nothing(options):
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def _writing_nothing(options: ort.SessionOptions) -> Iterator[None]:
+    """Sessions write neither profiles nor optimised models to disk; options that do not say so are left alone."""
+    profiling, saved_model = options.enable_profiling, options.optimized_model_filepath
+    if not profiling and not saved_model:
+        yield
+        return
+    options.enable_profiling, options.optimized_model_filepath = False, ""
+    try:
+        yield
     finally:
         options.enable_profiling, options.optimized_model_filepath = profiling, saved_model
-    return None
 
 
 def register(options: ort.SessionOptions | None) -> ort.SessionOptions:

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 ONE = np.float32(1)
 ZERO = np.float32(0)
 LAST_PARAMETER = 7
-"""Place of what the divisor's reciprocal, parameters[0] of an elementwise core, lost to rounding."""
+"""Place of the rounding error of the divisor's reciprocal, which is parameters[0] of an elementwise core."""
 
 wide = np.float64
 """To float64, in a kernel that computes a step in it whatever its dtype."""
