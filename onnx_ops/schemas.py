@@ -15,6 +15,7 @@ from onnx.shape_inference import InferenceContext
 from onnx_ops.errors import at_node, node_words
 from onnx_ops.op import Op
 from onnx_ops.ops import OPS
+from onnx_ops.signature import is_optional
 
 _lenient = contextvars.ContextVar("lenient", default=False)
 
@@ -38,9 +39,11 @@ def _inference(op: Op, context: InferenceContext) -> None:
 def _infer(op: Op, context: InferenceContext) -> None:
     with at_node(_node(context)):
         types: list[TypeProto | None] = []
+        required = {index for index, parameter in enumerate(op.schema.inputs) if not is_optional(parameter)}
         for index in range(context.get_num_inputs()):
-            proto = context.get_input_type(index) or TypeProto()
-            types.append(proto if context.has_input(index) else None)
+            # Before onnx 1.23 has_input says no of an input whose type is unknown, too.
+            is_there = index in required or context.has_input(index)
+            types.append(context.get_input_type(index) or TypeProto() if is_there else None)
         attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
         op.check_attributes(attributes)
         output = op.kernel.infer(op.call_of(types, attributes))
