@@ -51,7 +51,7 @@ class Insertions:
         return id(place.container) in self._containers
 
     def apply(self, model: onnx.ModelProto) -> None:
-        """Do it, inner places first: to fill a place is to copy its nodes, and with them the subgraphs that they hold."""
+        """Do it, inner places first: to fill a place is to copy its nodes, and the subgraphs that they hold."""
         for place in reversed(list(places(model))):
             container, wanted = self._containers.get(id(place.container), (None, {}))
             if container is not None:
