@@ -187,10 +187,12 @@ def check(
     Problems are those for which `link` refuses the model, and external data that is not there.
 
     JSON: model; ok; opset, that it imports; minimum_opset, the oldest that would do (null if there are no nodes);
-    linked: "current", "stale" (something else is attached than this version attaches), "absent" or "unneeded";
+    linked: "current", "stale" (something else is attached than this version attaches), "broken" (nodes of kernels stand
+    in it without their functions, so that no session without the kernels can load it), "absent" or "unneeded";
     linked_by, the version of onnx_ops that has linked it, null if the model does not tell;
     kernels, an object of registered and reason; problems, a list of texts, those of single nodes not among them; nodes,
-    a list of op, name, outputs, place, problems, runs_on ("kernel", "portable body" or null for a refused one) and
+    a list of op, name, outputs, place, bare_kernel (the name of a kernel that stands in the op's place without its
+    function, else null), problems, runs_on ("kernel", "portable body" or null for a refused one) and
     uses, one for each time that the node is run: inputs (by name, null if left out), attributes, and output, tensors
     being objects of dtype and shape, null where they are not known.
     """
@@ -205,7 +207,7 @@ def check(
         external_files(proto, model)
     except ModelFileError as error:
         problems.append(str(error))
-    if linked and inspection.linked in (Linked.STALE, Linked.ABSENT):
+    if linked and inspection.linked in (Linked.STALE, Linked.BROKEN, Linked.ABSENT):
         problems.append(f"{model} is not linked by this version")
     inspection = dataclasses.replace(inspection, problems=tuple(problems))
     with _compiling():
@@ -431,6 +433,7 @@ def _parameter_text(parameter: Parameter) -> str:
 LINKED = {
     Linked.CURRENT: f"yes, by this version, {__version__}",
     Linked.STALE: f"yes{{}}, but not as this version links it; `{NAME} link` does it anew",
+    Linked.BROKEN: f"no longer: nodes of kernels have lost their functions; `{NAME} link` gives them back",
     Linked.ABSENT: f"no; onnx_ops.InferenceSession links by itself, for other sessions `{NAME} link` does it",
     Linked.UNNEEDED: "not needed",
 }
@@ -469,6 +472,8 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
     name = f" '{node.name}'" if node.name else ""
     console.print(f"{node.op}{name} -> {', '.join(node.outputs)}", style="bold", soft_wrap=True)
     fields = [("in", node.place)]
+    if node.bare_kernel:
+        fields.append(("as", f"{node.bare_kernel}, which only sessions with the kernels can load"))
     if not node.problems:
         portable = "portable body, for the kernels are not registered"
         fields.append(("runs on", portable if no_kernels else f"kernel {kernel_name(node.op)}"))

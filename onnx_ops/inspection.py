@@ -12,9 +12,12 @@ from onnx import TensorProto, checker, helper, shape_inference
 from onnx.defs import OpSchema
 
 from onnx_ops.body import attribute_type
+from onnx_ops.domain import KERNEL_DOMAIN
 from onnx_ops.errors import LinkError, OpError, at_node
 from onnx_ops.files import same_model
-from onnx_ops.linking import check_imports, check_opset, link, linked_by, load, restore, used_ops
+from onnx_ops.graph.functions import called_key, function_key
+from onnx_ops.graph.walk import function_text, placed_nodes
+from onnx_ops.linking import check_imports, check_opset, kernel_op, link, linked_by, load, restore, used_ops
 from onnx_ops.op import Op
 from onnx_ops.signature import TensorType, allowed_dtypes, dtype_name, is_optional
 from onnx_ops.sites import Site, find_calls, opset_of, sites
@@ -80,6 +83,9 @@ class Linked(enum.StrEnum):
     """What `link` of this version attaches."""
     STALE = "stale"
     """Something else: of another version, or for other nodes."""
+    BROKEN = "broken"
+    """Nodes of kernels without the functions that `link` attaches for them. A session with the kernels saves its
+    optimised model so; no other session can load it."""
     ABSENT = "absent"
     UNNEEDED = "unneeded"
     """Nothing, and there is no node of the domain."""
@@ -114,6 +120,8 @@ class Node:
     outputs: tuple[str, ...]
     place: str
     """The graph, function or subgraph that it stands in."""
+    bare_kernel: str | None
+    """The name of the kernel that stands in the model in the op's place, where no function of that name is attached."""
     uses: tuple[Use, ...]
     problems: tuple[str, ...]
 
@@ -145,6 +153,7 @@ def inspect(model: onnx.ModelProto) -> Inspection:
     """The nodes of the domain in a model, with all problems that `link` would find, where it stops at the first."""
     try:
         own = load(model)
+        bare = _bare_kernels(own)
         attached = restore(own)
     except LinkError as refusal:
         return Inspection(0, None, Linked.ABSENT, None, (), (str(refusal),))
@@ -156,8 +165,10 @@ def inspect(model: onnx.ModelProto) -> Inspection:
         find_calls(own, found)
     except REFUSALS as refusal:
         problems.append(str(refusal))
-    nodes = tuple(map(_node, found))
+    nodes = tuple(_node(site, bare.get((site.place.text, *site.node.output))) for site in found)
     linked = Linked.STALE if attached else Linked.ABSENT if nodes else Linked.UNNEEDED
+    if bare:
+        linked = Linked.BROKEN
     if not problems and not any(node.problems for node in nodes):
         try:
             if same_model(link(model), model) and attached:
@@ -168,7 +179,17 @@ def inspect(model: onnx.ModelProto) -> Inspection:
     return Inspection(opset, minimum, linked, linked_by(model), nodes, tuple(problems))
 
 
-def _node(site: Site) -> Node:
+def _bare_kernels(model: onnx.ModelProto) -> dict[tuple[str, ...], str]:
+    """The names of nodes of kernels for which no function is attached, by place and outputs."""
+    attached = {function_key(f) for f in model.functions}
+    return {
+        (place.text, *node.output): function_text(node.domain, node.op_type)
+        for place, node in placed_nodes(model)
+        if node.domain == KERNEL_DOMAIN and kernel_op(node.op_type) and called_key(node) not in attached
+    }
+
+
+def _node(site: Site, bare_kernel: str | None) -> Node:
     problems = [str(refusal) for refusal in site.refusals]
     uses = []
     try:
@@ -187,9 +208,9 @@ def _node(site: Site) -> Node:
         inputs = {name: _tensor(tensor) if tensor else None for name, tensor in call.inputs.items()}
         uses.append(Use(inputs, call.attributes, output))
     node = site.node
-    return Node(
-        node.op_type, node.name, tuple(node.output), site.place.text, tuple(uses), tuple(dict.fromkeys(problems))
-    )
+    problems = list(dict.fromkeys(problems))
+    outputs, place = tuple(node.output), site.place.text
+    return Node(node.op_type, node.name, outputs, place, bare_kernel, tuple(uses), tuple(problems))
 
 
 def _tensor(tensor: TensorType) -> Tensor:

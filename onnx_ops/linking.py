@@ -210,19 +210,20 @@ def _attached(function: onnx.FunctionProto) -> Op | None:
     if function.overload:
         return None
     if function.domain == KERNEL_DOMAIN:
-        op = _by_kernel_name(function.name)
+        op = kernel_op(function.name)
         same = op and (function.name == kernel_name(op.name) or list(function.input) == list(op.input_names))
         return op if same else None
     if function.domain != DOMAIN:
         return None
     if ATTACHED_BY in function.doc_string:
         return next((op for op in OPS.values() if function.name.endswith(op.name)), None)
-    op = _by_kernel_name(function.node[0].op_type) if len(function.node) == 1 else None
+    op = kernel_op(function.node[0].op_type) if len(function.node) == 1 else None
     calls_kernel = op and function.node[0].domain == KERNEL_DOMAIN and function.name.endswith(op.name)
     return op if calls_kernel else None
 
 
-def _by_kernel_name(name: str) -> Op | None:
+def kernel_op(name: str) -> Op | None:
+    """The op whose kernel has this name, or this name behind a prefix."""
     return next((op for op in OPS.values() if name.endswith(kernel_name(op.name))), None)
 
 

@@ -563,6 +563,7 @@ def test_check_in_json(good: Path) -> None:
                 "name": "gate",
                 "outputs": ["o"],
                 "place": "graph",
+                "bare_kernel": None,
                 "problems": [],
                 "runs_on": "kernel",
                 "uses": [

@@ -154,6 +154,8 @@ CHANGES = {
         without_documentation,
     )
 } | {"without_public": without(PUBLIC), "without_body": without(BODY)}
+BROKEN = {"kernel_node_alone", "without_body"}
+"""Changes after which no session without the kernels can load the model."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -162,7 +164,7 @@ def test_changed_model_is_linked_anew(change: str) -> None:
     before = changed.SerializeToString()
     seen = inspect(changed)
     assert seen.ok
-    assert seen.linked is (Linked.ABSENT if change == "kernel_node_alone" else Linked.STALE)
+    assert seen.linked is (Linked.BROKEN if change in BROKEN else Linked.STALE)
     assert [(node.op, len(node.uses)) for node in seen.nodes] == [("HardshrinkBackward", 1)]
     run_everywhere(changed)
     linked = onnx_ops.link(changed)
@@ -193,8 +195,10 @@ def test_model_that_a_session_has_optimized(op_type: str, tmp_path: Path) -> Non
     assert ("ai.onnx.contrib", f"aclnn_{op_type}") in [(n.domain, n.op_type) for n in optimized.graph.node]
     seen = inspect(optimized)
     assert seen.ok
-    assert seen.linked is Linked.ABSENT
-    assert [node.op for node in seen.nodes] == [op_type]
+    assert seen.linked is Linked.BROKEN
+    assert [(node.op, node.bare_kernel) for node in seen.nodes] == [(op_type, f"ai.onnx.contrib.aclnn_{op_type}")]
+    with pytest.raises(Exception, match=f"aclnn_{op_type}"):
+        ort.InferenceSession(optimized.SerializeToString())
     for session in (
         onnx_ops.InferenceSession(optimized),
         ort.InferenceSession(onnx_ops.link(optimized).SerializeToString()),
