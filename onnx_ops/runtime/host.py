@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as C
+import functools
 import importlib.machinery
 import importlib.util
 import itertools
@@ -204,21 +205,33 @@ def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
 def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
     """The kernel of a call; OpError for one that the op refuses."""
     output = op.kernel.infer(call)
+    assert output.dtype is not None
+    dtypes = tuple(call.dtype(name) for name in op.input_names)
+    record = _record_of(op.name, dtypes, tuple(call.attributes.items()), output.dtype).copy()
+    record["api"] = api_address
+    return record
+
+
+@functools.lru_cache(maxsize=256)
+def _record_of(
+    op_type: str, dtypes: tuple[int | None, ...], attributes: tuple[tuple[str, int | float], ...], output_type: int
+) -> np.ndarray:
+    """The kernel of all calls with these dtypes, None for an input that is left out, and attributes."""
+    op = OPS[op_type]
+    call = op.call([None if dtype is None else TensorType(dtype) for dtype in dtypes], dict(attributes))
     record = np.zeros(1, KERNEL)
-    dtypes = [call.dtype(name) or 0 for name in op.input_names]
     fields: dict[str, Any] = {
-        "api": api_address,
         "python": _python().ctypes.data,
-        "op": list(OPS).index(op.name),
+        "op": list(OPS).index(op_type),
         "inputs": len(dtypes),
-        "output_type": output.dtype,
+        "output_type": output_type,
         **op.kernel.record(call),
     }
     for name, value in fields.items():
         record[name] = value
-    record["element_type"][0, : len(dtypes)] = dtypes
+    record["element_type"][0, : len(dtypes)] = [dtype or 0 for dtype in dtypes]
     for field, kind in (("integer", int), ("floating", float)):
-        values = [v for _, v in sorted(call.attributes.items()) if isinstance(v, kind)]
+        values = [v for _, v in sorted(attributes) if isinstance(v, kind)]
         record[field][0, : len(values)] = values
     return record
 
