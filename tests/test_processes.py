@@ -171,8 +171,9 @@ def later(delay):
     time.sleep(delay); os.kill(os.getpid(), signal.{signal})
 ends = []
 for _ in range({rounds}):
-    thread = threading.Thread(target=later, args=(random.uniform(*{delays}),)); thread.start()
+    thread = threading.Thread(target=later, args=(random.uniform(*{delays}),))
     try:
+        thread.start()  # the signal may come at once
         while True:
             {work}
     except BaseException as error:
