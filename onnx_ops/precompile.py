@@ -53,10 +53,11 @@ def _calls(op: Op) -> Iterator[Call]:
     ]
     choices = [name for name, a in op.schema.attributes.items() if a.type == OpSchema.AttrType.INT]
     for own in itertools.product(FLOATS, repeat=len(typed)):
+        settled = dict(zip(typed, own, strict=True))
         for other in FLOATS:
             dtypes = []
             for name, possible in zip(op.input_names, allowed, strict=True):
-                dtype = dict(zip(typed, own, strict=True)).get(name, other)
+                dtype = settled.get(name, other)
                 dtypes.append(dtype if dtype in possible else possible[0])
             for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
                 call = op.call([TensorType(dtype) for dtype in dtypes], dict(zip(choices, values, strict=True)))

@@ -9,7 +9,6 @@ and LLVM need.
 
 from __future__ import annotations
 
-import ctypes as C
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -175,6 +174,3 @@ def addresses() -> dict[str, int]:
 
 def address_of_fail() -> int:
     return compile_native(fail, _words(3))
-
-
-assert C.sizeof(OrtCustomOp) % 8 == 0
