@@ -1,15 +1,16 @@
 """Gradient ops as an ONNX custom-op domain, with kernels for onnxruntime."""
 
-from onnx_ops.domain import DOMAIN, OPSET_VERSION, opset_import
-from onnx_ops.errors import KernelsUnavailable, LinkError, OpError, Status
-from onnx_ops.linking import inline, link
-from onnx_ops.nodes import make_node
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
+from onnx_ops.core.errors import KernelsUnavailable, LinkError, OpError, Status
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.version import __version__ as __version__
+from onnx_ops.integrations.nodes import make_node
+from onnx_ops.integrations.reference import reference_ops
+from onnx_ops.integrations.sessions import InferenceSession, session_options
+from onnx_ops.linking.inlining import inline
+from onnx_ops.linking.link import link
 from onnx_ops.ops import OPS
-from onnx_ops.reference import reference_ops
-from onnx_ops.roles import Reduction
-from onnx_ops.schemas import register_schemas
-from onnx_ops.sessions import InferenceSession, session_options
-from onnx_ops.version import __version__ as __version__
+from onnx_ops.ops.schemas import register_schemas
 
 __all__ = [
     "DOMAIN",

@@ -1,4 +1,4 @@
-"""The program `onnx-ops`, also run as `python -m onnx_ops`. The command line itself is in `cli`."""
+"""The program `onnx-ops`, also run as `python -m onnx_ops`. The command line itself is in `cli.app`."""
 
 import importlib.util
 import sys
@@ -15,9 +15,9 @@ def main() -> None:
             f"onnx-ops: the command line needs packages that are not installed: {', '.join(missing)}. "
             "Install them with: pip install 'onnx-ops[cli]'"
         )
-    from onnx_ops import cli
+    from onnx_ops.cli import app
 
-    cli.main()
+    app.main()
 
 
 if __name__ == "__main__":

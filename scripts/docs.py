@@ -22,11 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import onnx_ops
-from onnx_ops.examples import example_body, example_model
+from onnx_ops.cli.inspection import OpDescription, describe
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import defaults
+from onnx_ops.core.types import FLOATS
 from onnx_ops.graph.walk import subgraphs
-from onnx_ops.inspection import OpDescription, describe
-from onnx_ops.op import Op
-from onnx_ops.signature import FLOATS, defaults
+from onnx_ops.integrations.examples import example_body, example_model
 from scripts.markdown import table
 
 ROOT = Path(__file__).parents[1]

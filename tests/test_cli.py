@@ -25,11 +25,12 @@ from test_linking import CASES, REFUSED, Case, model_of
 from typer.testing import CliRunner, Result
 
 import onnx_ops
-from onnx_ops import diagnosis, sessions
-from onnx_ops.cli import app
-from onnx_ops.examples import example_model
-from onnx_ops.files import ModelFileError, external_files, read_model, write_model
-from onnx_ops.inspection import Linked, inspect
+from onnx_ops.cli import diagnosis
+from onnx_ops.cli.app import app
+from onnx_ops.cli.inspection import Linked, inspect
+from onnx_ops.graph.files import ModelFileError, external_files, read_model, write_model
+from onnx_ops.integrations import sessions
+from onnx_ops.integrations.examples import example_model
 from onnx_ops.runtime.process import STATE
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -772,7 +773,7 @@ def test_doctor_without_numba() -> None:
     program = """
 import sys
 sys.modules["numba"] = None
-from onnx_ops.cli import app
+from onnx_ops.cli.app import app
 app(["doctor", "--json"])"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     examined = json.loads(done.stdout)
@@ -796,7 +797,7 @@ def test_doctor_finds_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_doctor_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.touch()
-    program = "from onnx_ops.diagnosis import _cache; print(_cache())"
+    program = "from onnx_ops.cli.diagnosis import _cache; print(_cache())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"ONNX_OPS_CACHE_DIR": str(blocked)},
@@ -930,7 +931,7 @@ def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
 
 
 def test_library_does_not_import_the_command_line() -> None:
-    program = "import sys, onnx_ops; print(*{'typer', 'rich', 'onnx_ops.cli'} & set(sys.modules))"
+    program = "import sys, onnx_ops; print(*{'typer', 'rich', 'onnx_ops.cli.app'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

@@ -16,7 +16,7 @@ import pytest
 
 import onnx_ops
 from models import ctc
-from onnx_ops.examples import example_body
+from onnx_ops.integrations.examples import example_body
 from scripts import docs
 
 ROOT = Path(__file__).parents[1]

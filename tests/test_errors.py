@@ -14,8 +14,8 @@ from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
-from onnx_ops.errors import at_node, node_words
-from onnx_ops.files import ModelFileError
+from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.graph.files import ModelFileError
 
 WAYS: dict[str, Callable[[Exception], Exception]] = {
     "pickle": lambda error: pickle.loads(pickle.dumps(error)),

@@ -14,8 +14,8 @@ import pytest
 from onnx import AttributeProto, TensorProto, checker, helper, parser, shape_inference
 
 import onnx_ops
-from onnx_ops import sites
-from onnx_ops.inspection import inspect
+from onnx_ops.cli.inspection import inspect
+from onnx_ops.linking import sites
 
 LOSS = "BinaryCrossEntropyWithLogitsBackward"
 REFUSING: dict[str, Callable[[Any], Any]] = {

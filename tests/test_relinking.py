@@ -13,9 +13,9 @@ import pytest
 from onnx import compose, helper, inliner, parser
 
 import onnx_ops
-from onnx_ops import body
-from onnx_ops.examples import example_model
-from onnx_ops.inspection import Linked, inspect
+from onnx_ops.bodies import body
+from onnx_ops.cli.inspection import Linked, inspect
+from onnx_ops.integrations.examples import example_model
 
 Array = np.ndarray[Any, Any]
 PUBLIC = ("aclnn", "HardshrinkBackward")
@@ -321,7 +321,7 @@ def test_linked_model_tells_the_version() -> None:
 def test_model_that_another_version_has_linked_is_linked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(body, "__version__", "0.0.9")
-        other.setattr("onnx_ops.linking.__version__", "0.0.9")
+        other.setattr("onnx_ops.linking.attached.__version__", "0.0.9")
         old = onnx_ops.link(model())
     seen = inspect(old)
     assert (seen.linked, seen.linked_by) == (Linked.STALE, "0.0.9")

@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
-from onnx_ops import sessions
+from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
 
 Array = np.ndarray[Any, Any]

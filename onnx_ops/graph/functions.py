@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import onnx
 from onnx import inliner
 
-from onnx_ops.errors import LinkError
+from onnx_ops.core.errors import LinkError
 from onnx_ops.graph.imports import add_import, spelled, versions
 from onnx_ops.graph.walk import Container, containers, function_text, placed_nodes, subgraphs
 

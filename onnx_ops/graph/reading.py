@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,28 @@ import onnx
 from onnx import parser
 from onnx.serialization import registry
 
-from onnx_ops.errors import LinkError
+from onnx_ops.core.errors import LinkError
 
 DEEPEST = 100
 """Brackets within brackets that a model in ONNX's text syntax may have. Its parser goes down without a limit, until the
 stack overflows; protobuf takes no more than a hundred messages within messages, and each pair of brackets is one."""
+
+
+def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model; external data stays external.
+
+    Raises:
+        OSError: a file that cannot be read.
+        LinkError: what is no model.
+    """
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        check(copy)
+        return copy
+    if isinstance(model, bytes | bytearray | memoryview):
+        return parse(bytes(model))
+    return read(Path(os.fspath(model)))
 
 
 def read(path: Path) -> onnx.ModelProto:

@@ -10,22 +10,12 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from onnx_ops.graph.walk import subgraphs
-from onnx_ops.signature import TensorType
 
 Types = ChainMap[str, onnx.TypeProto]
 """The types of all values that a node can see; those of its own graph come first."""
 
 LARGE = 1024
 """Elements above which an initializer cannot matter to shapes, so that it is left out when they are worked out."""
-
-
-def tensor_type(proto: onnx.TypeProto) -> TensorType:
-    """What a TypeProto tells of a tensor."""
-    tensor = proto.tensor_type
-    shape = None
-    if tensor.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
-    return TensorType(tensor.elem_type or None, shape)
 
 
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:

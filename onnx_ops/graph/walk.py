@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from onnx_ops.errors import node_words
+from onnx_ops.core.errors import node_words
 
 Container = onnx.GraphProto | onnx.FunctionProto
 Importer = onnx.ModelProto | onnx.FunctionProto

@@ -1,4 +1,4 @@
-"""The ops of the domain, one file each: schema, checks, NumPy reference, kernel and portable body together."""
+"""The ops of the domain by family, one file each: schema, checks, NumPy reference, kernel, portable body together."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import pkgutil
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from onnx_ops.domain import DOMAIN
-from onnx_ops.errors import OpError
-from onnx_ops.op import Op
+from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.errors import OpError
+from onnx_ops.core.op import Op
 
 
 def _found() -> dict[str, Op]:
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    ops = [importlib.import_module(f"{__name__}.{name}").OP for name in names]
-    return {op.name: op for op in ops}
+    modules = [
+        f"{family.name}.{module.name}"
+        for family in pkgutil.iter_modules(__path__)
+        if family.ispkg
+        for module in pkgutil.iter_modules([f"{__path__[0]}/{family.name}"])
+        if not module.name.startswith("_")
+    ]
+    ops = [importlib.import_module(f"{__name__}.{name}").OP for name in modules]
+    return {op.name: op for op in sorted(ops, key=lambda op: op.name)}
 
 
 OPS: Mapping[str, Op] = MappingProxyType(_found())
-"""All ops by op_type: every module of this package whose name has no leading underscore defines one, OP."""
+"""All ops by op_type: every module of a family whose name has no leading underscore defines one, OP."""
 
 
 def op_named(op_type: str) -> Op:

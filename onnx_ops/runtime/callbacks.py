@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from numba import njit, types
 
+from onnx_ops.loops.layout import MAX_INPUTS
 from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.layout import MAX_INPUTS
 from onnx_ops.runtime.native import OPTIONS, call, i8_at, kernel_at, python_at, stack
 
 

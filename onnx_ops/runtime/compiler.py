@@ -71,8 +71,8 @@ def cache_directory() -> Path:
 def _source_stamp(file: str) -> str:
     versions = (sys.version, np.__version__, numba.__version__, llvmlite.__version__)
     digest = DIGEST(" ".join(versions).encode())
-    shared = (PACKAGE / "roles.py", *PACKAGE.glob("runtime/*.py"), *PACKAGE.glob("ops/_*.py"))
-    for path in sorted({*shared, Path(file)}):
+    shared = (*PACKAGE.glob("core/*.py"), *PACKAGE.glob("loops/*.py"), *PACKAGE.glob("runtime/**/*.py"))
+    for path in sorted({*shared, *Path(file).parent.glob("*.py")}):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

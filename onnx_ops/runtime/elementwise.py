@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from onnx_ops.roles import Divisor, Role
-from onnx_ops.runtime.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
+from onnx_ops.core.reduction import Divisor
+from onnx_ops.loops.layout import BLOCK, CHUNK, JOB, MAX_INPUTS, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
+from onnx_ops.loops.primitives import LAST_PARAMETER, item_size, total_of
+from onnx_ops.loops.space import Role
 from onnx_ops.runtime.native import (
     BFLOAT16,
     DOUBLE,
@@ -34,7 +36,6 @@ from onnx_ops.runtime.native import (
     stack,
     u2_at,
 )
-from onnx_ops.runtime.primitives import LAST_PARAMETER, item_size, total_of
 
 NUMBERS = {
     FLOAT: types.CPointer(types.float32),

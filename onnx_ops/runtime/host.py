@@ -31,19 +31,21 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
 
-from onnx_ops.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.errors import KernelsUnavailable, OpError, at_node, node_words
-from onnx_ops.op import Op
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
+from onnx_ops.core.errors import KernelsUnavailable, OpError, at_node, node_words
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import is_optional
+from onnx_ops.core.types import FLOATS, TensorType, promote
+from onnx_ops.loops.layout import KERNEL, NO_MEMORY, PYTHON
+from onnx_ops.loops.primitives import array_at
 from onnx_ops.ops import OPS
 from onnx_ops.runtime import callbacks
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.launch import COMPUTE, compute
-from onnx_ops.runtime.layout import KERNEL, NO_MEMORY, PYTHON
-from onnx_ops.runtime.primitives import array_at
 from onnx_ops.runtime.process import ANSWER, STATE, aside, keep, libc, thread_attributes
-from onnx_ops.signature import FLOATS, Call, TensorType, is_optional, promote
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")

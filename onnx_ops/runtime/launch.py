@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numba import types
 
+from onnx_ops.loops.layout import JOB, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.abi import Api
-from onnx_ops.runtime.layout import JOB, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, python_at, stack
 
 COMPUTE = types.int64(types.int64, types.int64)

@@ -12,8 +12,8 @@ from numba import config, from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
-from onnx_ops.runtime import primitives
-from onnx_ops.runtime.layout import JOB, KERNEL, PYTHON
+from onnx_ops.loops import primitives
+from onnx_ops.loops.layout import JOB, KERNEL, PYTHON
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")

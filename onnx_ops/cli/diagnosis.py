@@ -1,0 +1,183 @@
+"""Whether the ops run on this machine, and in which ways. All fields are of types that JSON has."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from packaging.requirements import Requirement
+
+from onnx_ops.core.errors import KernelsUnavailable
+from onnx_ops.core.op import Op
+from onnx_ops.integrations.examples import example_model
+from onnx_ops.integrations.sessions import register
+from onnx_ops.linking.inlining import inline
+from onnx_ops.linking.link import link
+from onnx_ops.ops import OPS
+
+PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
+SILENT = 4
+"""onnxruntime's log level for fatal errors only. Other errors are reported in the outcome of the self-test."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A package in a version that onnx-ops does not support, and those it does, such as ">=1.23"."""
+
+    package: str
+    version: str
+    supported: str
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Whether the kernels can be registered with onnxruntime here, and why not."""
+
+    registered: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where compiled kernels are kept; None where there is no place for them."""
+
+    path: str | None
+    writable: bool
+
+
+class Verdict(enum.StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+    """There are no kernels here, and nothing has been run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an op's example when it was run in one way."""
+
+    op: str
+    way: str
+    status: Verdict
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found out about a machine. The version of a package that is not installed is None."""
+
+    platform: str
+    versions: Mapping[str, str | None]
+    unsupported: tuple[Unsupported, ...]
+    kernels: Kernels
+    cache: Cache
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.unsupported and all(outcome.status != Verdict.FAILED for outcome in self.outcomes)
+
+
+def diagnose() -> Diagnosis:
+    """Everything about this machine that matters to the ops; each op is run in each way."""
+    outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return Diagnosis(platform.platform(), versions, _unsupported(), kernels(), _cache(), outcomes)
+
+
+def kernels() -> Kernels:
+    """Whether the kernels can be registered; compiles what that needs and is not in the cache."""
+    try:
+        register(None)
+    except KernelsUnavailable as reason:
+        return Kernels(False, str(reason))
+    return Kernels(True, None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime comes under several names
+        return getattr(sys.modules.get(package.replace("-", "_")), "__version__", None)
+
+
+def _unsupported() -> tuple[Unsupported, ...]:
+    """Installed packages whose version is not among those that the metadata of onnx-ops asks for."""
+    found = []
+    for requirement in map(Requirement, _requirements()):
+        version = _version(requirement.name)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": "cli"})
+        if version and applies and not requirement.specifier.contains(version, prereleases=True):
+            found.append(Unsupported(requirement.name, version, str(requirement.specifier)))
+    return tuple(found)
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("onnx-ops") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return []
+
+
+def _cache() -> Cache:
+    try:
+        from onnx_ops.runtime import compiler
+    except ImportError:
+        return Cache(None, False)
+    try:
+        wanted = str(compiler.wanted_cache_directory())
+    except OSError:
+        return Cache(None, False)
+    try:
+        compiler.cache_directory()
+    except OSError:
+        return Cache(wanted, False)
+    return Cache(wanted, True)
+
+
+# --- the self-test ---------------------------------------------------------------------------------------------------
+
+
+def _on_kernel(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(link(model), register(None))
+
+
+def _on_portable_body(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(link(model), ort.SessionOptions())
+
+
+def _inlined(model: onnx.ModelProto) -> ort.InferenceSession:
+    return _session(inline(model), ort.SessionOptions())
+
+
+WAYS: Mapping[str, Callable[[onnx.ModelProto], ort.InferenceSession]] = {
+    "kernel": _on_kernel,
+    "portable body": _on_portable_body,
+    "inlined": _inlined,
+}
+
+
+def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    options.log_severity_level = SILENT
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _outcome(op: Op, way: str) -> Outcome:
+    expected = op.example.expected()
+    try:
+        (result,) = WAYS[way](example_model(op)).run(None, op.example.arrays())
+    except KernelsUnavailable as reason:
+        return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
+    except Exception as error:  # whatever it is, it is what the user wants to know
+        return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")
+    # The tolerance is that of float32, to which inputs and result are rounded.
+    if result.shape == expected.shape and np.allclose(result, expected, rtol=3e-7, atol=6e-8, equal_nan=True):
+        return Outcome(op.name, way, Verdict.PASSED, None)
+    return Outcome(op.name, way, Verdict.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")

@@ -1,0 +1,234 @@
+"""What there is to say of an op, and of the nodes of a model. All fields are of types that JSON has."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import TensorProto, checker, helper, shape_inference
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import attribute_type
+from onnx_ops.core.domain import KERNEL_DOMAIN
+from onnx_ops.core.errors import LinkError, OpError, at_node
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import allowed_dtypes, is_optional
+from onnx_ops.core.types import TensorType, dtype_name
+from onnx_ops.graph.files import same_model
+from onnx_ops.graph.functions import called_key, function_key
+from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.walk import function_text, placed_nodes
+from onnx_ops.linking.attached import kernel_op, linked_by, restore
+from onnx_ops.linking.checks import check_imports, check_opset, used_ops
+from onnx_ops.linking.link import link
+from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
+
+REFUSALS = (ValueError, checker.ValidationError, shape_inference.InferenceError)
+"""What `link` raises for a model: OpError and LinkError, and what onnx has for one that is not valid."""
+
+
+# --- ops -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An input or an output of an op."""
+
+    name: str
+    optional: bool
+    dtypes: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    name: str
+    type: str
+    default: int | float
+    description: str
+
+
+@dataclass(frozen=True)
+class OpDescription:
+    """The facts of an op's schema; minimum_opset is that of its portable body."""
+
+    name: str
+    minimum_opset: int
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    attributes: tuple[Attribute, ...]
+
+
+def describe(op: Op) -> OpDescription:
+    """The facts of an op: inputs in the order of its schema; its attributes have none, and come by name."""
+    attributes = (
+        Attribute(name, attribute_type(a), helper.get_attribute_value(a.default_value), a.description)
+        for name, a in sorted(op.schema.attributes.items())
+    )
+    inputs, outputs = (tuple(_parameter(op.schema, p) for p in ps) for ps in (op.schema.inputs, op.schema.outputs))
+    return OpDescription(op.name, op.body_opset, inputs, outputs, tuple(attributes))
+
+
+def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Parameter:
+    dtypes = tuple(allowed_dtypes(schema, parameter))
+    return Parameter(parameter.name, is_optional(parameter), dtypes, parameter.description)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Linked(enum.StrEnum):
+    """Whether a model has attached what its nodes need to run."""
+
+    CURRENT = "current"
+    """What `link` of this version attaches."""
+    STALE = "stale"
+    """Something else: of another version, or for other nodes."""
+    BROKEN = "broken"
+    """Nodes of kernels without the functions that `link` attaches for them. A session with the kernels saves its
+    optimised model so; no other session can load it."""
+    ABSENT = "absent"
+    UNNEEDED = "unneeded"
+    """Nothing, and there is no node of the domain."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What is known of a tensor; None is what is not. A dimension is a number, a name or None."""
+
+    dtype: str | None
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Use:
+    """A node as it is run: one in a function has as many uses as the function has calls."""
+
+    inputs: Mapping[str, Tensor | None]
+    """By name; None for one that is left out."""
+    attributes: Mapping[str, Any]
+    """Defaults filled in."""
+    output: Tensor | None
+    """None for a use that the op refuses."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the domain."""
+
+    op: str
+    name: str
+    outputs: tuple[str, ...]
+    place: str
+    """The graph, function or subgraph that it stands in."""
+    bare_kernel: str | None
+    """The name of the kernel that stands in the model in the op's place, where no function of that name is attached."""
+    uses: tuple[Use, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model, and everything that `link` would refuse in it.
+
+    Attributes:
+        opset: the version of the default domain that it imports.
+        minimum_opset: the oldest that its nodes can be linked with; None if there are none.
+        linked_by: the version of onnx_ops that has linked it, if its metadata tells.
+        problems: those of no single node.
+    """
+
+    opset: int
+    minimum_opset: int | None
+    linked: Linked
+    linked_by: str | None
+    nodes: tuple[Node, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not any(node.problems for node in self.nodes)
+
+
+def inspect(model: onnx.ModelProto) -> Inspection:
+    """The nodes of the domain in a model, with all problems that `link` would find, where it stops at the first."""
+    try:
+        own = load_model(model)
+        bare = _bare_kernels(own)
+        attached = restore(own)
+    except LinkError as refusal:
+        return Inspection(0, None, Linked.ABSENT, None, (), (str(refusal),))
+    found = sites(own)
+    used = used_ops(found)
+    opset = opset_of(own)
+    problems = list(_problems_of_imports(own, used, opset))
+    try:
+        find_calls(own, found)
+    except REFUSALS as refusal:
+        problems.append(str(refusal))
+    nodes = tuple(_node(site, bare.get((site.place.text, *site.node.output))) for site in found)
+    linked = Linked.STALE if attached else Linked.ABSENT if nodes else Linked.UNNEEDED
+    if bare:
+        linked = Linked.BROKEN
+    if not problems and not any(node.problems for node in nodes):
+        try:
+            if same_model(link(model), model) and attached:
+                linked = Linked.CURRENT
+        except REFUSALS as refusal:
+            problems.append(str(refusal))
+    minimum = max((op.body_opset for op in used), default=None)
+    return Inspection(opset, minimum, linked, linked_by(model), nodes, tuple(problems))
+
+
+def _bare_kernels(model: onnx.ModelProto) -> dict[tuple[str, ...], str]:
+    """The names of nodes of kernels for which no function is attached, by place and outputs."""
+    attached = {function_key(f) for f in model.functions}
+    return {
+        (place.text, *node.output): function_text(node.domain, node.op_type)
+        for place, node in placed_nodes(model)
+        if node.domain == KERNEL_DOMAIN and kernel_op(node.op_type) and called_key(node) not in attached
+    }
+
+
+def _node(site: Site, bare_kernel: str | None) -> Node:
+    problems = [str(refusal) for refusal in site.refusals]
+    uses = []
+    try:
+        op = site.op()
+    except OpError as refusal:
+        problems, calls = [str(refusal)], []
+    else:
+        calls = site.calls
+    for call in calls:
+        output = None
+        try:
+            with at_node(site.words):
+                output = _tensor(op.kernel.infer(call))
+        except OpError as refusal:
+            problems.append(str(refusal))
+        inputs = {name: _tensor(tensor) if tensor else None for name, tensor in call.inputs.items()}
+        uses.append(Use(inputs, call.attributes, output))
+    node = site.node
+    problems = list(dict.fromkeys(problems))
+    outputs, place = tuple(node.output), site.place.text
+    return Node(node.op_type, node.name, outputs, place, bare_kernel, tuple(uses), tuple(problems))
+
+
+def _tensor(tensor: TensorType) -> Tensor:
+    known = tensor.dtype in TensorProto.DataType.values()
+    return Tensor(dtype_name(tensor.dtype) if tensor.dtype is not None and known else None, tensor.shape)
+
+
+def _problems_of_imports(model: onnx.ModelProto, used: list[Op], opset: int) -> Iterator[str]:
+    try:
+        check_imports(model)
+    except LinkError as refusal:
+        yield str(refusal)
+    for op in used:
+        try:
+            check_opset(op, opset)
+        except LinkError as refusal:
+            yield str(refusal)

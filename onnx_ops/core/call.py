@@ -1,0 +1,123 @@
+"""What an op is called with: dtypes, shapes and attributes, and the rules they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx.defs import OpSchema
+
+from onnx_ops.core.errors import OpError, Status
+from onnx_ops.core.schema import allowed_dtypes, defaults, is_optional
+from onnx_ops.core.types import MAX_RANK, Dim, Shape, TensorType, dtype_name, shape_text
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an op: what is known of each input (None: left out) and the attributes, defaults filled in."""
+
+    schema: OpSchema
+    inputs: Mapping[str, TensorType | None]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls, schema: OpSchema, inputs: Iterable[TensorType | None], attributes: Mapping[str, Any] | None = None
+    ) -> Call:
+        given = list(inputs)
+        names = [parameter.name for parameter in schema.inputs]
+        if len(given) > len(names):
+            raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
+        filled = given + [None] * (len(names) - len(given))
+        return cls(schema, dict(zip(names, filled, strict=True)), {**defaults(schema), **(attributes or {})})
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Equal for equal calls."""
+        return self.schema.name, *self.inputs.values(), *self.attributes.values()
+
+    def with_input(self, name: str, tensor: TensorType) -> Call:
+        """The same call with another input."""
+        return Call(self.schema, {**self.inputs, name: tensor}, self.attributes)
+
+    def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
+        return OpError(self.schema.name, problem, status)
+
+    def shape_error(self, name: str, expected: str) -> OpError:
+        shape = self.shape(name)
+        assert shape is not None
+        return self.error(f"input '{name}' has shape {shape_text(shape)}, expected {expected}")
+
+    def present(self, name: str) -> bool:
+        return self.inputs[name] is not None
+
+    def dtype(self, name: str) -> int | None:
+        tensor = self.inputs[name]
+        return tensor.dtype if tensor else None
+
+    def shape(self, name: str) -> Shape | None:
+        tensor = self.inputs[name]
+        return tensor.shape if tensor else None
+
+    def check(self) -> None:
+        """Refuse a missing required input, a dtype outside the schema's constraint, a rank above the limit."""
+        for parameter in self.schema.inputs:
+            tensor = self.inputs[parameter.name]
+            if tensor is None:
+                if not is_optional(parameter):
+                    raise self.error(f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
+                continue
+            if tensor.dtype is not None:
+                given, allowed = dtype_name(tensor.dtype), allowed_dtypes(self.schema, parameter)
+                if given not in allowed:
+                    expected = ", ".join(sorted(allowed))
+                    raise self.error(f"input '{parameter.name}' has dtype {given}, expected one of {expected}")
+            if tensor.shape is not None and len(tensor.shape) > MAX_RANK:
+                raise self.shape_error(parameter.name, f"at most {MAX_RANK} dimensions")
+
+    def check_choice(self, attribute: str, choices: Mapping[int, str]) -> None:
+        """Refuse an enumerated attribute outside its values."""
+        value = self.attributes[attribute]
+        if value not in choices:
+            expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
+            raise self.error(f"attribute '{attribute}' is {value}, expected one of {expected}")
+
+    def broadcast(self, first: str, second: str) -> Shape | None:
+        """Multidirectional broadcast of two inputs' shapes."""
+        a, b = self.shape(first), self.shape(second)
+        if a is None or b is None:
+            return None
+        rank = max(len(a), len(b))
+        dims: list[Dim] = []
+        for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+            if x == y or y == 1:
+                dims.append(x)
+            elif x == 1:
+                dims.append(y)
+            elif isinstance(x, int) and isinstance(y, int):
+                raise self.shape_error(second, f"one that broadcasts with '{first}', which has shape {shape_text(a)}")
+            else:  # a dimension that is not known yet can only be 1 or the number that stands against it
+                dims.append(x if isinstance(x, int) else y if isinstance(y, int) else None)
+        return tuple(dims)
+
+    def broadcast_to(self, name: str, shape: Shape | None, what: str) -> None:
+        """Refuse an input that does not broadcast into `shape`, which `what` describes."""
+        own = self.shape(name)
+        if own is None or shape is None:
+            return
+        tail = shape[len(shape) - len(own) :] if len(own) <= len(shape) else None
+        if tail is None or any(_differ(x, y) and x != 1 for x, y in zip(own, tail, strict=True)):
+            raise self.shape_error(name, f"one that broadcasts to {what}, {shape_text(shape)}")
+
+    def same_shape(self, name: str, shape: Shape | None, what: str) -> None:
+        """Refuse an input whose shape is not `shape`, which `what` describes."""
+        own = self.shape(name)
+        if own is None or shape is None:
+            return
+        if len(own) != len(shape) or any(_differ(x, y) for x, y in zip(own, shape, strict=True)):
+            raise self.shape_error(name, f"{shape_text(shape)}, {what}")
+
+
+def _differ(x: Dim, y: Dim) -> bool:
+    return isinstance(x, int) and isinstance(y, int) and x != y

@@ -1,0 +1,28 @@
+"""What losses make of their terms."""
+
+import enum
+
+
+class Divisor(enum.IntEnum):
+    """What the terms of an elementwise op are divided by."""
+
+    NONE = 0
+    SIZE = 1  # elements of the index space
+    BATCH = 2  # length of its first axis
+
+
+class Reduction(enum.IntEnum):
+    """The `reduction` attribute of the losses; their names are taken too: `Reduction("mean")`."""
+
+    NONE = 0
+    MEAN = 1
+    SUM = 2
+    BATCHMEAN = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Reduction | None":
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+    @property
+    def divisor(self) -> Divisor:
+        return {Reduction.MEAN: Divisor.SIZE, Reduction.BATCHMEAN: Divisor.BATCH}.get(self, Divisor.NONE)

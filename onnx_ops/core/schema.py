@@ -1,0 +1,46 @@
+"""What a schema says of inputs and attributes, and how one is written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from onnx import helper
+from onnx.defs import OpSchema
+
+from onnx_ops.core.types import dtype_name
+
+
+def tensor_types(dtypes: Iterable[int]) -> list[str]:
+    """Element types as a type constraint of an OpSchema wants them."""
+    return [f"tensor({dtype_name(dtype)})" for dtype in dtypes]
+
+
+def dtype_names(types: Iterable[str]) -> list[str]:
+    """The other way round: the element types that a type constraint allows."""
+    return [text.removeprefix("tensor(").removesuffix(")") for text in types]
+
+
+def allowed_dtypes(schema: OpSchema, parameter: OpSchema.FormalParameter) -> list[str]:
+    """The element types that an input or output may have; onnx 1.20 has no FormalParameter.types."""
+    (constraint,) = (c for c in schema.type_constraints if c.type_param_str == parameter.type_str)
+    return dtype_names(constraint.allowed_type_strs)
+
+
+def is_optional(parameter: OpSchema.FormalParameter) -> bool:
+    return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
+
+
+def attribute(name: str, default: int | float, description: str) -> OpSchema.Attribute:
+    """An attribute with a default, for an OpSchema."""
+    return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
+
+
+@functools.cache
+def defaults(schema: OpSchema) -> Mapping[str, Any]:
+    """Default values of a schema's attributes."""
+    return MappingProxyType(
+        {name: helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items()}
+    )

@@ -1,0 +1,62 @@
+"""Element types and shapes of tensors.
+
+A dimension is an int, a name (symbolic) or None (unknown); a shape is a tuple of dimensions or None (unknown rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+Dim = int | str | None
+Shape = tuple[Dim, ...]
+
+MAX_RANK = 8
+FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+
+
+def dtype_name(dtype: int) -> str:
+    """The ONNX spelling of an element type: TensorProto.FLOAT is 'float'."""
+    return _DTYPE_NAMES.get(dtype, f"element type {dtype}")
+
+
+_DTYPE_NAMES = {number: name.lower() for name, number in TensorProto.DataType.items()}
+
+
+def shape_text(shape: Shape) -> str:
+    return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type (a TensorProto.DataType) and shape of a tensor; None is what is not known."""
+
+    dtype: int | None = None
+    shape: Shape | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> TensorType:
+        return cls(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+    @classmethod
+    def of_proto(cls, proto: onnx.TypeProto) -> TensorType:
+        """What a TypeProto tells of a tensor."""
+        tensor = proto.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
+        return cls(tensor.elem_type or None, shape)
+
+
+def promote(dtypes: Iterable[int | None]) -> int | None:
+    """The one floating type that holds every given one; None if one of them is unknown."""
+    kinds = set(dtypes)
+    if None in kinds:
+        return None
+    if len(kinds) == 1:
+        return kinds.pop()
+    return TensorProto.DOUBLE if TensorProto.DOUBLE in kinds else TensorProto.FLOAT

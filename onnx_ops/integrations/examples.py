@@ -1,0 +1,34 @@
+"""The example of an op as a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnx_ops.core.domain import opset_import
+from onnx_ops.core.op import Op
+from onnx_ops.integrations.nodes import make_node
+from onnx_ops.linking.link import FUNCTIONS_SINCE_IR, link
+
+
+def example_model(op: Op) -> onnx.ModelProto:
+    """The op's example as a model of one node, in the oldest opset that its portable body takes."""
+    arrays = op.example.arrays()
+    node = make_node(op.name, {name: name for name in arrays}, [op.output_name], **op.example.attributes)
+    inputs = [_value_info(name, array.dtype, array.shape) for name, array in arrays.items()]
+    expected = op.example.expected()
+    output = _value_info(op.output_name, expected.dtype, expected.shape)
+    opsets = [helper.make_opsetid("", op.body_opset), opset_import()]
+    graph = helper.make_graph([node], op.name, inputs, [output])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=FUNCTIONS_SINCE_IR)
+
+
+def example_body(op: Op) -> onnx.FunctionProto:
+    """The portable body that `link` attaches to the op's example."""
+    body, _ = link(example_model(op)).functions
+    return body
+
+
+def _value_info(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)

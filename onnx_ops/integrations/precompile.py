@@ -1,0 +1,70 @@
+"""Compiles all native code beforehand, for container images and for machines whose cache cannot be written later."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.errors import OpError
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import allowed_dtypes
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.integrations.sessions import register
+from onnx_ops.ops import OPS
+
+MOST_CHOICES = 4
+"""Integer attributes that choose among kernels number their values from 0 on, and have no more than this."""
+
+
+def precompile() -> Iterator[tuple[int, int, str]]:
+    """Fill the cache of compiled code, step by step.
+
+    Yields:
+        After each step: how many are done, how many there are, and the op at hand.
+
+    Raises:
+        KernelsUnavailable: kernels cannot be registered here.
+        OSError: the cache cannot be written.
+    """
+    cache_to_fill()
+    steps = [(op, call) for op in OPS.values() for call in _calls(op)]
+    register(None)
+    for done, (op, call) in enumerate(steps, 1):
+        op.kernel.record(call)
+        yield done, len(steps), op.name
+
+
+def cache_to_fill() -> Path:
+    """The directory that compiled code is kept in; OSError if it cannot be written."""
+    from onnx_ops.runtime.compiler import cache_directory
+
+    return cache_directory()
+
+
+def _calls(op: Op) -> Iterator[Call]:
+    """At least one call for each kernel that an op may need: any dtypes of the output, any one of the other inputs."""
+    typed = op.kernel.typed_inputs
+    allowed = [
+        [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
+        for parameter in op.schema.inputs
+    ]
+    choices = [name for name, a in op.schema.attributes.items() if a.type == OpSchema.AttrType.INT]
+    for own in itertools.product(FLOATS, repeat=len(typed)):
+        settled = dict(zip(typed, own, strict=True))
+        for other in FLOATS:
+            dtypes = []
+            for name, possible in zip(op.input_names, allowed, strict=True):
+                dtype = settled.get(name, other)
+                dtypes.append(dtype if dtype in possible else possible[0])
+            for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
+                call = op.call([TensorType(dtype) for dtype in dtypes], dict(zip(choices, values, strict=True)))
+                try:
+                    op.kernel.infer(call)
+                except OpError:  # a mixture of dtypes, or an attribute, that the op does not take
+                    continue
+                yield call

@@ -1,0 +1,37 @@
+"""The ops for onnx.reference.ReferenceEvaluator."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.core.op import Op
+from onnx_ops.ops import OPS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from onnx.reference.op_run import OpRun
+
+
+@functools.cache
+def reference_ops() -> list[type[OpRun]]:
+    """The NumPy definitions of all ops: ReferenceEvaluator(model, new_ops=onnx_ops.reference_ops())."""
+    return [_evaluator(op) for op in OPS.values()]
+
+
+def _evaluator(op: Op) -> type[OpRun]:
+    from onnx.reference.op_run import OpRun
+
+    def run(self: Any, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray]:
+        given = {
+            name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
+        }
+        arrays = [*inputs, *[None] * (len(op.input_names) - len(inputs))]
+        node = self.onnx_node
+        with at_node(node_words(node.name, next(iter(node.output), ""))):
+            call = op.check_arrays(arrays, given)
+        return (op.reference(*arrays, **call.attributes),)
+
+    return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": run, "__doc__": op.schema.doc})

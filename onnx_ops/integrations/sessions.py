@@ -1,0 +1,156 @@
+"""Sessions with the kernels in them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from onnx_ops.core.errors import KernelsUnavailable
+from onnx_ops.graph.files import embed_external_data, external_files
+from onnx_ops.graph.walk import tensors
+from onnx_ops.linking.link import link
+from onnx_ops.linking.origins import Origins
+from onnx_ops.runtime.process import STATE, aside
+
+MOST_BYTES = 2**31 - 1
+"""What protobuf takes in one message."""
+EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+_warned: set[str] = set()
+
+
+def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOptions:
+    """Options with the kernels registered.
+
+    Args:
+        options: options to register them with; the same object is returned. None makes new ones.
+
+    Where the kernels cannot be registered the options come back without them, and one warning per process says so:
+    linked models then run on the portable bodies.
+    """
+    return _options(options, stacklevel=3)
+
+
+def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
+    try:
+        registered = register(options)
+    except KernelsUnavailable as reason:
+        _warn_once(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel + 1)
+        return ort.SessionOptions() if options is None else options
+    from onnx_ops.runtime.compiler import DIRECTORY_VARIABLE, unsaved
+
+    if reason_unsaved := unsaved():
+        _warn_once(
+            f"onnx_ops compiles its kernels anew in each process, for it cannot keep them: {reason_unsaved}. Set"
+            f" {DIRECTORY_VARIABLE} to a folder that can be written, or to one that `onnx-ops compile` has filled",
+            stacklevel + 1,
+        )
+    return registered
+
+
+def _warn_once(text: str, stacklevel: int) -> None:
+    """Warn of what holds for the whole process."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=stacklevel)
+
+
+def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    """As `session_options`, but KernelsUnavailable instead of a warning."""
+    try:
+        host = _host()
+    except ImportError as error:
+        raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
+    return host.register(options)
+
+
+@functools.cache
+def _host() -> ModuleType:
+    """The module that registers kernels.
+
+    An interrupt amid its imports would leave Numba half imported, and a fork would leave it locked in the child.
+    """
+
+    def imported() -> ModuleType:
+        with STATE.registering:
+            from onnx_ops.runtime import host
+
+            return host
+
+    return aside(imported)
+
+
+class InferenceSession(ort.InferenceSession):
+    """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
+
+    Args:
+        path_or_bytes: a ModelProto, its bytes, or a path. External data next to it is found; with sess_options it is
+            read into memory, or, where it is larger than 2 GiB, a temporary file is written beside the model.
+        sess_options, providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
+
+    Raises:
+        OpError, LinkError: what `link` refuses.
+        ValueError: external data that is not where onnxruntime takes it from.
+        onnxruntime exceptions: what a session refuses, when it is made or run; their text names op and input.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: onnx.ModelProto | bytes | str | os.PathLike[str],
+        sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = _options(sess_options, stacklevel=3)
+        linked = link(path_or_bytes)
+        with contextlib.ExitStack() as stack:
+            # Where a model's external data lies is said in options. Those that the caller has given may be in use
+            # elsewhere at the same time, with or without this class, so that they are left as they are.
+            model: str | bytes | None = None
+            if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
+                path = Path(path_or_bytes).absolute()
+                data = [path.parent / location for location in external_files(linked, path)]
+                if sess_options is None and all(f.resolve().is_relative_to(path.parent.resolve()) for f in data):
+                    options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(path.parent))
+                elif linked.ByteSize() + sum(f.stat().st_size for f in data) <= MOST_BYTES:
+                    embed_external_data(linked, path)
+                else:
+                    model = stack.enter_context(_written_in(path.parent, linked))
+            stack.enter_context(_naming(linked))
+            super().__init__(model or linked.SerializeToString(), options, providers, provider_options, **kwargs)
+
+
+@contextlib.contextmanager
+def _written_in(folder: Path, model: onnx.ModelProto) -> Iterator[str]:
+    """The path of a temporary file that holds the model, in the folder of its external data."""
+    handle, path = tempfile.mkstemp(prefix=".onnx_ops_", suffix=".onnx", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            file.write(model.SerializeToString())
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
+    """While a session of a linked model is made: its kernels learn which nodes they are."""
+    try:
+        naming: contextlib.AbstractContextManager[None] = _host().naming(Origins(model))
+    except ImportError:
+        return contextlib.nullcontext()
+    return naming
+
+
+def _is_external(model: onnx.ModelProto) -> bool:
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors(model))

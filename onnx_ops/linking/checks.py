@@ -1,0 +1,52 @@
+"""What `link` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import LinkError, at_node
+from onnx_ops.core.op import Op
+from onnx_ops.graph.functions import function_key
+from onnx_ops.graph.walk import function_text
+from onnx_ops.linking.sites import Site
+from onnx_ops.ops import OPS
+
+
+def used_ops(found: Iterable[Site]) -> list[Op]:
+    """The ops that nodes use."""
+    present = {site.node.op_type for site in found}
+    return [op for op in OPS.values() if op.name in present]
+
+
+def check_imports(model: onnx.ModelProto) -> None:
+    """Refuse a model, or a function of it, that imports another version of the domain."""
+    importers = [("the model", model), *((f"function {function_text(*function_key(f))}", f) for f in model.functions)]
+    for text, importer in importers:
+        for entry in importer.opset_import:
+            if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
+                raise LinkError(f"{text} imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
+
+
+def check_opset(op: Op, opset: int) -> None:
+    """Refuse a default opset that lacks operators of an op's portable body."""
+    if opset < op.body_opset:
+        raise LinkError(
+            f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
+        )
+
+
+def check_calls(found: Iterable[Site]) -> None:
+    """Raise the first refusal of a node or a call."""
+    accepted = set()
+    for site in found:
+        op = site.op()
+        for refusal in site.refusals:
+            raise refusal
+        for call in site.calls:
+            if call.key not in accepted:
+                with at_node(site.words):
+                    op.kernel.infer(call)
+                accepted.add(call.key)

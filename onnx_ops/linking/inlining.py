@@ -1,0 +1,55 @@
+"""Makes a model with ops of this domain one of standard operators alone."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+
+from onnx_ops.graph.functions import check_calls, import_what_functions_do, inlined, spell_out_defaults
+from onnx_ops.graph.imports import add_import, spelled
+from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.types import skeleton
+from onnx_ops.graph.walk import containers
+from onnx_ops.linking.attached import restore
+from onnx_ops.linking.link import link
+from onnx_ops.linking.sites import check_size, opset_of
+
+
+def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model in standard operators alone, for runtimes that know neither the domain nor functions.
+
+    Args:
+        model: as for `link`.
+
+    Returns:
+        The linked model with all functions, those that it came with too, put in place of the nodes that call them. It
+        runs on the portable bodies everywhere, also where the kernels are registered.
+
+    Raises:
+        OpError, LinkError: as `link`; LinkError also for a function that imports another version of a domain than the
+            model, the default domain's apart.
+    """
+    plain = load_model(model)
+    restore(plain)
+    check_calls(plain)
+    check_size(plain)
+    plain = link(plain)
+    light = skeleton(plain)
+    add_import(light, "", opset_of(light))
+    import_what_functions_do(light)
+    spell_out_defaults(light)
+    graph = inlined(light).graph
+    del graph.initializer[:]
+    graph.initializer.extend(plain.graph.initializer)
+    plain.graph.CopyFrom(graph)
+    del plain.functions[:]
+    inner = [node for container in containers(plain) for node in container.node]
+    for named in (*inner, *plain.opset_import):
+        named.domain = spelled(named.domain)
+    used = {"", *(node.domain for node in inner)}
+    for entry in light.opset_import:  # those of the functions too
+        add_import(plain, entry.domain, entry.version)
+    for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
+        plain.opset_import.remove(entry)
+    return plain

@@ -1,0 +1,104 @@
+"""Makes a model with ops of this domain self-contained.
+
+A node of the domain stays as it is. What `link` attaches is two model-local functions for each op that is used: the op
+itself, whose body is one node with the name of its kernel, and a function of that very name in standard operators.
+Where the kernel is registered, onnxruntime takes it; where it is not, the second function runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import onnx
+
+from onnx_ops.bodies.body import Body, public_function
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import LinkError
+from onnx_ops.core.op import Op
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.edits import Insertions, Names
+from onnx_ops.graph.imports import add_import, versions
+from onnx_ops.graph.reading import load_model
+from onnx_ops.linking.attached import note_version, restore
+from onnx_ops.linking.checks import check_calls, check_imports, check_opset, used_ops
+from onnx_ops.linking.settling import cast_inputs, fill_missing, mixtures, spell_out_where_uses_differ
+from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
+
+FUNCTIONS_SINCE_IR = 8
+
+
+def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    """A copy of a model that any session can run.
+
+    Args:
+        model: a ModelProto, its bytes, or a path; external data stays external.
+
+    Returns:
+        The model with, for each op of the domain that is used in its graph, a subgraph or a function, what the op needs
+        to run attached, and the version of onnx_ops in its metadata. Everything else is as it was; a model that this
+        version has linked comes back the same. What other tools have made of a linked model is linked anew: nodes of
+        kernels, renamed functions.
+
+    Raises:
+        OSError: a file that cannot be read.
+        OpError: a node that its op refuses, by inputs, attributes, dtypes or shapes as far as the model tells them.
+        LinkError: what is no model; one whose default opset is too old, whose nodes no one portable body can serve, or
+            whose functions cannot be called as they are.
+    """
+    linked = load_model(model)
+    restore(linked)
+    found = sites(linked)
+    check_imports(linked)
+    if not found:
+        return linked
+    find_calls(linked, found)
+    check_calls(found)
+    used = used_ops(found)
+    insertions, names = Insertions(), Names(linked)
+    for op in used:
+        fill_missing(op, _of(op, found), insertions, names)
+    opset = opset_of(linked)
+    attached = []
+    for op in used:
+        check_opset(op, opset)
+        own = _of(op, found)
+        spell_out_where_uses_differ(op, own)
+        try:
+            body = _body(op, own, opset)
+        except LinkError:
+            cast_inputs(op, own, insertions, names)
+            body = _body_after_casts(op, own, opset)
+        attached.extend([body, public_function(op, versions(linked).get(KERNEL_DOMAIN, 1))])
+    for site in found:  # a function that has been given a node in standard operators, or never imported the domain
+        add_import(site.place.importer, DOMAIN, OPSET_VERSION)
+        if insertions.has(site.place):
+            add_import(site.place.importer, "", opset)
+    insertions.apply(linked)
+    # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
+    brought = list(linked.functions)
+    del linked.functions[:]
+    linked.functions.extend([*attached, *brought])
+    for domain, version in ((DOMAIN, OPSET_VERSION), (KERNEL_DOMAIN, 1), ("", opset)):
+        add_import(linked, domain, version)
+    linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
+    note_version(linked)
+    return linked
+
+
+def _of(op: Op, found: Iterable[Site]) -> list[Site]:
+    return [site for site in found if site.node.op_type == op.name]
+
+
+def _body(op: Op, own: Iterable[Site], opset: int) -> onnx.FunctionProto:
+    """The body that serves all calls; one of which nothing is known if there is none, as in a function never called."""
+    calls = {call.key: call for site in own for call in site.calls}
+    return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))]).function(opset)
+
+
+def _body_after_casts(op: Op, own: Sequence[Site], opset: int) -> onnx.FunctionProto:
+    try:
+        return _body(op, own, opset)
+    except LinkError as error:
+        several = [site.words for site in own if len(mixtures(op, site)) > 1]
+        raise LinkError(f"{error}: {', '.join(filter(None, several))}") from error

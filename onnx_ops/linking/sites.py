@@ -1,0 +1,122 @@
+"""Where the nodes of the domain stand in a model, and how each of them is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import LinkError, OpError, at_node
+from onnx_ops.core.op import Op
+from onnx_ops.graph.functions import called_key, check_calls, function_key, inlined_counts, inlined_for_types
+from onnx_ops.graph.imports import add_import, default_opset
+from onnx_ops.graph.types import Types, skeleton, typed_nodes
+from onnx_ops.graph.walk import Place, placed_nodes
+from onnx_ops.ops import OPS, op_named
+from onnx_ops.ops.schemas import lenient_inference
+
+MOST_NODES = 1_000_000
+MOST_NODES_OF_DOMAIN = 50_000
+"""What functions may make of a model: a few that call each other several times are soon more than memory holds."""
+
+MARK = "onnx_ops.site"
+UNKNOWN = onnx.TypeProto()
+
+
+@dataclass(eq=False)
+class Site:
+    """A node of the domain.
+
+    Attributes:
+        place: what it stands in.
+        node: the node itself, in the model.
+        calls: how it is run, once for each call of the functions that it stands in.
+        refusals: what is wrong with runs that make no call.
+    """
+
+    place: Place
+    node: onnx.NodeProto
+    calls: list[Call] = field(default_factory=list)
+    refusals: list[OpError] = field(default_factory=list)
+
+    @property
+    def words(self) -> str | None:
+        """How a refusal names the node."""
+        return self.place.words(self.node)
+
+    def op(self) -> Op:
+        """The op; OpError for a node that none describes."""
+        with at_node(self.words):
+            op = op_named(self.node.op_type)
+            op.check_attributes(self.node.attribute)
+            outputs = self.node.output
+            if len(outputs) != 1:
+                raise OpError(op.name, f"got {len(outputs)} outputs, expected 1")
+            if not outputs[0]:
+                raise OpError(op.name, "the output has no name")
+            return op
+
+
+def sites(model: onnx.ModelProto) -> list[Site]:
+    """The nodes of the domain, but for those that call functions which the model itself brings; no calls yet."""
+    brought = {function_key(f) for f in model.functions}
+    return [
+        Site(place, node)
+        for place, node in placed_nodes(model)
+        if node.domain == DOMAIN and called_key(node) not in brought
+    ]
+
+
+def find_calls(model: onnx.ModelProto, found: list[Site]) -> None:
+    """Fill in the calls of all sites of a model, at once.
+
+    Raises:
+        LinkError: functions that cannot be inlined, or make too many nodes.
+    """
+    check_calls(model)
+    check_size(model)
+    light = skeleton(model)
+    numbers = {id(site.node): number for number, site in enumerate(found)}
+    for (_, node), (_, copy) in zip(placed_nodes(model), placed_nodes(light), strict=True):
+        if (number := numbers.get(id(node))) is not None:
+            copy.metadata_props.add(key=MARK, value=str(number))
+    for domain, version in ((DOMAIN, OPSET_VERSION), ("", opset_of(model))):
+        add_import(light, domain, version)
+    with lenient_inference():
+        for node, types in typed_nodes(inlined_for_types(light)):
+            if node.domain == DOMAIN and (site := _marked(node, found)):
+                _add_call(site, node, types)
+
+
+def check_size(model: onnx.ModelProto) -> None:
+    """Refuse functions that make too much of a model; counted without inlining them."""
+    if not model.functions:
+        return
+    limits = ((MOST_NODES, "nodes"), (MOST_NODES_OF_DOMAIN, f"nodes of domain {DOMAIN}"))
+    counts = inlined_counts(model, (lambda node: True, lambda node: node.domain == DOMAIN))
+    for (most, what), count in zip(limits, counts, strict=True):
+        if count > most:
+            raise LinkError(f"the model has {count} {what} once its functions are inlined, expected at most {most}")
+
+
+def _marked(node: onnx.NodeProto, found: list[Site]) -> Site | None:
+    numbers = [int(entry.value) for entry in node.metadata_props if entry.key == MARK]
+    return found[numbers[-1]] if numbers else None
+
+
+def _add_call(site: Site, node: onnx.NodeProto, types: Types) -> None:
+    """Add what is known of a node as it is run, in functions that are inlined."""
+    try:
+        with at_node(site.words):
+            op = op_named(node.op_type)
+            op.check_attributes(node.attribute)
+            site.calls.append(op.call_of([types.get(i, UNKNOWN) if i else None for i in node.input], node.attribute))
+    except OpError as refusal:
+        site.refusals.append(refusal)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the default domain that a model imports; if none, that of its functions or of all bodies."""
+    return default_opset(model, max(op.body_opset for op in OPS.values()))

@@ -1,0 +1,212 @@
+"""BatchNormElemtBackward: last step of the gradient of synchronized batch normalization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK
+from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.space import Role
+from onnx_ops.ops.references import computing_dtype, rounded
+
+COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
+
+SCHEMA = OpSchema(
+    "BatchNormElemtBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward). Several workers share a
+batch and normalize it with the statistics of the whole batch. In the backward pass every worker computes sums over its
+own elements, and the sums are added up over the workers. From the totals this op computes the gradient of one worker's
+elements.
+
+    n = sum(counter)
+    grad_input = ((grad_out - sum_dy/n) - (input - mean) * (invstd^2 * (sum_dy_xmu/n))) * invstd * weight
+
+Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; grad_out and grad_input have the same shape. mean, invstd, weight,
+sum_dy and sum_dy_xmu (C). counter has any shape of rank 0 to 8; with one number per worker its elements add up to n,
+the number of elements that a channel has on all workers.
+
+Dtypes: each of grad_out, input and the per-channel inputs may be float16, bfloat16, float or double; so the statistics
+can be float where input is float16. counter is int32, float16, bfloat16 or float. grad_input has input's dtype.
+Per-channel factors are computed in double; elements are computed in double if grad_out, input or a per-channel input is
+double, else in float.
+
+Edge rules: a missing weight stands for ones. For NaN, infinities and n = 0 the result is what the formula gives. Empty
+inputs give an empty output.
+
+Without a kernel: the formula is the same, but all of it is computed in the dtype of the elements, so that the last
+digits may differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked. The
+others broadcast by the rules of ONNX's operators.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
+        OpSchema.FormalParameter("input", "T", "Input of batch norm, (N, C, ...)."),
+        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
+        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
+        OpSchema.FormalParameter(
+            "weight", "TWeight", "Scale of each channel, (C).", param_option=OpSchema.FormalParameterOption.Optional
+        ),
+        OpSchema.FormalParameter("sum_dy", "TSumDy", "Sum of grad_out over all workers, (C)."),
+        OpSchema.FormalParameter("sum_dy_xmu", "TSumDyXmu", "Sum of grad_out * (input - mean) over all workers, (C)."),
+        OpSchema.FormalParameter(
+            "counter",
+            "TCounter",
+            "Number of elements per channel of each worker: N times the sizes of the axes after C.",
+        ),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_input", "T", "Gradient by input, (N, C, ...).")],
+    type_constraints=[
+        *(
+            (name, tensor_types(FLOATS), "Floating types.")
+            for name in ("TGrad", "T", "TMean", "TInvstd", "TWeight", "TSumDy", "TSumDyXmu")
+        ),
+        ("TCounter", tensor_types(COUNTS), "int32 and floating types."),
+    ],
+)
+
+
+def reference(
+    grad_out: np.ndarray,
+    input: np.ndarray,
+    mean: np.ndarray,
+    invstd: np.ndarray,
+    weight: np.ndarray | None,
+    sum_dy: np.ndarray,
+    sum_dy_xmu: np.ndarray,
+    counter: np.ndarray,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        grad_out, input: floating arrays (N, C, ...).
+        mean, invstd, weight, sum_dy, sum_dy_xmu: floating arrays (C); a weight of None stands for ones.
+        counter: int32 or floating array of any shape.
+        dtype: compute and answer in this dtype instead of input's.
+
+    Returns:
+        Array of input's shape.
+    """
+    compute = computing_dtype((grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu), dtype)
+    column = (-1, *[1] * (input.ndim - 2))
+    mu, inv, w, dy, dy_xmu = (
+        np.float64(1) if a is None else a.astype(np.float64).reshape(column)
+        for a in (mean, invstd, weight, sum_dy, sum_dy_xmu)
+    )
+    with np.errstate(all="ignore"):
+        n = counter.astype(np.float64).sum()
+        offset, slope, scale = (np.asarray(a).astype(compute) for a in (dy / n, inv * inv * (dy_xmu / n), inv * w))
+        centred = input.astype(compute) - mu.astype(compute)
+        out = ((grad_out.astype(compute) - offset) - centred * slope) * scale
+    return rounded(out, input.dtype, dtype)
+
+
+def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """After `prepare`: weight holds the scale, sum_dy the offset, sum_dy_xmu the slope.
+
+    The differences and products are in float64: rounded one by one in float32 they can be off by more than 4 units.
+    """
+    grad_out, x, mean, scale, offset, slope = (
+        operands[0], operands[1], operands[2], operands[4], operands[5], operands[6],
+    )  # fmt: skip
+    for i in range(count):
+        centred = wide(x[i]) - wide(mean[i])
+        out[i] = ((wide(grad_out[i]) - wide(offset[i])) - centred * wide(slope[i])) * wide(scale[i])
+
+
+def kernel_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for elements of one channel."""
+    grad_out, x = operands[0], operands[1]
+    mean, scale, offset, slope = (
+        wide(operands[2][0]), wide(operands[4][0]), wide(operands[5][0]), wide(operands[6][0]),
+    )  # fmt: skip
+    for i in range(count):
+        out[i] = ((wide(grad_out[i]) - offset) - (wide(x[i]) - mean) * slope) * scale
+
+
+def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
+    invstd, weight, sum_dy, sum_dy_xmu = channel_inputs[1], channel_inputs[2], channel_inputs[3], channel_inputs[4]
+    n = count[0]
+    for c in range(channels):
+        weight[c] *= invstd[c]
+        sum_dy[c] /= n
+        sum_dy_xmu[c] = (invstd[c] * invstd[c]) * (sum_dy_xmu[c] / n)
+
+
+def body(b: Body) -> None:
+    grad, x = b.load("grad_out"), b.load("input")
+    # The per-channel inputs lie along axis 1: (C) to (C, 1, ..., 1).
+    b.emit("channels = Shape <start = 1, end = 2> (input)")
+    b.emit("rank_minus_two = Shape <start = 2> (input)")
+    b.emit("trailing_count = Shape (rank_minus_two)")
+    b.emit("trailing = ConstantOfShape <value = int64[1] {1}> (trailing_count)")
+    b.emit("column = Concat <axis = 0> (channels, trailing)")
+    b.emit(f"count = Cast <to = {b.compute}> (counter)")
+    b.emit("n = ReduceSum <keepdims = 0> (count)")
+    for name in ("mean", "invstd", "sum_dy", "sum_dy_xmu", *(["weight"] if b.has("weight") else [])):
+        b.emit(f"{name}_column = Reshape ({b.load(name)}, column)")
+    b.emit("offset = Div (sum_dy_column, n)")
+    b.emit("mean_dy_xmu = Div (sum_dy_xmu_column, n)")
+    b.emit("variance_inverse = Mul (invstd_column, invstd_column)")
+    b.emit("slope = Mul (mean_dy_xmu, variance_inverse)")
+    scale = "invstd_column"
+    if b.has("weight"):
+        b.emit("scale = Mul (invstd_column, weight_column)")
+        scale = "scale"
+    b.emit(f"centred = Sub ({x}, mean_column)")
+    b.emit("along_input = Mul (centred, slope)")
+    b.emit(f"grad_centred = Sub ({grad}, offset)")
+    b.emit("grad_projected = Sub (grad_centred, along_input)")
+    b.emit(f"result = Mul (grad_projected, {scale})")
+    b.store("result", "input")
+
+
+OP = Op(
+    SCHEMA,
+    Elementwise(
+        roles={
+            "grad_out": Role.SAME,
+            "input": Role.SHAPE,
+            "mean": Role.CHANNEL,
+            "invstd": Role.CHANNEL,
+            "weight": Role.CHANNEL,
+            "sum_dy": Role.CHANNEL,
+            "sum_dy_xmu": Role.CHANNEL,
+            "counter": Role.COUNT,
+        },
+        core=lambda attributes: kernel,
+        output_dtype="input",
+        ranks=(2, MAX_RANK),
+        prepare=prepare,
+        core_uniform=lambda attributes: kernel_of_channel,
+        uniform=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu"),
+    ),
+    reference,
+    body,
+    Example(
+        {
+            "grad_out": [[1.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.0]],
+            "input": [[-1.0, 2.0], [-1.0, 4.0], [1.0, 4.0], [1.0, 2.0]],
+            "mean": [0.0, 3.0],
+            "invstd": [1.0, 1.0],
+            "weight": [2.0, 0.5],
+            "sum_dy": [1.0, 2.0],
+            "sum_dy_xmu": [-1.0, 2.0],
+            "counter": [1, 3],  # from two workers
+        },
+        [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]],
+    ),
+)

@@ -1,0 +1,355 @@
+"""BinaryCrossEntropyWithLogitsBackward: gradient of the binary cross entropy of a sigmoid by its logits."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS
+from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
+from onnx_ops.loops.space import Role
+from onnx_ops.ops.references import Scaled, rounded
+
+SCHEMA = OpSchema(
+    "BinaryCrossEntropyWithLogitsBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of the binary cross entropy of a sigmoid by its logits (aclnnBinaryCrossEntropyWithLogitsBackward).
+
+    x = self, y = target, w = weight, p = pos_weight, s = 1 / (1 + exp(-x))
+    d   = grad_output * w * ((p*y + 1 - y) * s - p*y)
+    out = d              reduction 0 (none) and 2 (sum)
+          d / numel(x)   reduction 1 (mean)
+
+Shapes: target and out have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double if an input is double,
+else in float; rounded once.
+
+Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
+overflows, and the small gradient of a logit that is right by far keeps its digits. No product on the way overflows or
+loses digits where the result does not. NaN and infinities go through the formula: an infinite target or pos_weight
+gives NaN. Empty inputs give an empty output.
+
+Without a kernel: all values are computed as above; a sigmoid below the smallest normal number may count as 0, and a
+grad_output so small that grad_output / n is below it loses digits. In double a product that overflows on the way, as
+pos_weight * target may, gives an infinity or NaN. So does a target within a millionth of the largest number. Shapes
+that are known only at run time are not checked: they broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to self."),
+        OpSchema.FormalParameter("self", "TSelf", "Logits."),
+        OpSchema.FormalParameter("target", "T", "Labels, meant to be in [0, 1]; self's shape."),
+        OpSchema.FormalParameter(
+            "weight",
+            "TWeight",
+            "Factor of each element's loss. Broadcasts to self.",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter(
+            "pos_weight",
+            "TPosWeight",
+            "Factor of the positive class. Broadcasts to self.",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "Gradient by self, of its shape.")],
+    type_constraints=[
+        (name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "TSelf", "T", "TWeight", "TPosWeight")
+    ],
+    attributes=[attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum.")],
+)
+
+REDUCTIONS = {int(r): r.name.lower() for r in (Reduction.NONE, Reduction.MEAN, Reduction.SUM)}
+
+
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray | None = None,
+    pos_weight: np.ndarray | None = None,
+    *,
+    reduction: int = Reduction.MEAN,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    (p*y + 1 - y)*s - p*y is written (1 - y)*s - p*y*(1 - s), whose terms do not cancel, with 1 - s = sigmoid(-x).
+    Computed in float64, and no product on the way overflows or loses digits.
+
+    Args:
+        grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        self, target: floating arrays of one shape.
+        reduction: 0 none, 1 mean, 2 sum.
+        dtype: answer in this dtype instead of target's.
+
+    Returns:
+        Array of self's shape.
+    """
+    g, x, y = (a.astype(np.float64) for a in (grad_output, self, target))
+    w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        side = Scaled(1 / (1 + np.exp(-np.abs(x))))
+        s, rest = Scaled.exp(np.minimum(x, 0)) * side, Scaled.exp(np.minimum(-x, 0)) * side
+        infinite = Scaled((y - y) + (p - p))  # NaN where the formula has inf - inf, else 0
+        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
+        out = scale * (Scaled(1 - y) * s + Scaled(-p) * Scaled(y) * rest + infinite)
+        return rounded(out.value(), target.dtype, dtype)
+
+
+SPAN = 512
+"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
+LEAST, LIMIT, LARGE = np.float32(2.0**-100), np.float32(2.0**50), np.float32(2.0**100)
+"""A product between these is far from overflow, and from the subnormal numbers, which have fewer digits."""
+SPREAD, SQUARE = np.float32(2.0**60), np.float32(2.0**-50)
+"""A quick look at an element: with SQUARE added, the squares of its terms are below SPREAD times that of its scale."""
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816, 1.9082149292705877e-10
+NO_EXPONENT = 8000.0
+"""e to the power of minus this times the largest product of float64 numbers is 0."""
+
+
+@helper
+def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, share: Any) -> float:
+    """One element in float64, its factors as mantissas and exponents: no product overflows or loses digits."""
+    unknown = (y - y) + (p - p) + x  # NaN where the formula has inf - inf
+    if unknown != unknown:
+        return math.nan
+    size = min(abs(x), NO_EXPONENT)
+    power = math.floor(size * LOG2E + 0.5)
+    e = math.exp((power * LN2_HIGH - size) + power * LN2_LOW) if abs(x) < math.inf else 0.0
+    side = 1.0 / (1.0 + np.ldexp(e, -power))
+
+    label, label_exponent = math.frexp(y)
+    factor, factor_exponent = math.frexp(p)
+    positive, positive_exponent = -(factor * label), factor_exponent + label_exponent
+    negative, negative_exponent = math.frexp(1.0 - y)
+    if x < 0:
+        near, near_exponent, far, far_exponent = positive, positive_exponent, negative, negative_exponent
+    else:
+        near, near_exponent, far, far_exponent = negative, negative_exponent, positive, positive_exponent
+    far, far_exponent = far * e, far_exponent - power
+    exponent = near_exponent if far == 0 or (near != 0 and near_exponent > far_exponent) else far_exponent
+    difference = np.ldexp(near, near_exponent - exponent) + np.ldexp(far, far_exponent - exponent)
+
+    grad, grad_exponent = math.frexp(grad_output)
+    scale, scale_exponent = math.frexp(weight)
+    return np.ldexp(grad * scale * share * side * difference, grad_exponent + scale_exponent + exponent)
+
+
+@helper
+def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop) by `gradient_of_any_size`; step: 0 for factors of one value each, else 1."""
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(start, stop):
+        g, w, p = wide(grad_output[i * step]), wide(weight[i * step]), wide(pos_weight[i * step])
+        result = gradient_of_any_size(g, wide(x[i]), wide(target[i]), w, p, share)
+        out[i] = like(result, parameters[0])
+
+
+@helper
+def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
+    """Whether a product may be too large, or is too small, and not because a factor is 0."""
+    grad_output, target, weight, pos_weight = operands[0], operands[2], operands[3], operands[4]
+    extreme = False
+    for i in range(start, stop):
+        g, w, p = grad_output[i], weight[i], pos_weight[i]
+        scale = (g * w) * share
+        small = (abs(scale) < LEAST) | ((abs(scale * p) < LEAST) & (p != 0))
+        large = not (abs(scale) + LEAST) * (abs(p) + ONE) * (abs(target[i]) + ONE) < LARGE
+        extreme = extreme | large | (small & (g != 0) & (w != 0))
+    return extreme
+
+
+def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal, and last the rounding error of that.
+
+    With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
+    the factor e. It is multiplied in last and in parts, so that the result keeps its digits even if e alone would be
+    subnormal. What the quotient and the products before it lose to rounding is put back.
+    """
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share, share_lost = parameters[0], parameters[LAST_PARAMETER]
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            g, y, w = grad_output[i], target[i], weight[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            e = (value * first) * second
+            side = ONE / (ONE + e)
+            side_lost = fma(-side, e, ONE - side)
+
+            product = g * w
+            product_lost = fma(g, w, -product)
+            scale = product * share
+            lost = fma(product, share, -scale) + fma(product, share_lost, product_lost * share)
+            scale = fma(scale, side, fma(scale, side_lost, lost) * side)
+
+            positive_scale = -scale * pos_weight[i]
+            negative, positive = scale * (ONE - y), positive_scale * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+        if suspect and is_extreme(operands, start, stop, share):
+            compute_again(operands, 1, out, start, stop, parameters)
+
+
+def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
+    grad_output, x, target, weight, p = operands[0][0], operands[1], operands[2], operands[3][0], operands[4][0]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    exact = (wide(grad_output) * wide(weight)) * share
+    scale, positive_scale = like(exact, parameters[0]), like(-exact * wide(p), parameters[0])
+    lost, positive_lost = exact - wide(scale), -exact * wide(p) - wide(positive_scale)
+    lost, positive_lost = like(lost, parameters[0]), like(positive_lost, parameters[0])
+    small = grad_output != 0 and weight != 0 and (abs(scale) < LEAST or abs(positive_scale) < LEAST)
+    if small or not (abs(scale) < LIMIT and abs(positive_scale) < LIMIT):
+        compute_again(operands, 0, out, 0, count, parameters)
+        return
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            y = target[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            e = (value * first) * second
+            side = ONE / (ONE + e)
+            side_lost = fma(-side, e, ONE - side)
+            negative = fma(scale, side, fma(scale, side_lost, lost) * side) * (ONE - y)
+            positive = fma(positive_scale, side, fma(positive_scale, side_lost, positive_lost) * side) * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (out[i] - out[i] != 0)
+        if suspect:
+            compute_again(operands, 0, out, start, stop, parameters)
+
+
+def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same without the correction of rounding errors, which are far below the last place of a 16-bit result."""
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share = parameters[0]
+    for start in range(0, count, SPAN):
+        stop, suspect = min(start + SPAN, count), False
+        for i in range(start, stop):
+            y = target[i]
+            value, first, second = falling_exp_parts(-abs(x[i]))
+            side = ONE / (ONE + (value * first) * second)
+            scale = (grad_output[i] * weight[i]) * share * side
+            positive_scale = -scale * pos_weight[i]
+            negative, positive = scale * (ONE - y), positive_scale * y
+            near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+            out[i] = fma(far * (value * first), second, near)
+            suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+        if suspect and is_extreme(operands, start, stop, share):
+            compute_again(operands, 1, out, start, stop, parameters)
+
+
+MODERATE = 2.0**50
+"""Sum of the squares of numbers that, as a factor, leave what has vanished too small for a normal float number."""
+
+
+def body(b: Body) -> None:
+    """(1 - y)/(1 + exp(-x)) - p*y/(1 + exp(x)): no term cancels, and an exp that is infinite gives the 0 it should.
+
+    The operator Sigmoid of runtimes is cut off far from 0. Two float factors may overflow, or vanish, where a third
+    would bring their product back. So the products are computed in double unless the first ones are of moderate size.
+    """
+    x, one = b.load("self"), b.constant("one", 1.0)
+    y = positive = b.load("target")
+    scale = b.load("grad_output")
+    inputs, factors = [x, one, y, scale], []
+    if b.has("pos_weight"):
+        inputs.append(b.load("pos_weight"))
+        factors.append(f"positive = Mul ({inputs[-1]}, {y})")
+        positive = "positive"
+    if b.has("weight"):
+        inputs.append(b.load("weight"))
+        factors.append(f"weighted_grad = Mul ({scale}, {inputs[-1]})")
+        scale = "weighted_grad"
+    sizes = [positive, scale] if factors else []
+    if divisor := b.divisor(x):
+        inputs.append(divisor)
+        factors.append(f"share = Div ({scale}, {divisor})")
+        scale = "share"
+    unknown = f"zero_or_unknown = Sub ({positive}, {positive})"  # NaN where the formula has inf - inf
+    products = [
+        f"negative = Sub ({one}, {y})",
+        "negative_term = Div (negative, negative_divisor)",
+        f"positive_term = Div ({positive}, positive_divisor)",
+        "difference = Sub (negative_term, positive_term)",
+        f"scaled = Mul (difference, {scale})",
+    ]
+    checked = b.compute == TensorProto.FLOAT and sizes
+    exponentials = [f"opposite = Neg ({x})" if checked else f"opposite = Sub (zero_or_unknown, {x})"]
+    for name, power in (("negative", "opposite"), ("positive", x)):
+        exponentials.append(f"{name}_exp = Exp ({power})")
+        exponentials.append(f"{name}_divisor = Add ({name}_exp, {one})")
+    if not checked:
+        for statement in (*factors, unknown, *exponentials, *products):
+            b.emit(statement)
+        b.store("scaled", "target")
+        return
+    for statement in factors:
+        b.emit(statement)
+    for name in sizes:
+        b.emit(f"squares_of_{name} = ReduceSumSquare <keepdims = 0> ({name})")
+    b.emit(f"squares = Sum ({', '.join(f'squares_of_{name}' for name in sizes)})")
+    b.emit(f"limit = Constant <value_float = {MODERATE}> ()")
+    b.emit("are_moderate = Less (squares, limit)")
+    # Names begin with small letters, operators do not.
+    in_double = [f"double_{name} = Cast <to = {TensorProto.DOUBLE}> ({name})" for name in inputs]
+    in_double += [re.sub(r"\b(?=[a-z])", "double_", line) for line in (*factors, unknown, *exponentials, *products)]
+    in_double.append("double_or_unknown = Add (double_scaled, double_zero_or_unknown)")
+    in_double.append(f"rounded = Cast <to = {TensorProto.FLOAT}> (double_or_unknown)")
+    b.emit(
+        "result = If (are_moderate) <"
+        f"then_branch = in_float () => (float[] scaled) {{{' '.join((*exponentials, *products))}}}, "
+        f"else_branch = in_double () => (float[] rounded) {{{' '.join(in_double)}}}>"
+    )
+    b.store("result", "target")
+
+
+def _check(call: Call) -> None:
+    call.check_choice("reduction", REDUCTIONS)
+
+
+OP = Op(
+    SCHEMA,
+    Elementwise(
+        roles={
+            "grad_output": Role.INTO,
+            "self": Role.SHAPE,
+            "target": Role.SAME,
+            "weight": Role.INTO,
+            "pos_weight": Role.INTO,
+        },
+        core=lambda attributes: kernel,
+        core_narrow=kernel_of_16_bits,
+        core_uniform=lambda attributes: kernel_of_scalars,
+        uniform=("grad_output", "weight", "pos_weight"),
+        output_dtype="target",
+        divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,
+        check=_check,
+    ),
+    reference,
+    body,
+    Example(
+        # logits of probability 1/2, 3/4, 1/4
+        {"grad_output": 1.0, "self": [0.0, math.log(3), -math.log(3)], "target": [1.0, 0.0, 1.0]},
+        [-1 / 6, 1 / 4, -1 / 4],
+    ),
+)

@@ -1,0 +1,122 @@
+"""HardshrinkBackward: the gradient passes where the input lies outside [-lambd, lambd]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS
+from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.loops.primitives import ZERO
+from onnx_ops.loops.space import Role
+from onnx_ops.ops.references import computing_dtype, promoted, rounded
+
+SCHEMA = OpSchema(
+    "HardshrinkBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of hardshrink (aclnnHardshrinkBackward). Hardshrink keeps the elements of its input that lie outside the
+interval from -lambd to lambd, and sets the others to 0; so the gradient passes through the elements that were kept.
+
+    grad_input = grad_output  where self > lambd or self < -lambd
+                 0            elsewhere
+
+Shapes: grad_output and self broadcast with each other; grad_input has the broadcast shape, rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
+they agree, else double if one is double, else float).
+
+Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32, and is not rounded to the dtype of
+self before the comparison. A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass, the
+result is +0, even if grad_output is NaN or infinite there. Empty inputs give an empty output.
+
+Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
+run time are not checked: they broadcast by the rules of ONNX's operators.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by hardshrink's output."),
+        OpSchema.FormalParameter("self", "TSelf", "Input of hardshrink."),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_input", "TOut", "Gradient of the loss by hardshrink's input.")],
+    type_constraints=[
+        ("TGrad", tensor_types(FLOATS), "Floating types."),
+        ("TSelf", tensor_types(FLOATS), "Floating types."),
+        ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
+    ],
+    attributes=[attribute("lambd", 0.5, "Half-width of the interval in which the output of hardshrink is 0.")],
+)
+
+
+def reference(
+    grad_output: np.ndarray, self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | None = None
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        grad_output, self: floating arrays whose shapes broadcast.
+        lambd: read as a float32.
+        dtype: compute and answer in this dtype instead of the promoted one.
+
+    Returns:
+        Array of the broadcast shape.
+    """
+    compute = computing_dtype((grad_output, self), dtype)
+    threshold = compute.type(_threshold(lambd))
+    x = self.astype(compute)
+    passes = (x > threshold) | (x < -threshold)
+    return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
+
+
+def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal (1), lambd."""
+    grad_output, x = operands[0], operands[1]
+    lambd = parameters[1]
+    for i in range(count):
+        out[i] = grad_output[i] if abs(x[i]) > lambd else ZERO
+
+
+def body(b: Body) -> None:
+    grad, x = b.load("grad_output"), b.load("self")
+    zero, lambd = b.constant("zero", 0.0), b.attribute("lambd")
+    if lambd is not None and np.isfinite(lambd):
+        threshold = b.constant("threshold", _threshold(lambd)) if lambd > 0 else zero
+    else:
+        b.emit("lambd = Constant <value_float: float = @lambd> ()")
+        b.emit(f"threshold = Max ({b.load_float('lambd')}, {zero})")
+        threshold = "threshold"
+    b.emit(f"magnitude = Abs ({x})")
+    b.emit(f"passes = Greater (magnitude, {threshold})")
+    b.emit(f"gradient = Where (passes, {grad}, {zero})")
+    b.store("gradient", "grad_output", "self")
+
+
+def _threshold(lambd: float) -> float:
+    """lambd as it is compared: a float32, not below 0; NaN stays, so that no comparison holds."""
+    return float(np.maximum(np.float32(lambd), np.float32(0)))
+
+
+OP = Op(
+    SCHEMA,
+    Elementwise(
+        roles={"grad_output": Role.SHAPE, "self": Role.SHAPE},
+        core=lambda attributes: kernel,
+        output_dtype=None,
+        light=lambda attributes: True,
+        parameters=lambda attributes: (_threshold(attributes["lambd"]),),
+    ),
+    reference,
+    body,
+    Example(
+        {"grad_output": [1.0, 2.0, 3.0, 4.0], "self": [-1.0, 0.5, 0.75, -0.25]},
+        [1.0, 0.0, 3.0, 0.0],
+        {"lambd": 0.5},
+    ),
+)

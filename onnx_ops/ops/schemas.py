@@ -1,0 +1,73 @@
+"""Registers the schemas with onnx."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator
+
+import onnx
+from onnx import TypeProto, helper
+from onnx.shape_inference import InferenceContext
+
+from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import is_optional
+from onnx_ops.ops import OPS
+
+_lenient = contextvars.ContextVar("lenient", default=False)
+
+
+@contextlib.contextmanager
+def lenient_inference() -> Iterator[None]:
+    """Shape inference goes past a node that its op refuses, of whose output it then knows nothing."""
+    token = _lenient.set(True)
+    try:
+        yield
+    finally:
+        _lenient.reset(token)
+
+
+def _inference(op: Op, context: InferenceContext) -> None:
+    # An attribute of a wrong type meets a rule that cannot read it.
+    with contextlib.suppress(TypeError, ValueError) if _lenient.get() else contextlib.nullcontext():
+        _infer(op, context)
+
+
+def _infer(op: Op, context: InferenceContext) -> None:
+    with at_node(_node(context)):
+        types: list[TypeProto | None] = []
+        required = {index for index, parameter in enumerate(op.schema.inputs) if not is_optional(parameter)}
+        for index in range(context.get_num_inputs()):
+            # Before onnx 1.23 has_input says no of an input whose type is unknown, too.
+            is_there = index in required or context.has_input(index)
+            types.append(context.get_input_type(index) or TypeProto() if is_there else None)
+        attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
+        op.check_attributes(attributes)
+        output = op.kernel.infer(op.call_of(types, attributes))
+    if output.dtype is not None and context.get_num_outputs():
+        context.set_output_type(0, helper.make_tensor_type_proto(output.dtype, output.shape))
+
+
+def _node(context: InferenceContext) -> str | None:
+    """The node's name, as far as onnx tells it: "node Op[domain] (name)"."""
+    _, bracket, name = str(context.get_display_name()).partition(" (")
+    return node_words(name.removesuffix(")")) if bracket else None
+
+
+def register_schemas() -> None:
+    """Make the ops known to onnx.defs, and so to its checker and its shape inference."""
+    for op in OPS.values():
+        if not onnx.defs.has(op.name, op.schema.domain):
+            op.schema.set_type_and_shape_inference_function(functools.partial(_inference, op))
+            onnx.defs.register_schema(op.schema)
+    # Before onnx 1.23 the process crashes or hangs at exit if onnx still holds a Python function by then.
+    atexit.register(_deregister_schemas)
+
+
+def _deregister_schemas() -> None:
+    for op in OPS.values():
+        if onnx.defs.has(op.name, op.schema.domain):
+            onnx.defs.deregister_schema(op.name, op.schema.since_version, op.schema.domain)
