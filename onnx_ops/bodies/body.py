@@ -122,8 +122,8 @@ class Body:
 
         Where that dtype differs between uses or is unknown, the body takes it from one of the inputs `like`.
         """
-        dtypes = [self.op.kernel.infer(c).dtype for c in self.calls]
-        out = self.op.output_name
+        dtypes = [self.op.infer(c)[0].dtype for c in self.calls]
+        out = self.op.output_names[0]
         if set(dtypes) == {self.compute}:
             self.statements = [re.sub(rf"\b{value}\b", out, s) for s in self.statements]
             return
@@ -202,7 +202,7 @@ def public_function(op: Op, version: int) -> onnx.FunctionProto:
     attributes = ", ".join(f"{name}: {attribute_type(a)} = @{name}" for name, a in op.schema.attributes.items())
     function = onnx.parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["{KERNEL_DOMAIN}": {version}]>\n{function_head(op, op.name)} {{\n'
-        f"{op.output_name} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
+        f"{op.output_names[0]} = {KERNEL_DOMAIN}.{kernel_name(op.name)}"
         f" {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)})\n}}"
     )
     function.doc_string = _documentation(
@@ -226,4 +226,4 @@ def function_head(op: Op, name: str) -> str:
         f"{key}: {attribute_type(a)} = {helper.get_attribute_value(a.default_value)}"
         for key, a in op.schema.attributes.items()
     )
-    return f"{name} {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)}) => ({op.output_name})"
+    return f"{name} {f'<{attributes}>' if attributes else ''} ({', '.join(op.input_names)}) => ({op.output_names[0]})"

@@ -419,7 +419,7 @@ def _print_documentation(console: Console, op: Op) -> None:
         else:
             _print_wrapped(console, paragraph)
             console.print()
-    for title, parameters in (("Inputs", description.inputs), ("Output", description.outputs)):
+    for title, parameters in (("Inputs", description.inputs), ("Outputs", description.outputs)):
         console.print(title, style="bold")
         _print_fields(console, ((p.name, _parameter_text(p)) for p in parameters))
     if description.attributes:
@@ -431,7 +431,7 @@ def _print_documentation(console: Console, op: Op) -> None:
         [
             *((name, json.dumps(value)) for name, value in op.example.inputs.items()),
             *((name, f"= {value}") for name, value in op.example.attributes.items()),
-            (op.output_name, f"-> {json.dumps(op.example.output)}"),
+            *((name, f"-> {json.dumps(value)}") for name, value in op.example.outputs.items()),
         ],
     )
 
@@ -490,8 +490,8 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
     for use in node.uses:
         inputs = "; ".join(f"{name} {_tensor_text(tensor)}" for name, tensor in use.inputs.items())
         fields.append(("inputs", inputs))
-        if use.output:
-            fields.append(("output", _tensor_text(use.output)))
+        for name, tensor in (use.outputs or {}).items():
+            fields.append((name, "left out" if tensor is None else _tensor_text(tensor)))
     if not node.uses and not node.problems:
         fields.append(("inputs", "unknown"))
     _print_fields(console, fields)

@@ -172,12 +172,14 @@ def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.Inferen
 def _outcome(op: Op, way: str) -> Outcome:
     expected = op.example.expected()
     try:
-        (result,) = WAYS[way](example_model(op)).run(None, op.example.arrays())
+        results = WAYS[way](example_model(op)).run(None, op.example.arrays())
     except KernelsUnavailable as reason:
         return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
     except Exception as error:  # whatever it is, it is what the user wants to know
         return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")
     # The tolerance is that of float32, to which inputs and result are rounded.
-    if result.shape == expected.shape and np.allclose(result, expected, rtol=3e-7, atol=6e-8, equal_nan=True):
-        return Outcome(op.name, way, Verdict.PASSED, None)
-    return Outcome(op.name, way, Verdict.FAILED, f"got {result.tolist()}, expected {expected.tolist()}")
+    for (name, wanted), got in zip(expected.items(), results, strict=True):
+        if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=3e-7, atol=6e-8, equal_nan=True):
+            problem = f"{name} is {got.tolist()}, expected {wanted.tolist()}"
+            return Outcome(op.name, way, Verdict.FAILED, problem)
+    return Outcome(op.name, way, Verdict.PASSED, None)

@@ -111,8 +111,8 @@ class Use:
     """By name; None for one that is left out."""
     attributes: Mapping[str, Any]
     """Defaults filled in."""
-    output: Tensor | None
-    """None for a use that the op refuses."""
+    outputs: Mapping[str, Tensor | None] | None
+    """By name, None for one that is left out; None for a use that the op refuses."""
 
 
 @dataclass(frozen=True)
@@ -203,18 +203,19 @@ def _node(site: Site, bare_kernel: str | None) -> Node:
     else:
         calls = site.calls
     for call in calls:
-        output = None
+        outputs = None
         try:
             with at_node(site.words):
-                output = _tensor(op.kernel.infer(call))
+                inferred = zip(op.output_names, op.infer(call), strict=True)
+                outputs = {name: _tensor(tensor) if call.wants(name) else None for name, tensor in inferred}
         except OpError as refusal:
             problems.append(str(refusal))
         inputs = {name: _tensor(tensor) if tensor else None for name, tensor in call.inputs.items()}
-        uses.append(Use(inputs, call.attributes, output))
+        uses.append(Use(inputs, call.attributes, outputs))
     node = site.node
     problems = list(dict.fromkeys(problems))
-    outputs, place = tuple(node.output), site.place.text
-    return Node(node.op_type, node.name, outputs, place, bare_kernel, tuple(uses), tuple(problems))
+    place = site.place.text
+    return Node(node.op_type, node.name, tuple(node.output), place, bare_kernel, tuple(uses), tuple(problems))
 
 
 def _tensor(tensor: TensorType) -> Tensor:

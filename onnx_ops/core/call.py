@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx.defs import OpSchema
@@ -15,31 +15,47 @@ from onnx_ops.core.types import MAX_RANK, Dim, Shape, TensorType, dtype_name, sh
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an op: what is known of each input (None: left out) and the attributes, defaults filled in."""
+    """One use of an op.
+
+    Attributes:
+        schema: of the op.
+        inputs: what is known of each, by name; None for one that is left out.
+        attributes: by name, defaults filled in.
+        outputs: the names of those that are wanted.
+    """
 
     schema: OpSchema
     inputs: Mapping[str, TensorType | None]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any]
+    outputs: tuple[str, ...]
 
     @classmethod
     def make(
-        cls, schema: OpSchema, inputs: Iterable[TensorType | None], attributes: Mapping[str, Any] | None = None
+        cls,
+        schema: OpSchema,
+        inputs: Iterable[TensorType | None],
+        attributes: Mapping[str, Any] | None = None,
+        outputs: Sequence[bool] | None = None,
     ) -> Call:
         given = list(inputs)
         names = [parameter.name for parameter in schema.inputs]
         if len(given) > len(names):
             raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
         filled = given + [None] * (len(names) - len(given))
-        return cls(schema, dict(zip(names, filled, strict=True)), {**defaults(schema), **(attributes or {})})
+        known = [parameter.name for parameter in schema.outputs]
+        wanted = known if outputs is None else [name for name, there in zip(known, outputs, strict=False) if there]
+        values = {**defaults(schema), **(attributes or {})}
+        return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 
     @property
     def key(self) -> tuple[Hashable, ...]:
         """Equal for equal calls."""
-        return self.schema.name, *self.inputs.values(), *self.attributes.values()
+        values = (tuple(v) if isinstance(v, list) else v for v in self.attributes.values())
+        return self.schema.name, *self.inputs.values(), *values, self.outputs
 
     def with_input(self, name: str, tensor: TensorType) -> Call:
         """The same call with another input."""
-        return Call(self.schema, {**self.inputs, name: tensor}, self.attributes)
+        return replace(self, inputs={**self.inputs, name: tensor})
 
     def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
         return OpError(self.schema.name, problem, status)
@@ -51,6 +67,9 @@ class Call:
 
     def present(self, name: str) -> bool:
         return self.inputs[name] is not None
+
+    def wants(self, output: str) -> bool:
+        return output in self.outputs
 
     def dtype(self, name: str) -> int | None:
         tensor = self.inputs[name]
@@ -83,23 +102,21 @@ class Call:
             expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
             raise self.error(f"attribute '{attribute}' is {value}, expected one of {expected}")
 
-    def broadcast(self, first: str, second: str) -> Shape | None:
-        """Multidirectional broadcast of two inputs' shapes."""
-        a, b = self.shape(first), self.shape(second)
-        if a is None or b is None:
-            return None
-        rank = max(len(a), len(b))
-        dims: list[Dim] = []
-        for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
-            if x == y or y == 1:
-                dims.append(x)
-            elif x == 1:
-                dims.append(y)
-            elif isinstance(x, int) and isinstance(y, int):
-                raise self.shape_error(second, f"one that broadcasts with '{first}', which has shape {shape_text(a)}")
-            else:  # a dimension that is not known yet can only be 1 or the number that stands against it
-                dims.append(x if isinstance(x, int) else y if isinstance(y, int) else None)
-        return tuple(dims)
+    def broadcast(self, *names: str) -> Shape | None:
+        """Multidirectional broadcast of the shapes of inputs."""
+        shapes = [self.shape(name) for name in names]
+        whole: Shape = ()
+        for index, shape in enumerate(shapes):
+            if shape is None:
+                return None
+            joined = _broadcast(whole, shape)
+            if joined is None:
+                others = " and ".join(
+                    f"'{n}', which has shape {shape_text(s or ())}" for n, s in zip(names[:index], shapes, strict=False)
+                )
+                raise self.shape_error(names[index], f"one that broadcasts with {others}")
+            whole = joined
+        return whole
 
     def broadcast_to(self, name: str, shape: Shape | None, what: str) -> None:
         """Refuse an input that does not broadcast into `shape`, which `what` describes."""
@@ -117,6 +134,22 @@ class Call:
             return
         if len(own) != len(shape) or any(_differ(x, y) for x, y in zip(own, shape, strict=True)):
             raise self.shape_error(name, f"{shape_text(shape)}, {what}")
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape | None:
+    """The shape that two broadcast to; None if they do not."""
+    rank = max(len(a), len(b))
+    dims: list[Dim] = []
+    for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+        if x == y or y == 1:
+            dims.append(x)
+        elif x == 1:
+            dims.append(y)
+        elif isinstance(x, int) and isinstance(y, int):
+            return None
+        else:  # a dimension that is not known yet can only be 1 or the number that stands against it
+            dims.append(x if isinstance(x, int) else y if isinstance(y, int) else None)
+    return tuple(dims)
 
 
 def _differ(x: Dim, y: Dim) -> bool:

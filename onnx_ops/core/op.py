@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, TypeProto, helper
@@ -13,27 +13,8 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
+from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import TensorType
-
-if TYPE_CHECKING:
-    from onnx_ops.bodies.body import Body
-
-
-class Kernel(Protocol):
-    """How an op is checked and computed natively."""
-
-    @property
-    def typed_inputs(self) -> tuple[str, ...]:
-        """The inputs that determine the output's dtype."""
-
-    def infer(self, call: Call) -> TensorType:
-        """Dtype and shape of the output; raises OpError for a call that the op refuses."""
-
-    def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
-        """Raise OpError for values that the op refuses."""
-
-    def record(self, call: Call) -> Mapping[str, Any]:
-        """The fields of the native kernel (`runtime.layout.KERNEL`) for a call of known dtypes."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +23,58 @@ class Example:
 
     Attributes:
         inputs: by name, as nested lists; an optional input may be left out.
-        output: what comes of them.
+        outputs: what comes of them, by name; an optional output may be left out.
         attributes: those that are not left to their defaults.
     """
 
     inputs: Mapping[str, Any]
-    output: Any
+    outputs: Mapping[str, Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The inputs: float32, whole numbers int32."""
         return {name: _array(value) for name, value in self.inputs.items()}
 
-    def expected(self) -> np.ndarray:
-        """The output, in float32."""
-        return np.array(self.output, np.float32)
+    def expected(self) -> dict[str, np.ndarray]:
+        """The outputs, in float32."""
+        return {name: np.array(value, np.float32) for name, value in self.outputs.items()}
 
 
 def _array(value: Any) -> np.ndarray:
     array = np.array(value)
     return array.astype(np.float32) if array.dtype == np.float64 else array.astype(np.int32)
+
+
+VALUE_FIELDS: dict[int, str | None] = {
+    AttributeProto.FLOAT: "f",
+    AttributeProto.INT: "i",
+    AttributeProto.STRING: "s",
+    AttributeProto.FLOATS: None,
+    AttributeProto.INTS: None,
+}
+"""The field of an AttributeProto that holds a value of each type; None for lists, which may be empty."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What an optional input that is left out stands for: a number in all its elements.
+
+    Attributes:
+        value: the number.
+        like: a required input with the shape that the input would have; None for an input that broadcasts, for which
+            one number does.
+        axis: of `like`, where the input has that axis alone.
+        dtype_of: a required input whose dtype the input would have; None if its dtype does not matter.
+    """
+
+    value: float
+    like: str | None = None
+    axis: int | None = None
+    dtype_of: str | None = None
+
+
+def _accept(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+    """All values are computed."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +83,30 @@ class Op:
 
     Attributes:
         schema: names, documentation, type constraints and attributes with their defaults.
-        kernel: checks, and the native code.
-        reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None.
-            With dtype=numpy.float64 all arithmetic, and the result, is in float64 whatever the inputs are.
-        body: writes the op in standard ONNX operators.
+        infer: dtypes and shapes of all outputs of the schema, those too that a call does not want; raises OpError for a
+            call that the op refuses.
+        kernel: what the runtime compiles for a call of known dtypes (`onnx_ops.loops`).
+        reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None. It
+            returns an array, or for an op of several outputs a tuple of them, None for one that cannot be computed.
+            With dtype=numpy.float64 all arithmetic, and the results, are in float64 whatever the inputs are.
+        body: writes the op in standard ONNX operators, into an `onnx_ops.bodies.body.Body`.
         example: for documentation and self-tests.
+        typed_inputs: the inputs whose dtypes settle those of the outputs, as far as attributes do not.
+        missing: what optional inputs that are left out stand for, by name. One without an entry stands for nothing.
+        check_values: raises OpError for values that the op refuses.
         body_opset: the oldest opset of the default domain that has all operators of the body. Opset 15, the default,
             is the first that has CastLike, and Shape with start and end.
     """
 
     schema: OpSchema
-    kernel: Kernel
-    reference: Callable[..., np.ndarray]
-    body: Callable[[Body], None]
+    infer: Callable[[Call], tuple[TensorType, ...]]
+    kernel: Callable[[Call], object]
+    reference: Callable[..., Any]
+    body: Callable[..., None]
     example: Example
+    typed_inputs: tuple[str, ...]
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    check_values: Callable[[Call, Sequence[np.ndarray | None]], None] = _accept
     body_opset: int = 15
 
     @property
@@ -98,9 +121,14 @@ class Op:
     def input_names(self) -> tuple[str, ...]:
         return tuple(parameter.name for parameter in self.schema.inputs)
 
-    @property
-    def output_name(self) -> str:
-        return str(self.schema.outputs[0].name)
+    @functools.cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.schema.outputs)
+
+    def compute(self, arrays: Sequence[np.ndarray | None], **attributes: Any) -> tuple[np.ndarray | None, ...]:
+        """All outputs by the NumPy definition."""
+        result = self.reference(*arrays, **attributes)
+        return result if isinstance(result, tuple) else (result,)
 
     def attribute(self, name: str) -> OpSchema.Attribute:
         """An attribute of the schema; OpError if there is none of that name."""
@@ -112,8 +140,26 @@ class Op:
         known = ", ".join(self.schema.attributes) or "none"
         return OpError(self.name, f"unknown attribute '{name}', expected {known}")
 
-    def call(self, inputs: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None) -> Call:
-        return Call.make(self.schema, inputs, attributes)
+    def call(
+        self,
+        inputs: Sequence[TensorType | None],
+        attributes: Mapping[str, Any] | None = None,
+        outputs: Sequence[bool] | None = None,
+    ) -> Call:
+        """A call; `outputs` tells which are wanted, None stands for all."""
+        return Call.make(self.schema, inputs, attributes, outputs)
+
+    def check_outputs(self, names: Sequence[str]) -> None:
+        """Refuse names of a node's outputs: too many, or none for an output that must be there."""
+        parameters = self.schema.outputs
+        if len(names) > len(parameters):
+            most = f"at most {len(parameters)}" if len(parameters) > 1 else "1"
+            raise OpError(self.name, f"got {len(names)} outputs, expected {most}: {', '.join(self.output_names)}")
+        for index, parameter in enumerate(parameters):
+            if not is_optional(parameter) and not (index < len(names) and names[index]):
+                raise OpError(self.name, f"required output '{parameter.name}' has no name")
+        if not any(names):
+            raise OpError(self.name, f"no output has a name, expected one of {', '.join(self.output_names)}")
 
     def check_attributes(self, attributes: Iterable[AttributeProto]) -> None:
         """Refuse attributes of a node that the schema does not have, or has with another type."""
@@ -129,17 +175,24 @@ class Op:
             if attribute.type != expected:
                 got, wanted = map(_attribute_type_name, (attribute.type, expected))
                 raise OpError(self.name, f"attribute '{name}' has type {got}, expected {wanted}")
-            if not attribute.ref_attr_name and not attribute.HasField("f" if expected == AttributeProto.FLOAT else "i"):
+            field_name = VALUE_FIELDS[expected]
+            if field_name and not attribute.ref_attr_name and not attribute.HasField(field_name):
                 raise OpError(
                     self.name, f"attribute '{name}' has no value of its type, {_attribute_type_name(expected)}"
                 )
 
-    def call_of(self, types: Sequence[TypeProto | None], attributes: Iterable[AttributeProto]) -> Call:
+    def call_of(
+        self,
+        types: Sequence[TypeProto | None],
+        attributes: Iterable[AttributeProto],
+        outputs: Sequence[bool] | None = None,
+    ) -> Call:
         """The call that a node of a graph makes.
 
         Args:
             types: of the inputs; an empty one where nothing is known, None for an input that is left out.
             attributes: those of the node, checked.
+            outputs: which are wanted; None for all.
         """
         for name, proto in zip(self.input_names, types, strict=False):
             kind = proto.WhichOneof("value") if proto else None
@@ -151,13 +204,18 @@ class Op:
                 problem = f"attribute '{attribute.name}' is '@{attribute.ref_attr_name}', expected a value in a graph"
                 raise OpError(self.name, problem)
             values[attribute.name] = helper.get_attribute_value(attribute)
-        return self.call([None if proto is None else TensorType.of_proto(proto) for proto in types], values)
+        return self.call([None if proto is None else TensorType.of_proto(proto) for proto in types], values, outputs)
 
-    def check_arrays(self, arrays: Sequence[np.ndarray | None], attributes: Mapping[str, Any] | None = None) -> Call:
+    def check_arrays(
+        self,
+        arrays: Sequence[np.ndarray | None],
+        attributes: Mapping[str, Any] | None = None,
+        outputs: Sequence[bool] | None = None,
+    ) -> Call:
         """Refuse arrays that the op does not compute, by dtype, shape or value."""
-        call = self.call([None if a is None else TensorType.of(a) for a in arrays], attributes)
-        self.kernel.infer(call)
-        self.kernel.check_values(call, [*arrays, *[None] * (len(call.inputs) - len(arrays))])
+        call = self.call([None if a is None else TensorType.of(a) for a in arrays], attributes, outputs)
+        self.infer(call)
+        self.check_values(call, [*arrays, *[None] * (len(call.inputs) - len(arrays))])
         return call
 
 

@@ -31,7 +31,7 @@ class Place:
     def words(self, node: onnx.NodeProto) -> str | None:
         """How a refusal names a node that stands here."""
         whole = self.text == GRAPH
-        return node_words(node.name, next(iter(node.output), ""), "" if whole else self.text)
+        return node_words(node.name, next(filter(None, node.output), ""), "" if whole else self.text)
 
 
 GRAPH = "graph"

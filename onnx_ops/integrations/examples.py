@@ -14,13 +14,14 @@ from onnx_ops.linking.link import FUNCTIONS_SINCE_IR, link
 
 def example_model(op: Op) -> onnx.ModelProto:
     """The op's example as a model of one node, in the oldest opset that its portable body takes."""
-    arrays = op.example.arrays()
-    node = make_node(op.name, {name: name for name in arrays}, [op.output_name], **op.example.attributes)
+    arrays, expected = op.example.arrays(), op.example.expected()
+    node = make_node(
+        op.name, {name: name for name in arrays}, {name: name for name in expected}, **op.example.attributes
+    )
     inputs = [_value_info(name, array.dtype, array.shape) for name, array in arrays.items()]
-    expected = op.example.expected()
-    output = _value_info(op.output_name, expected.dtype, expected.shape)
+    outputs = [_value_info(name, array.dtype, array.shape) for name, array in expected.items()]
     opsets = [helper.make_opsetid("", op.body_opset), opset_import()]
-    graph = helper.make_graph([node], op.name, inputs, [output])
+    graph = helper.make_graph([node], op.name, inputs, outputs)
     return helper.make_model(graph, opset_imports=opsets, ir_version=FUNCTIONS_SINCE_IR)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -20,7 +20,7 @@ from onnx_ops.ops import op_named
 def make_node(
     op_type: str,
     inputs: Sequence[str | None] | Mapping[str, str | None],
-    outputs: Sequence[str],
+    outputs: Sequence[str | None] | Mapping[str, str | None],
     name: str | None = None,
     doc_string: str | None = None,
     **attributes: Any,
@@ -30,7 +30,7 @@ def make_node(
     Args:
         op_type: name of the op.
         inputs: names of the values in the order of the schema, or by input name; "" or None for an input left out.
-        outputs: name of the one output, in a sequence.
+        outputs: the same for the outputs.
         name, doc_string: as in onnx.helper.make_node.
         attributes: by name; `reduction` also by its name ("none", "mean", "sum", "batchmean"), flags also as bools.
 
@@ -40,49 +40,80 @@ def make_node(
     """
     with at_node(node_words(name or "", _first(outputs))):
         op = op_named(op_type)
-        values = _input_values(op, inputs)
+        if isinstance(inputs, str):
+            raise OpError(
+                op_type, f"inputs are '{inputs}', expected a sequence of names, or a mapping from input names"
+            )
+        values = _values(op, "input", op.input_names, inputs)
         if isinstance(outputs, str):
             raise OpError(op_type, f"outputs are '{outputs}', expected a sequence of names, ['{outputs}']")
-        if len(outputs) != 1:
-            raise OpError(op_type, f"got {len(outputs)} outputs, expected 1")
+        names = _values(op, "output", op.output_names, outputs)
+        op.check_outputs(names)
         settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
-        op.kernel.infer(op.call([TensorType() if value else None for value in values], settled))
-    return helper.make_node(op_type, values, list(outputs), name=name, doc_string=doc_string, domain=DOMAIN, **settled)
+        op.infer(op.call([TensorType() if value else None for value in values], settled, list(map(bool, names))))
+    return helper.make_node(op_type, values, names, name=name, doc_string=doc_string, domain=DOMAIN, **settled)
 
 
-def _first(outputs: Sequence[str]) -> str:
-    return outputs if isinstance(outputs, str) else next(iter(outputs), "")
+def _first(outputs: Sequence[str | None] | Mapping[str, str | None]) -> str:
+    if isinstance(outputs, str):
+        return outputs
+    names = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return next(filter(None, names), "")
 
 
-def _input_values(op: Op, inputs: Sequence[str | None] | Mapping[str, str | None]) -> list[str]:
+def _values(
+    op: Op, kind: str, known: Sequence[str], given: Sequence[str | None] | Mapping[str, str | None]
+) -> list[str]:
     """Names of values in the order of the schema, without those left out at the end."""
-    if isinstance(inputs, str):
-        raise OpError(op.name, f"inputs are '{inputs}', expected a sequence of names, or a mapping from input names")
-    if isinstance(inputs, Mapping):
-        if unknown := sorted(set(inputs) - set(op.input_names)):
-            raise OpError(op.name, f"unknown input '{unknown[0]}', expected {', '.join(op.input_names)}")
-        inputs = [inputs.get(i) for i in op.input_names]
-    values = [i or "" for i in inputs]
+    if isinstance(given, Mapping):
+        if unknown := sorted(set(given) - set(known)):
+            raise OpError(op.name, f"unknown {kind} '{unknown[0]}', expected {', '.join(known)}")
+        given = [given.get(name) for name in known]
+    values = [value or "" for value in given]
     while values and not values[-1]:
         values.pop()
     return values
 
 
-def _attribute_value(op: Op, name: str, value: Any) -> int | float:
-    floating = op.attribute(name).type == OpSchema.AttrType.FLOAT
+def _attribute_value(op: Op, name: str, value: Any) -> Any:
+    attribute = op.attribute(name)
     try:
         if name == "reduction":
             return int(_reduction(op, value))
-        if floating:
-            return float(value)
-        if int(value) != value:
-            raise ValueError
-        return int(value)
+        return CONVERSIONS[attribute.type](value)
     except (OverflowError, TypeError, ValueError):
-        expected = "a number" if floating else "a whole number"
+        expected = EXPECTED[attribute.type]
         if name == "reduction":
             expected = ", ".join(r.name.lower() for r in Reduction if _takes(op, r))
         raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {expected}") from None
+
+
+def _whole(value: Any) -> int:
+    if int(value) != value:
+        raise ValueError
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+CONVERSIONS: dict[OpSchema.AttrType, Callable[[Any], Any]] = {
+    OpSchema.AttrType.FLOAT: float,
+    OpSchema.AttrType.INT: _whole,
+    OpSchema.AttrType.STRING: _text,
+    OpSchema.AttrType.FLOATS: lambda values: [float(value) for value in values],
+    OpSchema.AttrType.INTS: lambda values: [_whole(value) for value in values],
+}
+EXPECTED = {
+    OpSchema.AttrType.FLOAT: "a number",
+    OpSchema.AttrType.INT: "a whole number",
+    OpSchema.AttrType.STRING: "a text",
+    OpSchema.AttrType.FLOATS: "numbers",
+    OpSchema.AttrType.INTS: "whole numbers",
+}
 
 
 def _reduction(op: Op, value: Any) -> Reduction:
@@ -95,7 +126,7 @@ def _reduction(op: Op, value: Any) -> Reduction:
 
 def _takes(op: Op, reduction: Reduction) -> bool:
     try:
-        op.kernel.infer(op.call([TensorType()] * len(op.input_names), {"reduction": int(reduction)}))
+        op.infer(op.call([TensorType()] * len(op.input_names), {"reduction": int(reduction)}))
     except OpError:
         return False
     return True

@@ -35,7 +35,7 @@ def precompile() -> Iterator[tuple[int, int, str]]:
     steps = [(op, call) for op in OPS.values() for call in _calls(op)]
     register(None)
     for done, (op, call) in enumerate(steps, 1):
-        op.kernel.record(call)
+        compile_kernel(op, call)
         yield done, len(steps), op.name
 
 
@@ -48,7 +48,7 @@ def cache_to_fill() -> Path:
 
 def _calls(op: Op) -> Iterator[Call]:
     """At least one call for each kernel that an op may need: any dtypes of the output, any one of the other inputs."""
-    typed = op.kernel.typed_inputs
+    typed = op.typed_inputs
     allowed = [
         [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
         for parameter in op.schema.inputs
@@ -64,7 +64,7 @@ def _calls(op: Op) -> Iterator[Call]:
             for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
                 call = op.call([TensorType(dtype) for dtype in dtypes], dict(zip(choices, values, strict=True)))
                 try:
-                    op.kernel.infer(call)
+                    op.infer(call)
                 except OpError:  # a mixture of dtypes, or an attribute, that the op does not take
                     continue
                 yield call

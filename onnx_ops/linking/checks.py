@@ -48,5 +48,5 @@ def check_calls(found: Iterable[Site]) -> None:
         for call in site.calls:
             if call.key not in accepted:
                 with at_node(site.words):
-                    op.kernel.infer(call)
+                    op.infer(call)
                 accepted.add(call.key)

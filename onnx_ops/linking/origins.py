@@ -32,11 +32,11 @@ class Origins:
 
         def values(nodes: Iterable[tuple[Place, onnx.NodeProto]]) -> dict[str, str]:
             """Words for the node of the domain that makes each value; what a call gives out is made in the function."""
-            found = {}
+            found: dict[str, str] = {}
             for place, node in nodes:
                 key = called_key(node)
                 if node.domain == DOMAIN and node.op_type in OPS and key not in made:
-                    found[node.output[0]] = place.words(node) or ""
+                    found.update((value, place.words(node) or "") for value in node.output if value)
                 elif key in made:
                     pairs = zip(functions[key].output, node.output, strict=False)
                     found.update((own, made[key][inner]) for inner, own in pairs if inner in made[key])

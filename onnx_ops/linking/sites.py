@@ -51,11 +51,7 @@ class Site:
         with at_node(self.words):
             op = op_named(self.node.op_type)
             op.check_attributes(self.node.attribute)
-            outputs = self.node.output
-            if len(outputs) != 1:
-                raise OpError(op.name, f"got {len(outputs)} outputs, expected 1")
-            if not outputs[0]:
-                raise OpError(op.name, "the output has no name")
+            op.check_outputs(self.node.output)
             return op
 
 
@@ -112,7 +108,8 @@ def _add_call(site: Site, node: onnx.NodeProto, types: Types) -> None:
         with at_node(site.words):
             op = op_named(node.op_type)
             op.check_attributes(node.attribute)
-            site.calls.append(op.call_of([types.get(i, UNKNOWN) if i else None for i in node.input], node.attribute))
+            inputs = [types.get(i, UNKNOWN) if i else None for i in node.input]
+            site.calls.append(op.call_of(inputs, node.attribute, list(map(bool, node.output))))
     except OpError as refusal:
         site.refusals.append(refusal)
 

@@ -101,14 +101,14 @@ def number_at(address: int, element_type: int, index: int) -> float:
     return float(array_at(address + index * dtype.itemsize, 1, dtype)[0])
 
 
-def load(function: int, source: int, element_type: int, count: int, target: int) -> None:
-    """Read `count` numbers of an ONNX element type into float64; function: the kernel's field of that name."""
+def read_numbers(function: int, source: int, element_type: int, count: int, target: int) -> None:
+    """Read `count` numbers of an ONNX element type into float64; function: the field `read` of the kernel."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, np.float64)[:] = array_at(source, count, dtype)
 
 
-def store(function: int, source: int, element_type: int, count: int, target: int) -> None:
-    """Write `count` float64 numbers in an ONNX element type; function: the kernel's field of that name."""
+def write_numbers(function: int, source: int, element_type: int, count: int, target: int) -> None:
+    """Write `count` float64 numbers in an ONNX element type; function: the field `read` of the kernel."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, dtype)[:] = array_at(source, count, np.float64).astype(dtype)
 

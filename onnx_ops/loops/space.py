@@ -1,13 +1,21 @@
-"""How the inputs of an elementwise op take part in its shapes. Shape inference and the native code both use this.
+"""The index space of an op: the shape over which its loop runs, and how each input takes part in it.
 
-An elementwise op computes one term for each index of its index space: the shape that its main inputs broadcast to.
+Shape inference and the native code both read what is declared here.
 """
 
+from __future__ import annotations
+
 import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.types import MAX_RANK, Shape, promote
 
 
 class Role(enum.IntFlag):
-    """How an input takes part in the shapes of an elementwise op."""
+    """How an input takes part in the index space."""
 
     SHAPE = 1  # all inputs with this role broadcast to the index space
     INTO = 2  # broadcasts to the index space
@@ -15,3 +23,53 @@ class Role(enum.IntFlag):
     CHANNEL = 8  # 1-D, one number per index of axis 1
     COUNT = 16  # any shape; the sum of all elements counts
     UNREAD = 32  # only the shape enters, not the values
+
+
+@dataclass(frozen=True)
+class IndexSpace:
+    """How the inputs of an op make up its index space.
+
+    Attributes:
+        roles: by name of the input, in the order of the schema.
+        ranks: least and greatest rank of the space.
+    """
+
+    roles: Mapping[str, Role]
+    ranks: tuple[int, int] = (0, MAX_RANK)
+
+    def shape(self, call: Call) -> Shape | None:
+        """The space of a call, None if it is not known; refuses inputs that do not fit it."""
+        call.check()
+        space = call.broadcast(*self.having(Role.SHAPE))
+        if space is not None:
+            first = self.having(Role.SHAPE)[0]
+            if not self.ranks[0] <= len(space) <= self.ranks[1]:
+                raise call.shape_error(first, f"{self.ranks[0]} to {self.ranks[1]} dimensions")
+            if self.ranks[0] >= 2 and space[1] == 0:
+                raise call.shape_error(first, "at least one channel (axis 1)")
+        for name in self.having(Role.INTO):
+            call.broadcast_to(name, space, self._text)
+        for name in self.having(Role.SAME):
+            call.same_shape(name, space, f"the shape of {self._text}")
+        for name in self.having(Role.CHANNEL):
+            channels = (None,) if space is None else (space[1],)
+            call.same_shape(name, channels, f"one number per channel (axis 1) of {self._text}")
+        return space
+
+    def having(self, role: Role) -> tuple[str, ...]:
+        """The inputs with a role."""
+        return self._by_role[role]
+
+    def promoted(self, call: Call, *leaving_out: Role) -> int | None:
+        """The dtype that the inputs of a call promote to, but for those of some roles."""
+        roles = self.roles.items()
+        return promote(call.dtype(n) for n, own in roles if call.present(n) and not any(own & r for r in leaving_out))
+
+    @functools.cached_property
+    def _by_role(self) -> dict[Role, tuple[str, ...]]:
+        return {role: tuple(name for name, own in self.roles.items() if own & role) for role in Role}
+
+    @functools.cached_property
+    def _text(self) -> str:
+        names = [f"'{name}'" for name in self.having(Role.SHAPE)]
+        return names[0] if len(names) == 1 else f"the broadcast of {' and '.join(names)}"

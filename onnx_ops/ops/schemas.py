@@ -46,9 +46,11 @@ def _infer(op: Op, context: InferenceContext) -> None:
             types.append(context.get_input_type(index) or TypeProto() if is_there else None)
         attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
         op.check_attributes(attributes)
-        output = op.kernel.infer(op.call_of(types, attributes))
-    if output.dtype is not None and context.get_num_outputs():
-        context.set_output_type(0, helper.make_tensor_type_proto(output.dtype, output.shape))
+        wanted = [context.has_output(index) for index in range(context.get_num_outputs())]
+        outputs = op.infer(op.call_of(types, attributes, wanted))
+    for index, output in zip(range(context.get_num_outputs()), outputs, strict=False):
+        if output.dtype is not None:
+            context.set_output_type(index, helper.make_tensor_type_proto(output.dtype, output.shape))
 
 
 def _node(context: InferenceContext) -> str | None:

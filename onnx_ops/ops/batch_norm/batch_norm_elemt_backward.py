@@ -10,13 +10,15 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Op
+from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK
-from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import wide
-from onnx_ops.loops.space import Role
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
 
 COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
@@ -114,7 +116,7 @@ def reference(
     return rounded(out, input.dtype, dtype)
 
 
-def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """After `prepare`: weight holds the scale, sum_dy the offset, sum_dy_xmu the slope.
 
     The differences and products are in float64: rounded one by one in float32 they can be off by more than 4 units.
@@ -127,7 +129,7 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = ((wide(grad_out[i]) - wide(offset[i])) - centred * wide(slope[i])) * wide(scale[i])
 
 
-def kernel_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for elements of one channel."""
     grad_out, x = operands[0], operands[1]
     mean, scale, offset, slope = (
@@ -174,26 +176,41 @@ def body(b: Body) -> None:
     b.store("result", "input")
 
 
+SPACE = IndexSpace(
+    {
+        "grad_out": Role.SAME,
+        "input": Role.SHAPE,
+        "mean": Role.CHANNEL,
+        "invstd": Role.CHANNEL,
+        "weight": Role.CHANNEL,
+        "sum_dy": Role.CHANNEL,
+        "sum_dy_xmu": Role.CHANNEL,
+        "counter": Role.COUNT,
+    },
+    ranks=(2, MAX_RANK),
+)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
+    return (TensorType(call.dtype("input"), call.shape("input")),)
+
+
+def kernel(call: Call) -> Loop:
+    return Loop(
+        SPACE,
+        computing_type(call, "counter"),
+        gradient,
+        prepare=prepare,
+        core_uniform=gradient_of_channel,
+        uniform=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu"),
+    )
+
+
 OP = Op(
     SCHEMA,
-    Elementwise(
-        roles={
-            "grad_out": Role.SAME,
-            "input": Role.SHAPE,
-            "mean": Role.CHANNEL,
-            "invstd": Role.CHANNEL,
-            "weight": Role.CHANNEL,
-            "sum_dy": Role.CHANNEL,
-            "sum_dy_xmu": Role.CHANNEL,
-            "counter": Role.COUNT,
-        },
-        core=lambda attributes: kernel,
-        output_dtype="input",
-        ranks=(2, MAX_RANK),
-        prepare=prepare,
-        core_uniform=lambda attributes: kernel_of_channel,
-        uniform=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu"),
-    ),
+    infer,
+    kernel,
     reference,
     body,
     Example(
@@ -207,6 +224,8 @@ OP = Op(
             "sum_dy_xmu": [-1.0, 2.0],
             "counter": [1, 3],  # from two workers
         },
-        [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]],
+        {"grad_input": [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]]},
     ),
+    typed_inputs=("input",),
+    missing={"weight": Missing(1.0, like="mean", axis=0)},
 )

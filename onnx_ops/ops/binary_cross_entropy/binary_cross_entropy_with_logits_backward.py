@@ -14,13 +14,14 @@ from onnx.defs import OpSchema
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Op
+from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS
-from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
-from onnx_ops.loops.space import Role
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -176,7 +177,7 @@ def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
     return extreme
 
 
-def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal, and last the rounding error of that.
 
     With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
@@ -209,7 +210,7 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
             compute_again(operands, 1, out, start, stop, parameters)
 
 
-def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
     grad_output, x, target, weight, p = operands[0][0], operands[1], operands[2], operands[3][0], operands[4][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -238,7 +239,7 @@ def kernel_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> N
             compute_again(operands, 0, out, start, stop, parameters)
 
 
-def kernel_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same without the correction of rounding errors, which are far below the last place of a 16-bit result."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]
@@ -323,33 +324,46 @@ def body(b: Body) -> None:
     b.store("result", "target")
 
 
-def _check(call: Call) -> None:
+SPACE = IndexSpace(
+    {
+        "grad_output": Role.INTO,
+        "self": Role.SHAPE,
+        "target": Role.SAME,
+        "weight": Role.INTO,
+        "pos_weight": Role.INTO,
+    }
+)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
     call.check_choice("reduction", REDUCTIONS)
+    return (TensorType(call.dtype("target"), call.shape("self")),)
+
+
+def kernel(call: Call) -> Loop:
+    narrow = call.dtype("target") not in (TensorProto.FLOAT, TensorProto.DOUBLE)
+    return Loop(
+        SPACE,
+        computing_type(call),
+        gradient_of_16_bits if narrow else gradient,
+        divisor=Reduction(call.attributes["reduction"]).divisor,
+        core_uniform=gradient_of_scalars,
+        uniform=("grad_output", "weight", "pos_weight"),
+    )
 
 
 OP = Op(
     SCHEMA,
-    Elementwise(
-        roles={
-            "grad_output": Role.INTO,
-            "self": Role.SHAPE,
-            "target": Role.SAME,
-            "weight": Role.INTO,
-            "pos_weight": Role.INTO,
-        },
-        core=lambda attributes: kernel,
-        core_narrow=kernel_of_16_bits,
-        core_uniform=lambda attributes: kernel_of_scalars,
-        uniform=("grad_output", "weight", "pos_weight"),
-        output_dtype="target",
-        divisor=lambda attributes: Reduction(attributes["reduction"]).divisor,
-        check=_check,
-    ),
+    infer,
+    kernel,
     reference,
     body,
     Example(
         # logits of probability 1/2, 3/4, 1/4
         {"grad_output": 1.0, "self": [0.0, math.log(3), -math.log(3)], "target": [1.0, 0.0, 1.0]},
-        [-1 / 6, 1 / 4, -1 / 4],
+        {"out": [-1 / 6, 1 / 4, -1 / 4]},
     ),
+    typed_inputs=("target",),
+    missing={"weight": Missing(1.0), "pos_weight": Missing(1.0)},
 )

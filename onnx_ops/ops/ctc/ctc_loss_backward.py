@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,21 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, TensorType, dtype_name
-from onnx_ops.loops.layout import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
     exp_parts,
     free,
     helper,
     item_size,
-    load,
     malloc,
     number_at,
+    read_numbers,
     record_at,
-    store,
     total_of,
+    write_numbers,
 )
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.ops.references import rounded
 
 DOUBLE = TensorProto.DOUBLE
@@ -182,7 +182,7 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # --- the kernel: one task per sample --------------------------------------------------------------------------------
 
 GRAD_OUT, LOG_PROBS, TARGET, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
-BLANK, THROUGH_LOG_SOFTMAX, ZERO_INFINITY = range(3)  # as `KERNEL` holds them, by name
+ATTRIBUTES = attributes_of(SCHEMA)
 LOST = 2
 """What a step returns if float64 cannot hold its results, instead of the change of the scale."""
 LANES = 8
@@ -198,6 +198,7 @@ LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes, lengths and labels; one task for each sample."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     if job.rank[LOG_PROBS] != 3 or job.rank[LOG_ALPHA] != 3:
         return REFUSED
     steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]
@@ -212,7 +213,7 @@ def plan(kernel_address: int, job_address: int) -> int:
         return REFUSED
     if padded and job.dims[TARGET, 0] != batch:
         return REFUSED
-    if kernel.integer[BLANK] < 0 or kernel.integer[BLANK] >= classes:
+    if attributes.blank < 0 or attributes.blank >= classes:
         return REFUSED
     longest = job.dims[TARGET, 1] if padded else job.dims[TARGET, 0]
     total = 0
@@ -233,9 +234,9 @@ def plan(kernel_address: int, job_address: int) -> int:
                 return REFUSED
     if not padded and total != longest:
         return REFUSED
-    job.output_rank = 3
+    job.output_rank[0] = 3
     for axis in range(3):
-        job.output_dims[axis] = job.dims[LOG_PROBS, axis]
+        job.output_dims[0, axis] = job.dims[LOG_PROBS, axis]
     job.tasks = batch if steps > 0 else 0
     job.scratch_bytes = 8 * batch if job.tasks > 0 else 0
     return OK
@@ -257,6 +258,7 @@ def task(job_address: int, n: int) -> None:
     """Gradient of sample n."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]
     used = int(number_at(job.data[INPUT_LENGTH], kernel.element_type[INPUT_LENGTH], n))
     length = int(number_at(job.data[TARGET_LENGTH], kernel.element_type[TARGET_LENGTH], n))
@@ -297,16 +299,16 @@ def task(job_address: int, n: int) -> None:
     probs_type, alpha_type, out_type = (
         kernel.element_type[LOG_PROBS],
         kernel.element_type[LOG_ALPHA],
-        kernel.output_type,
+        kernel.output_type[0],
     )
     probs_step, alpha_step = batch * classes * item_size(probs_type), job.dims[LOG_ALPHA, 2] * item_size(alpha_type)
     probs = job.data[LOG_PROBS] + n * classes * item_size(probs_type)
     alphas = job.data[LOG_ALPHA] + n * steps * alpha_step
-    outs = job.output + n * classes * item_size(out_type)
-    blank, through = kernel.integer[BLANK], kernel.integer[THROUGH_LOG_SOFTMAX]
+    outs = job.output[0] + n * classes * item_size(out_type)
+    blank, through = attributes.blank, attributes.through_log_softmax
 
     settled = not loss < np.inf  # a loss of +inf or NaN alone says what the sample gets
-    zeros = not settled or (loss == np.inf and kernel.integer[ZERO_INFINITY] != 0)
+    zeros = not settled or (loss == np.inf and attributes.zero_infinity != 0)
     for c in range(classes):
         result[c] = 0.0 if zeros else np.nan
     for t in range(steps):
@@ -314,15 +316,15 @@ def task(job_address: int, n: int) -> None:
             for c in range(classes):
                 result[c] = 0.0
         if settled or t >= used:
-            store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+            write_numbers(kernel.write, result_address, out_type, classes, outs + t * probs_step)
     in_range = not settled
     for k in range(wide):
         blanks[k] = 0.0
         labelled[k] = 0.0
     scalings, t = 0, used - 1
     while in_range and t >= 0:
-        load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
-        load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+        read_numbers(kernel.read, probs + t * probs_step, probs_type, classes, row_address)
+        read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
         exponentials(row, whole(classes), probabilities)
         # loss - scalings * log(2**64), unevaluated in two parts: log_alpha takes most of it away again
         product = scalings * LOG_SCALE_HIGH
@@ -338,7 +340,7 @@ def task(job_address: int, n: int) -> None:
         for c in range(classes):
             expected = 0.0 if row[c] == -np.inf else result[c]
             result[c] = grad * ((probabilities[c] if through else 0.0) - expected)
-        store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+        write_numbers(kernel.write, result_address, out_type, classes, outs + t * probs_step)
         t -= 1
     if not in_range and not settled:
         # Beta in log space, over the states as they are interleaved; `sums` and what follows are free for it.
@@ -346,13 +348,13 @@ def task(job_address: int, n: int) -> None:
         for s in range(2 * length + 3):
             beta[s] = -np.inf
         for t in range(used - 1, -1, -1):
-            load(kernel.load, probs + t * probs_step, probs_type, classes, row_address)
-            load(kernel.load, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+            read_numbers(kernel.read, probs + t * probs_step, probs_type, classes, row_address)
+            read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
             log_step(length, t == used - 1, labels, blank, skips, row, alpha, beta, result, classes)
             for c in range(classes):
                 expected = 0.0 if result[c] == -np.inf else np.exp(result[c] + loss - row[c])
                 result[c] = grad * ((np.exp(row[c]) if through else 0.0) - expected)
-            store(kernel.store, result_address, out_type, classes, outs + t * probs_step)
+            write_numbers(kernel.write, result_address, out_type, classes, outs + t * probs_step)
     free(memory)
 
 
@@ -726,103 +728,88 @@ def _integer(b: Body, name: str) -> str:
     return f"value_int: int = @{name}" if value is None else f"value_int = {value}"
 
 
-@dataclass(frozen=True)
-class Ctc:
-    """Checks and native code."""
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    for flag in ("zero_infinity", "through_log_softmax"):
+        call.check_choice(flag, {0: "no", 1: "yes"})
+    dtype = call.dtype("log_probs")
+    if dtype is not None:
+        if call.dtype("grad_out") not in (dtype, None):
+            raise _dtype_error(call, "grad_out", "that of 'log_probs'")
+        for name in ("neg_log_likelihood", "log_alpha"):
+            own = call.dtype(name)
+            if own is not None and own != dtype and WIDTHS[own] <= WIDTHS[dtype]:
+                raise _dtype_error(call, name, "that of 'log_probs' or a wider one")
+    shape = call.shape("log_probs")
+    if shape is not None and len(shape) != 3:
+        raise call.shape_error("log_probs", "(T, N, C)")
+    steps, batch, classes = shape or (None, None, None)
+    for name in ("grad_out", "input_lengths", "target_lengths", "neg_log_likelihood"):
+        call.same_shape(name, (batch,), "the batch size N of 'log_probs'")
+    targets = call.shape("targets")
+    if targets is not None:
+        if len(targets) not in (1, 2):
+            raise call.shape_error("targets", "(N, S), or one dimension")
+        if len(targets) == 2:
+            call.same_shape("targets", (batch, targets[1]), "N as in 'log_probs'")
+    alpha = call.shape("log_alpha")
+    if alpha is not None:
+        call.same_shape("log_alpha", (batch, steps, alpha[-1] if alpha else None), "N and T as in 'log_probs'")
+        if alpha[-1] == 0:
+            raise call.shape_error("log_alpha", "at least one state (axis 2)")
+    blank = call.attributes["blank"]
+    if blank < 0 or (isinstance(classes, int) and blank >= classes):
+        raise call.error(f"attribute 'blank' is {blank}, expected a class in [0, {classes or 'C'})")
+    return (TensorType(dtype, shape),)
 
-    typed_inputs: tuple[str, ...] = ("log_probs",)
 
-    def infer(self, call: Call) -> TensorType:
-        call.check()
-        for flag in ("zero_infinity", "through_log_softmax"):
-            call.check_choice(flag, {0: "no", 1: "yes"})
-        dtype = call.dtype("log_probs")
-        if dtype is not None:
-            if call.dtype("grad_out") not in (dtype, None):
-                raise self._dtype_error(call, "grad_out", "that of 'log_probs'")
-            for name in ("neg_log_likelihood", "log_alpha"):
-                own = call.dtype(name)
-                if own is not None and own != dtype and WIDTHS[own] <= WIDTHS[dtype]:
-                    raise self._dtype_error(call, name, "that of 'log_probs' or a wider one")
-        shape = call.shape("log_probs")
-        if shape is not None and len(shape) != 3:
-            raise call.shape_error("log_probs", "(T, N, C)")
-        steps, batch, classes = shape or (None, None, None)
-        for name in ("grad_out", "input_lengths", "target_lengths", "neg_log_likelihood"):
-            call.same_shape(name, (batch,), "the batch size N of 'log_probs'")
-        targets = call.shape("targets")
-        if targets is not None:
-            if len(targets) not in (1, 2):
-                raise call.shape_error("targets", "(N, S), or one dimension")
-            if len(targets) == 2:
-                call.same_shape("targets", (batch, targets[1]), "N as in 'log_probs'")
-        alpha = call.shape("log_alpha")
-        if alpha is not None:
-            call.same_shape("log_alpha", (batch, steps, alpha[-1] if alpha else None), "N and T as in 'log_probs'")
-            if alpha[-1] == 0:
-                raise call.shape_error("log_alpha", "at least one state (axis 2)")
-        blank = call.attributes["blank"]
-        if blank < 0 or (isinstance(classes, int) and blank >= classes):
-            raise call.error(f"attribute 'blank' is {blank}, expected a class in [0, {classes or 'C'})")
-        return TensorType(dtype, shape)
+def _dtype_error(call: Call, name: str, expected: str) -> Exception:
+    own, dtype = call.dtype(name), call.dtype("log_probs")
+    assert own is not None
+    assert dtype is not None
+    return call.error(f"input '{name}' has dtype {dtype_name(own)}, expected {expected}, {dtype_name(dtype)}")
 
-    def _dtype_error(self, call: Call, name: str, expected: str) -> Exception:
-        own, dtype = call.dtype(name), call.dtype("log_probs")
-        assert own is not None
-        assert dtype is not None
-        return call.error(f"input '{name}' has dtype {dtype_name(own)}, expected {expected}, {dtype_name(dtype)}")
 
-    def check_values(self, call: Call, arrays: Sequence[np.ndarray | None]) -> None:
-        _, log_probs, targets, input_lengths, target_lengths, _, log_alpha = (np.asarray(a) for a in arrays)
-        steps, _, classes = log_probs.shape
-        for n, value in enumerate(input_lengths.tolist()):
-            if not 0 <= value <= steps:
-                raise call.error(f"input 'input_lengths' has {value} at {n}, expected 0 to T = {steps}")
-        for n, value in enumerate(target_lengths.tolist()):
-            if value < 0:
-                raise call.error(f"input 'target_lengths' has {value} at {n}, expected at least 0")
-            if targets.ndim == 2 and value > targets.shape[1]:
-                raise call.error(
-                    f"input 'target_lengths' has {value} at {n}, expected at most S = {targets.shape[1]} of 'targets'"
-                )
-            if 2 * value + 1 > log_alpha.shape[2]:
-                raise call.error(
-                    f"input 'log_alpha' has {log_alpha.shape[2]} states, expected at least {2 * value + 1} for the"
-                    f" target length {value} at {n}"
-                )
-        total = sum(target_lengths.tolist())
-        if targets.ndim == 1 and total != targets.shape[0]:
+def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+    _, log_probs, targets, input_lengths, target_lengths, _, log_alpha = (np.asarray(a) for a in arrays)
+    steps, _, classes = log_probs.shape
+    for n, value in enumerate(input_lengths.tolist()):
+        if not 0 <= value <= steps:
+            raise call.error(f"input 'input_lengths' has {value} at {n}, expected 0 to T = {steps}")
+    for n, value in enumerate(target_lengths.tolist()):
+        if value < 0:
+            raise call.error(f"input 'target_lengths' has {value} at {n}, expected at least 0")
+        if targets.ndim == 2 and value > targets.shape[1]:
             raise call.error(
-                f"input 'targets' has {targets.shape[0]} labels, expected the sum of 'target_lengths', {total}"
+                f"input 'target_lengths' has {value} at {n}, expected at most S = {targets.shape[1]} of 'targets'"
             )
-        offset = 0
-        for n, length in enumerate(target_lengths.tolist()):
-            labels = targets[n, :length] if targets.ndim == 2 else targets[offset : offset + length]
-            offset += length
-            for label in labels.tolist():
-                if not (0 <= label < classes and float(label).is_integer()):
-                    raise call.error(
-                        f"input 'targets' has {label} in sample {n}, expected whole numbers in [0, {classes})"
-                    )
-
-    def record(self, call: Call) -> Mapping[str, Any]:
-        from onnx_ops.runtime import elementwise as engine
-        from onnx_ops.runtime.compiler import compile_native as compiled
-        from onnx_ops.runtime.launch import ALONE, PLAN, TASK
-
-        return {
-            "plan": compiled(plan, PLAN),
-            "begin": compiled(begin, ALONE),
-            "task": compiled(task, TASK),
-            "load": compiled(engine.load, engine.LOAD[DOUBLE]),
-            "store": compiled(engine.store, engine.STORE[DOUBLE]),
-        }
+        if 2 * value + 1 > log_alpha.shape[2]:
+            raise call.error(
+                f"input 'log_alpha' has {log_alpha.shape[2]} states, expected at least {2 * value + 1} for the"
+                f" target length {value} at {n}"
+            )
+    total = sum(target_lengths.tolist())
+    if targets.ndim == 1 and total != targets.shape[0]:
+        raise call.error(
+            f"input 'targets' has {targets.shape[0]} labels, expected the sum of 'target_lengths', {total}"
+        )
+    offset = 0
+    for n, length in enumerate(target_lengths.tolist()):
+        labels = targets[n, :length] if targets.ndim == 2 else targets[offset : offset + length]
+        offset += length
+        for label in labels.tolist():
+            if not (0 <= label < classes and float(label).is_integer()):
+                raise call.error(f"input 'targets' has {label} in sample {n}, expected whole numbers in [0, {classes})")
 
 
-# ScatterElements adds up from opset 16 on.
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task, begin)
+
+
 OP = Op(
     SCHEMA,
-    Ctc(),
+    infer,
+    kernel,
     reference,
     body,
     Example(
@@ -838,7 +825,9 @@ OP = Op(
                 [[math.log(1 / 2), math.log(1 / 2), -math.inf], [math.log(1 / 4), math.log(1 / 2), math.log(1 / 4)]]
             ],
         },
-        [[[1 / 6, -1 / 6]]] * 2,
+        {"out": [[[1 / 6, -1 / 6]]] * 2},
     ),
-    body_opset=16,
+    typed_inputs=("log_probs",),
+    check_values=check_values,
+    body_opset=16,  # ScatterElements adds up from opset 16 on
 )

@@ -9,13 +9,15 @@ import numpy.typing as npt
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS
-from onnx_ops.loops.elementwise import Elementwise
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.space import Role
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SCHEMA = OpSchema(
@@ -75,7 +77,7 @@ def reference(
     return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
 
 
-def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def pass_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal (1), lambd."""
     grad_output, x = operands[0], operands[1]
     lambd = parameters[1]
@@ -103,20 +105,30 @@ def _threshold(lambd: float) -> float:
     return float(np.maximum(np.float32(lambd), np.float32(0)))
 
 
+SPACE = IndexSpace({"grad_output": Role.SHAPE, "self": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    shape = SPACE.shape(call)
+    return (TensorType(SPACE.promoted(call), shape),)
+
+
+def kernel(call: Call) -> Loop:
+    return Loop(
+        SPACE, computing_type(call, light=True), pass_outside, parameters=(_threshold(call.attributes["lambd"]),)
+    )
+
+
 OP = Op(
     SCHEMA,
-    Elementwise(
-        roles={"grad_output": Role.SHAPE, "self": Role.SHAPE},
-        core=lambda attributes: kernel,
-        output_dtype=None,
-        light=lambda attributes: True,
-        parameters=lambda attributes: (_threshold(attributes["lambd"]),),
-    ),
+    infer,
+    kernel,
     reference,
     body,
     Example(
         {"grad_output": [1.0, 2.0, 3.0, 4.0], "self": [-1.0, 0.5, 0.75, -0.25]},
-        [1.0, 0.0, 3.0, 0.0],
+        {"grad_input": [1.0, 0.0, 3.0, 0.0]},
         {"lambd": 0.5},
     ),
+    typed_inputs=("grad_output", "self"),
 )

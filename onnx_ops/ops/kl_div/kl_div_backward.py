@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.reduction import Divisor, Reduction
+from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK
-from onnx_ops.loops.elementwise import Core, Elementwise
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import exp_parts, like, wide
-from onnx_ops.loops.space import Role
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -110,7 +110,7 @@ LEAST = np.float32(2.0**-100)
 """A smaller number may have lost digits, in float32."""
 
 
-def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal, which goes with the larger factor: so no product is out of range alone."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]
@@ -120,7 +120,7 @@ def kernel(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = -(larger * share) * smaller
 
 
-def kernel_of_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for a grad_output of one value."""
     grad_output, target = operands[0][0], operands[2]
     scale = -grad_output * parameters[0]
@@ -138,7 +138,7 @@ HIGH = np.float32(88)
 """To this power e is a float32 number."""
 
 
-def kernel_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal."""
     grad_output, target = operands[0], operands[2]
     share, high = parameters[0], False
@@ -262,41 +262,40 @@ def _may_be_alike(call: Call) -> bool:
     return len(own) == len(target) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in pairs)
 
 
-def _check(call: Call) -> None:
+SPACE = IndexSpace({"grad_output": Role.INTO, "self": Role.SHAPE | Role.UNREAD, "target": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
     call.check_choice("reduction", REDUCTIONS)
     call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
+    return (TensorType(call.dtype("self"), call.shape("self")),)
 
 
-def _core(attributes: Mapping[str, Any]) -> Core:
-    return kernel_of_logarithms if attributes["log_target"] else kernel
-
-
-def _core_of_one_gradient(attributes: Mapping[str, Any]) -> Core | None:
-    return None if attributes["log_target"] else kernel_of_one_gradient
-
-
-def _divisor(attributes: Mapping[str, Any]) -> Divisor:
-    return Reduction(attributes["reduction"]).divisor
+def kernel(call: Call) -> Loop:
+    logarithms = bool(call.attributes["log_target"])
+    core = product_of_logarithms if logarithms else product
+    return Loop(
+        SPACE,
+        computing_type(call, light=not logarithms),
+        core,
+        Sums(core, TensorProto.DOUBLE, Kept.LIKE_INPUT, like="self"),
+        Reduction(call.attributes["reduction"]).divisor,
+        core_uniform=None if logarithms else product_with_one_gradient,
+        uniform=("grad_output",),
+    )
 
 
 OP = Op(
     SCHEMA,
-    Elementwise(
-        roles={"grad_output": Role.INTO, "self": Role.SHAPE | Role.UNREAD, "target": Role.SHAPE},
-        core=_core,
-        output_dtype="self",
-        output_like="self",
-        core_uniform=_core_of_one_gradient,
-        uniform=("grad_output",),
-        divisor=_divisor,
-        light=lambda attributes: not attributes["log_target"],
-        check=_check,
-    ),
+    infer,
+    kernel,
     reference,
     body,
     Example(
         {"grad_output": 1.0, "self": [[-1.0, -2.0], [-1.0, -3.0]], "target": [[0.25, 0.75], [0.5, 0.5]]},
-        [[-0.125, -0.375], [-0.25, -0.25]],
+        {"out": [[-0.125, -0.375], [-0.25, -0.25]]},
         {"reduction": int(Reduction.BATCHMEAN)},
     ),
+    typed_inputs=("self",),
 )
