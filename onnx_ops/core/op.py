@@ -93,6 +93,7 @@ class Op:
         example: for documentation and self-tests.
         typed_inputs: the inputs whose dtypes settle those of the outputs, as far as attributes do not.
         missing: what optional inputs that are left out stand for, by name. One without an entry stands for nothing.
+        outputs_typed_by_attributes: the outputs whose dtypes do depend on attributes.
         check_values: raises OpError for values that the op refuses.
         body_opset: the oldest opset of the default domain that has all operators of the body. Opset 15, the default,
             is the first that has CastLike, and Shape with start and end.
@@ -106,6 +107,7 @@ class Op:
     example: Example
     typed_inputs: tuple[str, ...]
     missing: Mapping[str, Missing] = field(default_factory=dict)
+    outputs_typed_by_attributes: tuple[str, ...] = ()
     check_values: Callable[[Call, Sequence[np.ndarray | None]], None] = _accept
     body_opset: int = 15
 

@@ -34,6 +34,8 @@ def precompile() -> Iterator[tuple[int, int, str]]:
     cache_to_fill()
     steps = [(op, call) for op in OPS.values() for call in _calls(op)]
     register(None)
+    from onnx_ops.runtime.kernels import compile_kernel
+
     for done, (op, call) in enumerate(steps, 1):
         compile_kernel(op, call)
         yield done, len(steps), op.name

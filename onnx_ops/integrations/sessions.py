@@ -20,6 +20,7 @@ from onnx_ops.graph.files import embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
 from onnx_ops.linking.link import link
 from onnx_ops.linking.origins import Origins
+from onnx_ops.ops import OPS
 from onnx_ops.runtime.process import STATE, aside
 
 MOST_BYTES = 2**31 - 1
@@ -71,7 +72,7 @@ def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
         host = _host()
     except ImportError as error:
         raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
-    return host.register(options)
+    return host.register(options, OPS.values())
 
 
 @functools.cache

@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes as C
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from onnx.defs import OpSchema
 
 API_VERSION = 17
 """The version of OrtCustomOp that is filled in: the first with InferOutputShapeFn and a start and end version."""
@@ -37,19 +40,25 @@ class Api(enum.IntEnum):
     GetTensorTypeAndShape = 65
     KernelInfoGetAttribute_float = 85
     KernelInfoGetAttribute_int64 = 86
+    KernelInfoGetAttribute_string = 87
     KernelContext_GetInputCount = 88
     KernelContext_GetInput = 90
     KernelContext_GetOutput = 91
     ReleaseStatus = 93
     ReleaseTypeInfo = 98
     ReleaseTensorTypeAndShapeInfo = 99
+    KernelInfoGetAttributeArray_float = 162
+    KernelInfoGetAttributeArray_int64 = 163
     KernelInfo_GetInputCount = 230
+    KernelInfo_GetOutputCount = 231
     KernelInfo_GetOutputName = 233
     KernelInfo_GetInputTypeInfo = 234
     ShapeInferContext_GetInputCount = 267
     ShapeInferContext_GetInputTypeShape = 268
+    ShapeInferContext_GetAttribute = 269
     ShapeInferContext_SetOutputTypeShape = 270
     SetSymbolicDimensions = 271
+    ReadOpAttr = 272
     KernelContext_ParallelFor = 274
 
 
@@ -67,18 +76,24 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
     Api.GetTensorTypeAndShape: (VP, VP),
     Api.KernelInfoGetAttribute_float: (VP, C.c_char_p, VP),
     Api.KernelInfoGetAttribute_int64: (VP, C.c_char_p, VP),
+    Api.KernelInfoGetAttribute_string: (VP, C.c_char_p, VP, VP),
+    Api.KernelInfoGetAttributeArray_float: (VP, C.c_char_p, VP, VP),
+    Api.KernelInfoGetAttributeArray_int64: (VP, C.c_char_p, VP, VP),
     Api.KernelContext_GetInputCount: (VP, VP),
     Api.KernelContext_GetInput: (VP, SZ, VP),
     Api.ReleaseStatus: (VP,),
     Api.ReleaseTypeInfo: (VP,),
     Api.ReleaseTensorTypeAndShapeInfo: (VP,),
     Api.KernelInfo_GetInputCount: (VP, VP),
+    Api.KernelInfo_GetOutputCount: (VP, VP),
     Api.KernelInfo_GetOutputName: (VP, SZ, VP, VP),
     Api.KernelInfo_GetInputTypeInfo: (VP, SZ, VP),
     Api.ShapeInferContext_GetInputCount: (VP, VP),
     Api.ShapeInferContext_GetInputTypeShape: (VP, SZ, VP),
     Api.ShapeInferContext_SetOutputTypeShape: (VP, SZ, VP),
     Api.SetSymbolicDimensions: (VP, VP, SZ),
+    Api.ShapeInferContext_GetAttribute: (VP, C.c_char_p, VP),
+    Api.ReadOpAttr: (VP, INT, VP, SZ, VP),
 }
 
 
@@ -115,6 +130,25 @@ class OrtCustomOp(C.Structure):
     )
 
 
+@dataclass(frozen=True)
+class _Attribute:
+    """How an attribute of one type is read: the function for nodes, its C type, its OrtOpAttrType."""
+
+    place: Api
+    element: Any
+    code: int
+    single: bool = False
+
+
+_ATTRIBUTES = {
+    OpSchema.AttrType.INT: _Attribute(Api.KernelInfoGetAttribute_int64, I64, 1, single=True),
+    OpSchema.AttrType.INTS: _Attribute(Api.KernelInfoGetAttributeArray_int64, I64, 2),
+    OpSchema.AttrType.FLOAT: _Attribute(Api.KernelInfoGetAttribute_float, C.c_float, 3, single=True),
+    OpSchema.AttrType.FLOATS: _Attribute(Api.KernelInfoGetAttributeArray_float, C.c_float, 4),
+    OpSchema.AttrType.STRING: _Attribute(Api.KernelInfoGetAttribute_string, C.c_char, 5),
+}
+
+
 class OrtApi:
     """The functions of an OrtApi table, callable by name; those that return an OrtStatus raise on one."""
 
@@ -145,6 +179,44 @@ class OrtApi:
         if status := self(place, *arguments, buffer, C.byref(size)):
             self(Api.ReleaseStatus, status)
         return decoded(buffer.value)
+
+    def node_attribute(self, kind: OpSchema.AttrType, info: int, name: str) -> Any:
+        """An attribute of the node of an OrtKernelInfo; None if it has none of that name and type."""
+        known, key = _ATTRIBUTES[kind], name.encode()
+        if known.single:
+            slot = known.element()
+            failed = self(known.place, info, key, C.byref(slot))
+        else:
+            size = SZ(0)
+            if status := self(known.place, info, key, None, C.byref(size)):  # tells the size, some with an error
+                self(Api.ReleaseStatus, status)
+            slot = (known.element * size.value)()
+            failed = self(known.place, info, key, slot, C.byref(size))
+        if failed:
+            self(Api.ReleaseStatus, failed)
+            return None
+        return slot.value if known.single or kind == OpSchema.AttrType.STRING else list(slot)
+
+    def inferred_attribute(self, kind: OpSchema.AttrType, context: int, name: str) -> Any:
+        """The same of a node whose shapes are inferred, from an OrtShapeInferContext."""
+        known = _ATTRIBUTES[kind]
+        attribute = self.word(Api.ShapeInferContext_GetAttribute, context, name.encode())
+        if not attribute:
+            return None
+        size = SZ(0)
+        length = 1 if known.single else 0
+        while True:
+            slot = (known.element * length)()
+            failed = self(Api.ReadOpAttr, attribute, known.code, slot, C.sizeof(slot), C.byref(size))
+            if not failed:
+                break
+            self(Api.ReleaseStatus, failed)
+            if size.value <= C.sizeof(slot):
+                return None
+            length = size.value // C.sizeof(known.element)
+        if kind == OpSchema.AttrType.STRING:
+            return bytes(slot)[: size.value].rstrip(b"\0")
+        return slot[0] if known.single else list(slot)[: size.value // C.sizeof(known.element)]
 
     def status(self, message: str) -> int | None:
         """A new OrtStatus: the error that `session.run`, or the making of a session, raises."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from numba import njit, types
 
-from onnx_ops.loops.layout import MAX_INPUTS
+from onnx_ops.loops.records import MAX_INPUTS, MAX_OUTPUTS
 from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.native import OPTIONS, call, i8_at, kernel_at, python_at, stack
@@ -29,7 +29,9 @@ class CustomOp(OrtCustomOp):
         ("inputs", I64),
         ("input_type", I64 * MAX_INPUTS),
         ("optional", I64 * MAX_INPUTS),
-        ("output_type", I64),
+        ("outputs", I64),
+        ("output_type", I64 * MAX_OUTPUTS),
+        ("optional_output", I64 * MAX_OUTPUTS),
         ("python", VP),
     )
 
@@ -39,8 +41,9 @@ def _place(field: str) -> int:
     return int(getattr(CustomOp, field).offset) // 8
 
 
-NAME, PROVIDER, INPUTS, OUTPUT_TYPE, PYTHON_AT = map(_place, ("name", "provider", "inputs", "output_type", "python"))
+NAME, PROVIDER, INPUTS, OUTPUTS, PYTHON_AT = map(_place, ("name", "provider", "inputs", "outputs", "python"))
 INPUT_TYPE, OPTIONAL = _place("input_type"), _place("optional")
+OUTPUT_TYPE, OPTIONAL_OUTPUT = _place("output_type"), _place("optional_output")
 LAST_VERSION = 2**31 - 1
 
 
@@ -64,8 +67,16 @@ def input_characteristic(own, index):
     return i8_at(own)[OPTIONAL + index]
 
 
+def output_count(own):
+    return i8_at(own)[OUTPUTS]
+
+
 def output_type(own, index):
-    return i8_at(own)[OUTPUT_TYPE]
+    return i8_at(own)[OUTPUT_TYPE + index]
+
+
+def output_characteristic(own, index):
+    return i8_at(own)[OPTIONAL_OUTPUT + index]
 
 
 def nothing(own, index):
@@ -157,9 +168,9 @@ def addresses() -> dict[str, int]:
         "GetInputType": compile_native(input_type, _words(2)),
         "GetInputTypeCount": compile_native(input_count, _words(1)),
         "GetOutputType": compile_native(output_type, _words(2)),
-        "GetOutputTypeCount": compile_native(one, _words(1)),
+        "GetOutputTypeCount": compile_native(output_count, _words(1)),
         "GetInputCharacteristic": compile_native(input_characteristic, _words(2)),
-        "GetOutputCharacteristic": compile_native(nothing, _words(2)),
+        "GetOutputCharacteristic": compile_native(output_characteristic, _words(2)),
         "GetInputMemoryType": compile_native(nothing, _words(2)),
         "GetVariadicInputMinArity": compile_native(nothing, _words(2)),
         "GetVariadicInputHomogeneity": compile_native(nothing, _words(2)),

@@ -22,30 +22,31 @@ import importlib.util
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
-from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.core.errors import KernelsUnavailable, OpError, at_node, node_words
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
-from onnx_ops.core.types import FLOATS, TensorType, promote
-from onnx_ops.loops.layout import KERNEL, NO_MEMORY, PYTHON
+from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.primitives import array_at
-from onnx_ops.ops import OPS
+from onnx_ops.loops.records import KERNEL, NO_MEMORY
 from onnx_ops.runtime import callbacks
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.launch import COMPUTE, compute
+from onnx_ops.runtime.kernels import Parts, attributes_at, compile_kernel
+from onnx_ops.runtime.launch import compute
 from onnx_ops.runtime.process import ANSWER, STATE, aside, keep, libc, thread_attributes
+from onnx_ops.runtime.records import PYTHON
+from onnx_ops.runtime.signatures import COMPUTE
 
 MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe")
@@ -62,9 +63,14 @@ _fresh = itertools.count()
 
 
 class _Struct:
-    """A registered OrtCustomOp: an op (None: the probe), for certain dtypes of the inputs that settle its output's."""
+    """A registered OrtCustomOp: an op (None: the probe), for certain dtypes of the inputs that settle its outputs'.
 
-    def __init__(self, op: Op | None, dtypes: dict[str, int], output: int) -> None:
+    Attributes:
+        dtypes: of those inputs, by name.
+        outputs: the dtypes of the outputs, 0 where they are told when shapes are inferred.
+    """
+
+    def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int]) -> None:
         self.op = op
         self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
         self.native = CustomOp(
@@ -74,14 +80,17 @@ class _Struct:
             name=C.addressof(self.name),
             provider=C.addressof(PROVIDER),
             inputs=len(op.input_names) if op else 1,
-            output_type=output,
+            outputs=len(outputs),
             python=_python().ctypes.data,
             **callbacks.addresses(),
         )
         optional = [is_optional(parameter) for parameter in op.schema.inputs] if op else [False]
+        optional_outputs = [is_optional(parameter) for parameter in op.schema.outputs] if op else [False]
         types = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
         self.native.optional[: len(optional)] = optional
         self.native.input_type[: len(types)] = types
+        self.native.output_type[: len(outputs)] = outputs
+        self.native.optional_output[: len(outputs)] = optional_outputs
         if any(optional) and ORT_VERSION < SAFE_SHAPE_INFERENCE:
             self.native.InferOutputShapeFn = None
 
@@ -140,19 +149,29 @@ def _answer(address: int) -> None:
 
 
 def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: int, kernel: int) -> None:
-    struct = _structs[own]
-    record, words = np.zeros(1, KERNEL), ""
-    if struct.op is not None:
-        words = _node_words(asker, api.text(Api.KernelInfo_GetOutputName, info, 0))
+    op = _structs[own].op
+    if op is None:
+        parts, words = _PROBE_PARTS, ""
+    else:
+        words = _node_words(asker, _first_output(api, info))
         with at_node(words):
-            record = _kernel_record(struct.op, _call_of_node(api, struct.op, info), api_address)
-    name = encoded(words)
-    record["node_bytes"] = len(name)
-    handle = libc().malloc(KERNEL.itemsize + len(name))
-    if not handle:
-        raise MemoryError
-    C.memmove(handle, record.tobytes() + name, KERNEL.itemsize + len(name))
-    VP.from_address(kernel).value = handle
+            call = _call_of_node(api, op, info)
+            op.infer(call)
+            parts = _parts_of(op, call)
+    parts.kernel["api"], parts.kernel["python"] = api_address, _python().ctypes.data
+    VP.from_address(kernel).value = parts.written(words, libc().malloc)
+
+
+_PROBE_PARTS = Parts(np.zeros(1, KERNEL), None, np.zeros(1, np.int64), {})
+
+
+def _first_output(api: OrtApi, info: int) -> str:
+    return next(filter(None, _output_names(api, info)), "")
+
+
+def _output_names(api: OrtApi, info: int) -> list[str]:
+    count = api.word(Api.KernelInfo_GetOutputCount, info) or 0
+    return [api.text(Api.KernelInfo_GetOutputName, info, index) for index in range(count)]
 
 
 @contextlib.contextmanager
@@ -187,16 +206,9 @@ def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
         tensors.append(_tensor_type(api, tensor) if tensor else None)
         if type_info:
             api(Api.ReleaseTypeInfo, type_info)
-    attributes: dict[str, int | float] = {}
-    for name, attribute in op.schema.attributes.items():
-        floating = attribute.type == OpSchema.AttrType.FLOAT
-        slot: Any = C.c_float() if floating else I64()
-        place = Api.KernelInfoGetAttribute_float if floating else Api.KernelInfoGetAttribute_int64
-        if status := api(place, info, name.encode(), C.byref(slot)):
-            api(Api.ReleaseStatus, status)
-        else:
-            attributes[name] = slot.value
-    return op.call(tensors, attributes)
+    values = {name: api.node_attribute(a.type, info, name) for name, a in op.schema.attributes.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    return op.call(tensors, given, list(map(bool, _output_names(api, info))))
 
 
 def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
@@ -204,50 +216,55 @@ def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
     return TensorType(dtype, shape or None) if dtype else None
 
 
-def _kernel_record(op: Op, call: Call, api_address: int) -> np.ndarray:
-    """The kernel of a call; OpError for one that the op refuses."""
-    output = op.kernel.infer(call)
-    assert output.dtype is not None
+def _parts_of(op: Op, call: Call) -> Parts:
+    """The kernel of all calls with the same dtypes, attributes and outputs."""
     dtypes = tuple(call.dtype(name) for name in op.input_names)
-    record = _record_of(op.name, dtypes, tuple(call.attributes.items()), output.dtype).copy()
-    record["api"] = api_address
-    return record
+    values = tuple(tuple(value) if isinstance(value, list) else value for value in call.attributes.values())
+    return _parts(_operators().index(op), dtypes, values, call.outputs)
 
 
 @functools.lru_cache(maxsize=256)
-def _record_of(
-    op_type: str, dtypes: tuple[int | None, ...], attributes: tuple[tuple[str, int | float], ...], output_type: int
-) -> np.ndarray:
-    """The kernel of all calls with these dtypes, None for an input that is left out, and attributes."""
-    op = OPS[op_type]
-    call = op.call([None if dtype is None else TensorType(dtype) for dtype in dtypes], dict(attributes))
-    record = np.zeros(1, KERNEL)
-    fields: dict[str, Any] = {
-        "python": _python().ctypes.data,
-        "op": list(OPS).index(op_type),
-        "inputs": len(dtypes),
-        "output_type": output_type,
-        **op.kernel.record(call),
-    }
-    for name, value in fields.items():
-        record[name] = value
-    record["element_type"][0, : len(dtypes)] = [dtype or 0 for dtype in dtypes]
-    for field, kind in (("integer", int), ("floating", float)):
-        values = [v for _, v in sorted(attributes) if isinstance(v, kind)]
-        record[field][0, : len(values)] = values
-    return record
+def _parts(number: int, dtypes: tuple[int | None, ...], values: tuple[Any, ...], outputs: tuple[str, ...]) -> Parts:
+    op = _operators()[number]
+    attributes = dict(zip(op.schema.attributes, values, strict=True))
+    wanted = [name in outputs for name in op.output_names]
+    call = op.call([None if dtype is None else TensorType(dtype) for dtype in dtypes], attributes, wanted)
+    parts = compile_kernel(op, call)
+    parts.kernel["op"] = number
+    return parts
+
+
+def _operators() -> Sequence[Op]:
+    """The ops that were registered; those of a package that is loaded once more do not take their place."""
+    ops: Sequence[Op] = STATE.settled["ops"]
+    return ops
 
 
 def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int) -> None:
     struct = _structs[own]
-    if struct.op is None:
+    op = struct.op
+    if op is None:
         return
     tensors: list[TensorType | None] = []
-    for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(struct.op.input_names))):
+    for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(op.input_names))):
         info = api.word(Api.ShapeInferContext_GetInputTypeShape, context, i)
         tensors.append(_tensor_type(api, info) if info else None)
-    output = struct.op.kernel.infer(struct.op.call(tensors))
-    if output.shape is None or output.dtype is None:
+    values = {name: api.inferred_attribute(a.type, context, name) for name, a in op.schema.attributes.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        outputs = op.infer(op.call(tensors, given))
+    except OpError:
+        if all(struct.native.output_type[: len(op.output_names)]):
+            raise
+        # A dtype that is not told ends the making of the session before the kernel is asked, which tells the reason.
+        dtype = next(tensor.dtype for tensor in tensors if tensor)
+        outputs = (TensorType(dtype),) * len(op.output_names)
+    for index, output in enumerate(outputs):
+        _tell_output(api, context, index, output)
+
+
+def _tell_output(api: OrtApi, context: int, index: int, output: TensorType) -> None:
+    if output.dtype is None or (output.shape is None):
         return
     shape = api.word(Api.CreateTensorTypeAndShapeInfo)
     assert shape is not None
@@ -258,25 +275,23 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
     api(Api.SetTensorElementType, shape, output.dtype)
     api(Api.SetDimensions, shape, sizes, rank)
     api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*map(encoded, names)), rank)
-    api(Api.ShapeInferContext_SetOutputTypeShape, context, 0, shape)
+    if status := api(Api.ShapeInferContext_SetOutputTypeShape, context, index, shape):  # an output that is left out
+        api(Api.ReleaseStatus, status)
     api(Api.ReleaseTensorTypeAndShapeInfo, shape)
 
 
 def _explain(api: OrtApi, asker: int, kernel: int, context: int, code: int, *_: int) -> None:
     """Raise the error of a run that the native code refused, which the Python checks of the op find and word."""
     record = array_at(kernel, 1, KERNEL)[0]
-    words = decoded(C.string_at(kernel + KERNEL.itemsize, int(record["node_bytes"])))
-    op = list(OPS.values())[record["op"]]
+    words = decoded(C.string_at(int(record["words"]), int(record["words_bytes"])))
+    op = _operators()[record["op"]]
     if code == NO_MEMORY:
         raise MemoryError(f"{op.name}: no memory for intermediate results; {words}")
     arrays = [_array(api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
-    integers, floats = iter(record["integer"].tolist()), iter(record["floating"].tolist())
-    attributes = {
-        name: next(floats) if attribute.type == OpSchema.AttrType.FLOAT else next(integers)
-        for name, attribute in sorted(op.schema.attributes.items())
-    }
+    attributes = attributes_at(op.schema, int(record["attributes"]))
+    wanted = [bool(record["output_type"][k]) for k in range(len(op.output_names))]
     with at_node(words):
-        op.check_arrays(arrays, attributes)
+        op.check_arrays(arrays, attributes, wanted)
     raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
 
 
@@ -305,19 +320,36 @@ def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
 # --- registration --------------------------------------------------------------------------------------------------
 
 
-def _all_structs() -> list[_Struct]:
-    structs = [_Struct(None, {}, TensorProto.FLOAT)]
-    for op in OPS.values():
-        names = op.kernel.typed_inputs
-        for dtypes in itertools.product(FLOATS, repeat=len(names)):
-            structs.append(_Struct(op, dict(zip(names, dtypes, strict=True)), _output_dtype(dtypes)))
-    return structs
+def _all_structs(ops: Iterable[Op]) -> list[_Struct]:
+    return [_Struct(None, {}, [TensorProto.FLOAT]), *itertools.chain.from_iterable(map(_structs_of, ops))]
 
 
-def _output_dtype(dtypes: Sequence[int]) -> int:
-    dtype = promote(dtypes)
-    assert dtype is not None
-    return dtype
+def _structs_of(op: Op) -> list[_Struct]:
+    """One for each mixture of the inputs that settle the dtypes of outputs.
+
+    onnxruntime takes the first that fits. Where it leaves out an optional one of those inputs, all its dtypes fit, so
+    that the mixtures with the outputs that come without that input stand first.
+    """
+    optional = {p.name for p in op.schema.inputs if is_optional(p)}
+    mixtures = []
+    for mixture in itertools.product(FLOATS, repeat=len(op.typed_inputs)):
+        dtypes = dict(zip(op.typed_inputs, mixture, strict=True))
+        outputs = _output_types(op, dtypes)
+        without = _output_types(op, {name: dtype for name, dtype in dtypes.items() if name not in optional})
+        mixtures.append((outputs != without, _Struct(op, dtypes, outputs)))
+    return [struct for _, struct in sorted(mixtures, key=lambda pair: pair[0])]
+
+
+def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
+    """The dtypes of the outputs for dtypes of some inputs; 0 for those that attributes settle."""
+    optional = {p.name for p in op.schema.inputs if is_optional(p)}
+    tensors = [
+        TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
+        for name in op.input_names
+    ]
+    outputs = op.infer(op.call(tensors, None, [not is_optional(p) for p in op.schema.outputs]))
+    told = zip(op.output_names, outputs, strict=True)
+    return [0 if name in op.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in told]
 
 
 def _library_path() -> str | None:
@@ -329,7 +361,7 @@ def _library_path() -> str | None:
     return next((str(file) for file in files if file.exists()), None)
 
 
-def _added() -> str:
+def _added(ops: Iterable[Op]) -> str:
     """Add all kernels to the library that hosts them, and answer its path; KernelsUnavailable if that cannot be."""
     path = _library_path()
     if path is None:
@@ -339,7 +371,7 @@ def _added() -> str:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
-    structs = _all_structs()
+    structs = _all_structs(ops)
     _structs.update((C.addressof(struct.native), struct) for struct in structs)
     for address in _structs:
         add(address)
@@ -350,20 +382,23 @@ def _added() -> str:
     return path
 
 
-def _settle() -> None:
+def _settle(ops: Iterable[Op]) -> None:
     with STATE.registering:
         if "library" not in STATE.settled:
+            STATE.settled["ops"] = tuple(ops)
             try:
-                STATE.settled["library"] = _added(), ""
+                STATE.settled["library"] = _added(ops), ""
             except Exception as error:  # whatever it is, the portable bodies run without
                 told = isinstance(error, KernelsUnavailable)
                 STATE.settled["library"] = None, str(error) if told else f"{type(error).__name__}: {error}"
 
 
-def _library() -> str:
+def _library(ops: Iterable[Op]) -> str:
     """As `_added`, once per process."""
     if "library" not in STATE.settled:
-        aside(_settle)  # an interrupt in the middle would leave some kernels added and others not
+        aside(
+            functools.partial(_settle, ops)
+        )  # an interrupt in the middle would leave some kernels added and others not
     path, reason = STATE.settled["library"]
     if path is None:
         raise KernelsUnavailable(reason)
@@ -402,13 +437,15 @@ def _writing_nothing(options: ort.SessionOptions) -> Iterator[None]:
         options.enable_profiling, options.optimized_model_filepath = profiling, saved_model
 
 
-def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
+def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.SessionOptions:
     """Options, new ones if there are none, with the kernels registered once; KernelsUnavailable if that cannot be.
+
+    The ops are those that the first call in the process names.
 
     Raises RuntimeError for options with which somebody has registered onnxruntime-extensions before the kernels were
     added to it: that library can be registered only once.
     """
-    path = _library()
+    path = _library(ops)
     with STATE.registering:
         fresh = options is None
         options = ort.SessionOptions() if options is None else options

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from numba import types
-
-from onnx_ops.loops.layout import JOB, MAX_RANK, NO_MEMORY, OK, REFUSED, offset
+from onnx_ops.core.types import MAX_RANK
+from onnx_ops.loops.records import JOB, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.abi import Api
 from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, python_at, stack
+from onnx_ops.runtime.records import LAYOUT
 
-COMPUTE = types.int64(types.int64, types.int64)
-"""Signature of `compute`: (kernel, context) -> OrtStatus*."""
-PLAN = types.int64(types.int64, types.int64)
-"""Signature of a plan, (kernel, job): from the inputs to what the tasks need. It answers `OK` or `REFUSED`."""
-TASK = types.void(types.int64, types.int64)
-"""Signature of a task: (address of the job, number of the task)."""
-ALONE = types.void(types.int64, types.int64)
-"""Signature of what runs alone, (kernel, job), before the first task (`begin`) or after the last (`finish`)."""
-
-JOB_BYTES = JOB.itemsize
+JOB_BYTES, LAYOUT_BYTES = JOB.itemsize, LAYOUT.itemsize
 DIMS, DIMS_STEP = offset(JOB, "dims"), 8 * MAX_RANK
 OUTPUT_DIMS = offset(JOB, "output_dims")
 
@@ -34,10 +25,11 @@ PARALLEL_FOR = int(Api.KernelContext_ParallelFor)
 
 def compute(kernel_address, context):
     """Run a kernel once; the answer is an OrtStatus, 0 where all went well."""
-    job_address = stack(JOB_BYTES)
+    job_address, layout_address = stack(JOB_BYTES), stack(LAYOUT_BYTES)
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     api, python = i8_at(kernel.api), python_at(kernel.python)
     job.kernel = kernel_address
+    job.layout = layout_address
     job.failed = OK
     job.scratch_bytes = 0
     slot_address = stack(8)
@@ -65,11 +57,16 @@ def compute(kernel_address, context):
     if refused != OK:
         return call(python.fail, (kernel_address, context, refused))
 
-    status = call(api[GET_OUTPUT], (context, 0, job_address + OUTPUT_DIMS, job.output_rank, slot_address))
-    if status != 0:
-        return status
-    call(api[GET_DATA], (slot[0], slot_address))
-    job.output = slot[0]
+    for k in range(kernel.outputs):
+        job.output[k] = 0
+        if kernel.output_type[k] == 0:
+            continue
+        dims_address = job_address + OUTPUT_DIMS + k * DIMS_STEP
+        status = call(api[GET_OUTPUT], (context, k, dims_address, job.output_rank[k], slot_address))
+        if status != 0:
+            return status
+        call(api[GET_DATA], (slot[0], slot_address))
+        job.output[k] = slot[0]
 
     if job.scratch_bytes > 0:
         job.scratch = malloc(job.scratch_bytes)

@@ -13,7 +13,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
 from onnx_ops.loops import primitives
-from onnx_ops.loops.layout import JOB, KERNEL, PYTHON
+from onnx_ops.loops.records import JOB, KERNEL
+from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")
@@ -73,9 +74,9 @@ f4_at, f8_at, i8_at, i4_at, u2_at, i2_at, i1_at, u1_at = map(
 )  # fmt: skip
 
 
-def _record_of(layout: Any) -> Any:
+@functools.cache
+def _record_pointer(record: Any) -> Any:
     """An intrinsic that sees an address as a record, in place."""
-    record = from_dtype(layout)
 
     @intrinsic
     def at(typing: Any, address: Any) -> Any:
@@ -87,7 +88,9 @@ def _record_of(layout: Any) -> Any:
     return at
 
 
-job_at, kernel_at, python_at = map(_record_of, (JOB, KERNEL, PYTHON))
+job_at, kernel_at, python_at, loop_at, layout_at = (
+    _record_pointer(from_dtype(layout)) for layout in (JOB, KERNEL, PYTHON, LOOP, LAYOUT)
+)
 
 
 @intrinsic(prefer_literal=True)
@@ -362,7 +365,7 @@ def _array_at(address, count, dtype):
 
 @overload(primitives.record_at, jit_options=OPTIONS)
 def _record_at(address, layout):
-    pointer = job_at if layout.dtype == from_dtype(JOB) else kernel_at
+    pointer = _record_pointer(layout.dtype)
     return lambda address, layout: pointer(address)
 
 
@@ -392,16 +395,16 @@ def _number_at(address, element_type, index):
     return lambda address, element_type, index: number_at(address, element_type, index)
 
 
-@overload(primitives.load, jit_options=OPTIONS)
-def _load(function, source, element_type, count, target):
+@overload(primitives.read_numbers, jit_options=OPTIONS)
+def _read_numbers(function, source, element_type, count, target):
     def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, 1, count, target))
 
     return implementation
 
 
-@overload(primitives.store, jit_options=OPTIONS)
-def _store(function, source, element_type, count, target):
+@overload(primitives.write_numbers, jit_options=OPTIONS)
+def _write_numbers(function, source, element_type, count, target):
     def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, count, target))
 

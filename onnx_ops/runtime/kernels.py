@@ -1,0 +1,125 @@
+"""Compiles what an op declares into a kernel: a block of memory that native code finds all it needs in."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Op
+from onnx_ops.loops.loop import Loop, Tasks
+from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
+from onnx_ops.runtime.abi import encoded
+from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.loops import engine
+from onnx_ops.runtime.loops.numbers import LOAD, STORE, load, store
+from onnx_ops.runtime.native import DOUBLE
+from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
+
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kernel is made of: records, and the bytes of attributes that are texts or lists, by name."""
+
+    kernel: np.ndarray
+    loop: np.ndarray | None
+    attributes: np.ndarray
+    lists: Mapping[str, bytes]
+
+    def written(self, words: str, allocate: Callable[[int], int | None]) -> int:
+        """The address of a copy in one block of memory, which whoever destroys the kernel frees.
+
+        Args:
+            words: which node it is, for errors.
+            allocate: gives memory, None if there is none.
+        """
+        kernel, attributes = self.kernel.copy(), self.attributes.copy()
+        name = encoded(words)
+        loop = b"" if self.loop is None else self.loop.tobytes()
+        pieces = {"kernel": kernel.nbytes, "loop": len(loop), "attributes": attributes.nbytes, "words": len(name)}
+        pieces |= {f"list {key}": len(value) for key, value in self.lists.items()}
+        places, size = {}, 0
+        for piece, length in pieces.items():
+            places[piece] = size
+            size += (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        address = allocate(size)
+        if not address:
+            raise MemoryError
+        kernel["words"], kernel["words_bytes"] = address + places["words"], len(name)
+        kernel["attributes"] = address + places["attributes"]
+        kernel["loop"] = address + places["loop"] if loop else 0
+        for key in self.lists:
+            attributes[key] = address + places[f"list {key}"]
+        contents = {"kernel": kernel.tobytes(), "loop": loop, "attributes": attributes.tobytes(), "words": name}
+        contents |= {f"list {key}": value for key, value in self.lists.items()}
+        for piece, content in contents.items():
+            ctypes.memmove(address + places[piece], content, len(content))
+        return address
+
+
+def compile_kernel(op: Op, call: Call) -> Parts:
+    """The kernel of a call of known dtypes, all of its native code compiled."""
+    declared = op.kernel(call)
+    kernel, loop = np.zeros(1, KERNEL), None
+    if isinstance(declared, Loop):
+        functions, loop = engine.functions(declared), engine.record(declared)
+    else:
+        assert isinstance(declared, Tasks)
+        functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
+        if declared.begin:
+            functions["begin"] = compile_native(declared.begin, ALONE)
+    functions["read"] = compile_native(load, LOAD[DOUBLE])
+    functions["write"] = compile_native(store, STORE[DOUBLE])
+    for name, address in functions.items():
+        kernel[name] = address
+    kernel["inputs"], kernel["outputs"] = len(op.input_names), len(op.output_names)
+    kernel["element_type"][0, : len(op.input_names)] = [call.dtype(name) or 0 for name in op.input_names]
+    missing = [op.missing[name].value if name in op.missing else 0.0 for name in op.input_names]
+    kernel["missing"][0, : len(missing)] = missing
+    outputs = [
+        (tensor.dtype or 0) if call.wants(name) else 0
+        for name, tensor in zip(op.output_names, op.infer(call), strict=True)
+    ]
+    kernel["output_type"][0, : len(outputs)] = outputs
+    attributes, lists = np.zeros(1, attributes_of(op.schema)), {}
+    for name, attribute in op.schema.attributes.items():
+        value = call.attributes[name]
+        if attribute.type in WORD_TYPES:
+            attributes[name] = value
+        else:
+            lists[name] = _list_bytes(attribute.type, value)
+            attributes[f"{name}_count"] = len(value)
+    return Parts(kernel, loop, attributes, lists)
+
+
+def _list_bytes(kind: OpSchema.AttrType, value: Any) -> bytes:
+    if kind == OpSchema.AttrType.STRING:
+        return value if isinstance(value, bytes) else encoded(value)
+    return np.array(value, np.int64 if kind == OpSchema.AttrType.INTS else np.float32).tobytes()
+
+
+def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
+    """The attributes in the record at an address."""
+    layout = attributes_of(schema)
+    record = np.frombuffer(ctypes.string_at(address, layout.itemsize), layout)[0]
+    values: dict[str, Any] = {}
+    for name, attribute in schema.attributes.items():
+        values[name] = record[name].item()
+        if attribute.type not in WORD_TYPES:
+            count = int(record[f"{name}_count"])
+            values[name] = _list_at(attribute.type, values[name], count)
+    return values
+
+
+def _list_at(kind: OpSchema.AttrType, address: int, count: int) -> Any:
+    if kind == OpSchema.AttrType.STRING:
+        return ctypes.string_at(address, count)
+    dtype = np.dtype(np.int64 if kind == OpSchema.AttrType.INTS else np.float32)
+    return np.frombuffer(ctypes.string_at(address, count * dtype.itemsize), dtype).tolist()

@@ -1,0 +1,154 @@
+"""Brings chunks of the operands to an op's loop.
+
+Each operand is brought into the computing dtype, one element after another, unless it lies in memory like that already.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_ops.loops.primitives import LAST_PARAMETER, item_size
+from onnx_ops.loops.records import CHUNK
+from onnx_ops.runtime.loops.operands import LINEAR, SCALAR, STRIDED
+from onnx_ops.runtime.loops.plan import DIVISOR, LONG
+from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, u2_at
+from onnx_ops.runtime.records import OPERANDS
+
+PARAMETERS = 8
+LINE = 64
+"""Bytes of a cache line, at whose bounds vectors are read fastest."""
+# What a task keeps in memory of its own from chunk to chunk: it would not fit on the stack of a small thread. Pointers
+# to the operands, what fills which buffer, the parameters in the computing dtype, and a buffer for each operand.
+POINTERS = 8 * OPERANDS
+PARAMETERS_AT = 2 * POINTERS
+MISSING_AT = PARAMETERS_AT + 8 * PARAMETERS
+BUFFER = CHUNK * 8
+SPARE_AT = (MISSING_AT + 8 + LINE - 1) // LINE * LINE
+BUFFERS_AT = SPARE_AT + BUFFER
+STATE_BYTES = BUFFERS_AT + OPERANDS * BUFFER
+
+
+@njit(**OPTIONS)
+def stretch(data, source_type, size, start, count, inner, width, load, buffer, spare):
+    """Elements each of which stands `inner` times in a row."""
+    first = start // inner
+    call(load, (data + first * size, source_type, 1, (start + count - 1) // inner + 1 - first, spare))
+    within, k = start - first * inner, 0
+    for i in range(count):
+        if width == 8:
+            f8_at(buffer)[i] = f8_at(spare)[k]
+        elif width == 4:
+            f4_at(buffer)[i] = f4_at(spare)[k]
+        else:
+            u2_at(buffer)[i] = u2_at(spare)[k]
+        within += 1
+        if within == inner:
+            within = 0
+            k += 1
+
+
+@njit(**OPTIONS)
+def tile(data, source_type, size, start, count, inner, width, load, buffer):
+    """A row of `inner` elements that recurs."""
+    within = start % inner
+    call(load, (data + within * size, source_type, 1, inner - within, buffer))
+    call(load, (data, source_type, 1, within, buffer + (inner - within) * width))
+    for i in range(inner, count):
+        if width == 8:
+            f8_at(buffer)[i] = f8_at(buffer)[i - inner]
+        elif width == 4:
+            f4_at(buffer)[i] = f4_at(buffer)[i - inner]
+        else:
+            u2_at(buffer)[i] = u2_at(buffer)[i - inner]
+
+
+@njit(**OPTIONS)
+def gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, uniform):
+    """Address of elements [start, start + count) of a strided operand, in the core's dtype.
+
+    They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
+    place. filled[i] is the address of the one element that fills the buffer already, where that is what it holds. With
+    `uniform` an element that fills the whole stretch is wanted only once.
+    """
+    source_type, axes = layout.source_type[i], layout.operand_axes[i]
+    size = item_size(source_type)
+    inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
+    if axes == 2 and inner < LONG and layout.operand_stride[i, 0] == (1 if step == 0 else 0) and count > inner:
+        filled[i] = 0
+        if step == 0:
+            stretch(layout.data[i], source_type, size, start, count, inner, width, load, buffer, spare)
+        else:
+            tile(layout.data[i], source_type, size, start, count, inner, width, load, buffer)
+        return buffer
+    done, row = 0, start // inner
+    within = start - row * inner
+    while done < count:
+        offset = within * step
+        if axes == 2:
+            offset += row * layout.operand_stride[i, 0]
+        else:
+            rest = row
+            for axis in range(axes - 2, -1, -1):
+                extent = layout.operand_extent[i, axis]
+                offset += (rest % extent) * layout.operand_stride[i, axis]
+                rest //= extent
+        run = min(inner - within, count - done)
+        source = layout.data[i] + offset * size
+        if run == count and source_type == element_type and (step == 1 or (step == 0 and uniform)):
+            return source
+        if run == count and step == 0 and inner >= CHUNK:
+            if filled[i] != source:
+                call(load, (source, source_type, 0, CHUNK, buffer))
+                filled[i] = source
+            return buffer
+        call(load, (source, source_type, step, run, buffer + done * width))
+        done += run
+        row, within = row + 1, 0
+    filled[i] = 0
+    return buffer
+
+
+@njit(**OPTIONS)
+def evaluate(kernel, layout, start, count, element_type, load, core, uniform, state, out):
+    """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct."""
+    pointers, filled = i8_at(state), i8_at(state + POINTERS)
+    width = item_size(element_type)
+    for i in range(layout.operands):
+        kind = layout.kind[i]
+        buffer = state + BUFFERS_AT + i * BUFFER
+        if kind == LINEAR and layout.source_type[i] == element_type:
+            pointers[i] = layout.data[i] + start * width
+            continue
+        pointers[i] = buffer
+        if kind == LINEAR:
+            size = item_size(layout.source_type[i])
+            call(load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
+        elif kind == STRIDED:
+            spare = state + SPARE_AT
+            pointers[i] = gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, uniform)
+        elif filled[i] == 0:  # one value throughout
+            filled[i] = 1
+            if kind == SCALAR:
+                call(load, (layout.data[i], layout.source_type[i], 0, CHUNK, buffer))
+            else:
+                f8_at(state + MISSING_AT)[0] = kernel.missing[i]
+                call(load, (state + MISSING_AT, DOUBLE, 0, CHUNK, buffer))
+    call(core, (state, out, count, state + PARAMETERS_AT))
+
+
+@njit(**OPTIONS)
+def start_task(layout, width, state):
+    """Nothing fills a buffer yet; the parameters in the computing dtype."""
+    filled = i8_at(state + POINTERS)
+    for i in range(OPERANDS):
+        filled[i] = 0
+    if width == 8:
+        wide = f8_at(state + PARAMETERS_AT)
+        for k in range(PARAMETERS):
+            wide[k] = layout.parameters[k]
+        wide[LAST_PARAMETER] = 0.0
+    else:
+        narrow, share = f4_at(state + PARAMETERS_AT), layout.parameters[DIVISOR]
+        for k in range(PARAMETERS):
+            narrow[k] = f4(layout.parameters[k])
+        narrow[LAST_PARAMETER] = f4(share - f8(f4(share)))

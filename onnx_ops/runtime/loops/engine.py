@@ -1,0 +1,101 @@
+"""A `Loop` that an op declares, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
+from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.loops.chunks import BUFFER, LINE, STATE_BYTES
+from onnx_ops.runtime.loops.maps import map_task
+from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
+from onnx_ops.runtime.loops.plan import begin, plan
+from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
+from onnx_ops.runtime.native import DOUBLE, FLOAT, free, job_at, kernel_at, layout_at, loop_at, malloc
+from onnx_ops.runtime.records import LOOP
+from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
+
+F8 = types.CPointer(types.float64)
+PREPARE = types.void(types.CPointer(F8), types.int64, F8)
+FINISH = types.void(*[types.CPointer(F8)] * 3, types.int64, types.int64, F8)
+
+
+def task(job_address, number):
+    """One block of the index space, or of the sums over it."""
+    job = job_at(job_address)
+    kernel = kernel_at(job.kernel)
+    loop, layout = loop_at(kernel.loop), layout_at(job.layout)
+    memory = malloc((SUM_BYTES if layout.summed else STATE_BYTES + BUFFER) + LINE)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    state = (memory + LINE - 1) // LINE * LINE
+    if layout.summed:
+        sum_task(kernel, loop, job, layout, number, state)
+    else:
+        map_task(kernel, loop, job, layout, number, state)
+    free(memory)
+
+
+def functions(loop: Loop) -> dict[str, int]:
+    """The native functions of a kernel, fields of `KERNEL`."""
+    found = {
+        "plan": compile_native(plan, PLAN),
+        "task": compile_native(task, TASK),
+        "begin": compile_native(begin, ALONE),
+    }
+    return found | ({"finish": compile_native(finish, ALONE)} if loop.sums else {})
+
+
+def record(loop: Loop) -> np.ndarray:
+    """The `LOOP` record."""
+    made = np.zeros(1, LOOP)
+    inputs = list(loop.space.roles)
+    fields: dict[str, Any] = {
+        "compute_type": loop.compute,
+        "role": _padded(list(loop.space.roles.values())),
+        "ranks": loop.space.ranks,
+        "divisor": loop.divisor,
+        "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
+        "uniform": _padded([name in loop.uniform for name in inputs]),
+        "load": compile_native(load, LOAD[loop.compute]),
+        "store": compile_native(store, STORE[loop.compute]),
+        "pivot": -1,
+    }
+    if loop.core:
+        fields["core"] = compile_native(loop.core, _core(loop.compute, NUMBERS[loop.compute]))
+    if loop.core_uniform:
+        fields["core_uniform"] = compile_native(loop.core_uniform, _core(loop.compute, NUMBERS[loop.compute]))
+    if loop.prepare:
+        fields["prepare"] = compile_native(loop.prepare, PREPARE)
+    if sums := loop.sums:
+        fields |= {
+            "sums": 1,
+            "sum_type": sums.compute,
+            "sum_core": compile_native(sums.core, _core(sums.compute, F8)),
+            "sum_load": compile_native(load, LOAD[sums.compute]),
+            "kept": sums.kept,
+            "like": inputs.index(sums.like) if sums.like else -1,
+            "terms": sums.terms,
+            "divided": sums.divided,
+            "pivot": inputs.index(sums.pivot) if sums.pivot else -1,
+        }
+        if sums.finish:
+            fields["finish"] = compile_native(sums.finish, FINISH)
+    for name, value in fields.items():
+        made[name] = value
+    return made
+
+
+def _core(dtype: int, out: types.Type) -> types.Type:
+    """Signature of a core for a computing dtype: (operands, out, count, parameters)."""
+    parameters = NUMBERS[DOUBLE if dtype == DOUBLE else FLOAT]
+    return types.void(types.CPointer(NUMBERS[dtype]), out, types.int64, parameters)
+
+
+def _padded(values: list[Any]) -> list[Any]:
+    return values + [0] * (MAX_INPUTS - len(values))

@@ -1,0 +1,340 @@
+"""Plans one run of a loop: shapes of the outputs, the layout of the operands, and how the work is cut into tasks.
+
+Tasks go by the sizes alone, so that results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_ops.core.reduction import Divisor
+from onnx_ops.loops.loop import Kept
+from onnx_ops.loops.records import CHUNK, JOB, MAX_OUTPUTS, OK, REFUSED, offset
+from onnx_ops.runtime.loops.operands import (
+    ABSENT,
+    AXES,
+    CHANNEL,
+    COUNT,
+    LINEAR,
+    STRIDED,
+    UNREAD,
+    broadcast_shapes,
+    count_up,
+    fits,
+    lay_out,
+)
+from onnx_ops.runtime.native import (
+    DOUBLE,
+    OPTIONS,
+    call,
+    f4,
+    f4_at,
+    f8,
+    f8_at,
+    i8_at,
+    job_at,
+    kernel_at,
+    layout_at,
+    loop_at,
+    number_at,
+    stack,
+)
+from onnx_ops.runtime.records import LAYOUT, OPERANDS
+
+BLOCK = 16384
+"""Elements of a task, at the least."""
+MANY, LARGEST_BLOCK = 64, 8 * BLOCK
+"""Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
+MAX_SLICES = 64
+LONG = 32
+"""Runs of memory below this length are not worth a call each: they are stretched, tiled, or laid out as a pattern."""
+PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
+"""Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
+elements of one channel are worth going through by themselves."""
+DIVISOR = 0
+"""Place of the reciprocal of the divisor among the parameters; those of the loop follow."""
+POINTERS = 8 * OPERANDS
+
+BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
+CHANNELS, LIKE_INPUT = int(Kept.CHANNELS), int(Kept.LIKE_INPUT)
+PARAMETERS_AT = offset(LAYOUT, "parameters")
+DIMS = offset(JOB, "dims")
+
+
+def plan(kernel_address, job_address):
+    """From the shapes of the inputs to what the tasks need."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    loop, layout = loop_at(kernel.loop), layout_at(job.layout)
+    if not broadcast_shapes(kernel, loop, job, layout):
+        return REFUSED
+    if loop.ranks[0] > 1 and layout.extent[1] == 0:
+        return REFUSED
+    layout.channel_inputs = 0
+    for i in range(kernel.inputs):
+        if kernel.element_type[i] != 0 and not fits(loop, job, layout, i):
+            return REFUSED
+        if loop.role[i] & CHANNEL:
+            layout.channel_inputs += 1
+
+    shape_outputs(kernel, loop, job, layout)
+    layout.divisor = 1.0
+    if loop.divisor == BY_SIZE:
+        layout.divisor = f8(layout.size)
+    elif loop.divisor == BY_BATCH and layout.axes > 0:
+        layout.divisor = f8(layout.extent[0])
+    layout.parameters[DIVISOR] = 1.0 / layout.divisor
+    for k in range(4):
+        layout.parameters[1 + k] = loop.parameters[k]
+
+    layout.inner, layout.pattern, layout.patterned, layout.channels = 1, 0, 0, 0
+    for axis in range(2, layout.axes):
+        layout.inner *= layout.extent[axis]
+    if layout.channel_inputs > 0:
+        layout.channels = layout.pattern = layout.extent[1]
+    if layout.channel_inputs > 0 and layout.size > 0 and not layout.summed:
+        layout.patterned = layout.inner < LONG or (
+            layout.inner < ROW and layout.inner * layout.extent[1] <= LARGEST_PATTERN
+        )
+        if layout.patterned:  # `begin` lays the channels out as they recur along the elements
+            layout.pattern *= layout.inner
+            layout.pattern *= (PATTERN + layout.pattern - 1) // layout.pattern
+
+    order_address, row_address = stack(AXES), stack(8)
+    order, row = i8_at(order_address), i8_at(row_address)
+    order_axes(loop, job, layout, order)
+    compute_type = loop.sum_type if layout.summed else loop.compute_type
+    layout.operands = kernel.inputs
+    for i in range(kernel.inputs):
+        role = loop.role[i]
+        layout.source_type[i] = kernel.element_type[i]
+        layout.data[i] = job.data[i]
+        if role & CHANNEL:
+            layout.source_type[i] = compute_type  # as `begin` leaves it
+            if layout.patterned:
+                layout.kind[i] = LINEAR if layout.pattern >= layout.size else STRIDED
+                layout.operand_axes[i] = 2
+                layout.operand_extent[i, 0], layout.operand_stride[i, 0] = layout.size, 0
+                layout.operand_extent[i, 1], layout.operand_stride[i, 1] = layout.pattern, 1
+            else:
+                row[0] = layout.extent[1]
+                lay_out(layout, i, row, 1, 1, order)
+        elif role & (UNREAD | COUNT) or kernel.element_type[i] == 0:
+            layout.kind[i] = ABSENT
+        else:
+            dims = i8_at(job_address + DIMS + i * AXES)
+            lay_out(layout, i, dims, layout.axes - job.rank[i], job.rank[i], order)
+
+    layout.slices, layout.totals = 1, 0
+    if not layout.summed:
+        layout.block = min(max(BLOCK, (layout.size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
+        job.tasks = (layout.size + layout.block - 1) // layout.block
+        job.scratch_bytes = 8 * layout.channel_inputs * layout.pattern
+        return OK
+    if loop.pivot >= 0:
+        pivot = layout.operands
+        layout.operands += 1
+        layout.source_type[pivot] = compute_type
+        row[0] = layout.extent[1] if loop.kept == CHANNELS else 1
+        lay_out(layout, pivot, row, 1, loop.kept == CHANNELS, order)
+    plan_sums(loop, job, layout)
+    return OK
+
+
+@njit(**OPTIONS)
+def kept_axis(loop, job, layout, axis):
+    """Whether an axis of the index space is one of the sums, not one that is summed over."""
+    if loop.kept == LIKE_INPUT:
+        own = axis - (layout.axes - job.rank[loop.like])
+        return own >= 0 and (job.dims[loop.like, own] != 1 or layout.extent[axis] == 1)
+    if loop.kept == CHANNELS:  # where runs along the other axes are short, they are added up at the end
+        return axis == 1 or (axis > 1 and 0 < layout.inner < LONG)
+    return False
+
+
+@njit(**OPTIONS)
+def shape_outputs(kernel, loop, job, layout):
+    """The shapes of the outputs, and whether they are sums."""
+    layout.summed = loop.sums
+    rank = layout.axes
+    for axis in range(rank):
+        job.output_dims[0, axis] = layout.extent[axis]
+    if loop.sums and loop.kept == LIKE_INPUT:
+        like = loop.like
+        lead = layout.axes - job.rank[like]
+        rank = job.rank[like]
+        layout.summed = 0
+        for axis in range(lead):
+            layout.summed |= layout.extent[axis] != 1
+        for axis in range(rank):
+            job.output_dims[0, axis] = job.dims[like, axis]
+            layout.summed |= job.dims[like, axis] != layout.extent[lead + axis]
+    elif loop.sums:
+        rank = 1 if loop.kept == CHANNELS else 0
+        for k in range(kernel.outputs):
+            job.output_dims[k, 0] = layout.extent[1] if loop.kept == CHANNELS else 1
+    for k in range(kernel.outputs):
+        job.output_rank[k] = rank
+
+
+@njit(**OPTIONS)
+def order_axes(loop, job, layout, order):
+    """The index space as rows and columns: the axes that are summed over come last unless the innermost is kept."""
+    last = layout.axes - 1
+    while last > 0 and layout.extent[last] == 1:
+        last -= 1
+    layout.summed_rows = layout.summed and layout.axes > 0 and kept_axis(loop, job, layout, last)
+    place, layout.rows, layout.columns = 0, 1, 1
+    for first in (True, False):
+        for axis in range(layout.axes):
+            leads = not layout.summed or kept_axis(loop, job, layout, axis) != layout.summed_rows
+            if leads == first:
+                order[place] = axis
+                place += 1
+                if first:
+                    layout.rows *= layout.extent[axis]
+                else:
+                    layout.columns *= layout.extent[axis]
+
+
+@njit(**OPTIONS)
+def plan_sums(loop, job, layout):
+    """Cut the sums into tasks, and find room for what several tasks add to."""
+    if layout.summed_rows:
+        layout.places = layout.columns
+        layout.blocks = (layout.columns + CHUNK - 1) // CHUNK
+        layout.slice = layout.rows
+        if layout.blocks < MAX_SLICES:
+            least = max(BLOCK // min(max(layout.columns, 1), CHUNK), 1)
+            layout.slice = max(least, (layout.rows + MAX_SLICES - 1) // MAX_SLICES)
+            layout.slices = (layout.rows + layout.slice - 1) // layout.slice
+    else:
+        layout.places = layout.rows
+        per_task = max(BLOCK // max(layout.columns, 1), 1)
+        layout.blocks = (layout.rows + per_task - 1) // per_task
+        layout.slice = layout.columns
+        if layout.blocks < MAX_SLICES and per_task == 1:
+            layout.slice = max(BLOCK, (layout.columns + MAX_SLICES - 1) // MAX_SLICES)
+            layout.slices = (layout.columns + layout.slice - 1) // layout.slice
+    layout.slices = max(layout.slices, 1)  # a sum of nothing is still to be stored
+    layout.folded = 1
+    if loop.kept == CHANNELS and layout.summed_rows:
+        layout.folded = layout.inner
+    job.tasks = layout.blocks * layout.slices
+    # The per-channel operands in float64 and as the core reads them, the pivot too; then two numbers for each sum.
+    kept = layout.extent[1] if loop.kept == CHANNELS else 1
+    held = 16 * (layout.channel_inputs * layout.channels + (kept if loop.pivot >= 0 else 0))
+    layout.totals = 0
+    if layout.slices > 1 or loop.finish != 0 or loop.divided or layout.folded != 1 or loop.terms > 1:
+        layout.totals = 1  # `begin` knows the address
+        held += 16 * layout.slices * loop.terms * layout.places
+        if loop.finish != 0:
+            held += 8 * MAX_OUTPUTS * (layout.places // layout.folded)
+    job.scratch_bytes = held
+
+
+def begin(kernel_address, job_address):
+    """Per-channel inputs in the scratch memory: worked over by the op in float64, then in the computing dtype."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    loop, layout = loop_at(kernel.loop), layout_at(job.layout)
+    free_at = job.scratch
+    channels = layout.channels
+    if channels > 0 and (layout.size > 0 or layout.summed):
+        pointers_address = stack(POINTERS)
+        pointers = i8_at(pointers_address)
+        place, total = 0, 0.0
+        room = 8 * (channels if layout.summed else layout.pattern)
+        layout.wide = free_at
+        for i in range(kernel.inputs):
+            if loop.role[i] & COUNT:
+                total += count_up(job, i, kernel.element_type[i])
+            if loop.role[i] & CHANNEL:
+                pointers[place] = free_at
+                values = f8_at(free_at)
+                for c in range(channels):
+                    if kernel.element_type[i] != 0:
+                        values[c] = number_at(job.data[i], kernel.element_type[i], c)
+                    else:
+                        values[c] = kernel.missing[i]
+                layout.data[i] = free_at
+                free_at += room
+                place += 1
+        if loop.prepare != 0:
+            share = layout.parameters[DIVISOR]
+            layout.parameters[DIVISOR] = total
+            call(loop.prepare, (pointers_address, channels, job.layout + PARAMETERS_AT))
+            layout.parameters[DIVISOR] = share
+        for k in range(place):
+            if layout.summed:
+                narrow(pointers[k], free_at, channels, loop.sum_type)
+                free_at += room
+            else:
+                narrow(pointers[k], pointers[k], channels, loop.compute_type)
+                if loop.compute_type == DOUBLE:
+                    recur(f8_at(pointers[k]), channels, layout)
+                else:
+                    recur(f4_at(pointers[k]), channels, layout)
+        if layout.summed:
+            place = 0
+            for i in range(kernel.inputs):
+                if loop.role[i] & CHANNEL:
+                    layout.data[i] = layout.wide + room * (layout.channel_inputs + place)
+                    place += 1
+    if layout.summed:
+        if loop.pivot >= 0:
+            kept = layout.extent[1] if loop.kept == CHANNELS else 1
+            find_pivots(kernel, loop, job, layout, free_at, kept)
+            layout.pivots = free_at
+            layout.data[layout.operands - 1] = free_at + 8 * kept
+            narrow(free_at, free_at + 8 * kept, kept, loop.sum_type)
+            free_at += 16 * kept
+        if layout.totals != 0:
+            layout.totals = free_at
+
+
+@njit(**OPTIONS)
+def narrow(source, target, count, element_type):
+    """float64 numbers into a computing dtype; the two places in memory may be one."""
+    wide = f8_at(source)
+    if element_type == DOUBLE:
+        if source != target:
+            for i in range(count):
+                f8_at(target)[i] = wide[i]
+    else:
+        for i in range(count):
+            f4_at(target)[i] = f4(wide[i])
+
+
+@njit(**OPTIONS)
+def recur(values, channels, layout):
+    """One number per channel into the pattern in which they recur along the elements."""
+    if layout.pattern == channels:
+        return
+    for c in range(channels - 1, -1, -1):
+        value = values[c]
+        for k in range(layout.inner):
+            values[c * layout.inner + k] = value
+    period = channels * layout.inner
+    for i in range(period, layout.pattern):
+        values[i] = values[i - period]
+
+
+@njit(**OPTIONS)
+def find_pivots(kernel, loop, job, layout, target, kept):
+    """For each kept place the middle one of three elements that lie far from each other; 0 if that is not finite."""
+    source, element_type = job.data[loop.pivot], kernel.element_type[loop.pivot]
+    count = layout.size // max(kept, 1)
+    inner = layout.inner if loop.kept == CHANNELS else count
+    for c in range(kept):
+        pivot = 0.0
+        if count > 0:
+            a = sample(source, element_type, 0, c, kept, inner)
+            b = sample(source, element_type, count // 2, c, kept, inner)
+            last = sample(source, element_type, count - 1, c, kept, inner)
+            pivot = max(min(a, b), min(max(a, b), last))
+        f8_at(target)[c] = pivot if pivot - pivot == 0.0 else 0.0
+
+
+@njit(**OPTIONS)
+def sample(source, element_type, index, place, kept, inner):
+    """An element of a kept place, by its number among those that are summed."""
+    return number_at(source, element_type, (index // inner * kept + place) * inner + index % inner)

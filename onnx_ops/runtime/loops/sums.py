@@ -1,0 +1,214 @@
+"""Terms that are added up: each sum is kept as two float64 numbers, the second of which is what rounding took."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from onnx_ops.loops.primitives import item_size
+from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
+from onnx_ops.runtime.loops.chunks import STATE_BYTES, evaluate, start_task
+from onnx_ops.runtime.loops.plan import BLOCK, PARAMETERS_AT
+from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
+from onnx_ops.runtime.records import OPERANDS
+
+MAX_TERMS = 4
+LOST_AT = STATE_BYTES
+HIGH_AT = LOST_AT + 8 * CHUNK
+LOW_AT = HIGH_AT + 8 * CHUNK * MAX_TERMS
+TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
+SUM_BYTES = TERMS_AT + 8 * CHUNK * MAX_TERMS
+POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
+
+
+@njit(**OPTIONS)
+def add_up(values, unit, count, lost):
+    """Add up `count` runs of `unit` numbers by halves, in place of the first run; `lost` gets what rounding took."""
+    for i in range(unit * count):
+        lost[i] = 0.0
+    while count > 1:
+        half = count // 2
+        upper = (count - half) * unit
+        for i in range(half * unit):
+            a, b = values[i], values[upper + i]
+            total = a + b
+            part = total - a
+            lost[i] += lost[upper + i] + ((a - (total - part)) + (b - part))
+            values[i] = total
+        count -= half
+
+
+@njit(**OPTIONS)
+def accumulate(high, low, values, lost, count):
+    """Add numbers in two parts to others."""
+    for i in range(count):
+        a, b = high[i], values[i]
+        total = a + b
+        part = total - a
+        low[i] += lost[i] + ((a - (total - part)) + (b - part))
+        high[i] = total
+
+
+@njit(**OPTIONS)
+def join(high, low, count):
+    """The two parts as one number, in place of the first; where there is infinity, the second part is NaN."""
+    for i in range(count):
+        total = high[i] + low[i]
+        high[i] = total if low[i] == low[i] else high[i]
+
+
+@njit(**OPTIONS)
+def evaluate_terms(kernel, loop, layout, start, count, state):
+    out = state + TERMS_AT
+    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, loop.sum_core, False, state, out)
+
+
+@njit(**OPTIONS)
+def sum_task(kernel, loop, job, layout, number, state):
+    """The sums of one block of places, over one slice of what is summed."""
+    start_task(layout, item_size(loop.sum_type), state)
+    piece, block = number // layout.blocks, number % layout.blocks
+    columns, lost = layout.columns, f8_at(state + LOST_AT)
+    if layout.summed_rows:
+        first = block * CHUNK
+        count = min(CHUNK, columns - first)
+        clear(loop, state, count)
+        row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
+        together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
+        while row < stop:
+            rows = min(together, stop - row)
+            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, state)
+            for k in range(loop.terms):
+                values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
+                add_up(values, count, rows, lost)
+                accumulate(high_at(state, k), low_at(state, k), values, lost, count)
+            row += rows
+        deliver(kernel, loop, job, layout, piece, first, count, state)
+        return
+    per_task = max(BLOCK // max(columns, 1), 1)
+    row, stop = block * per_task, min((block + 1) * per_task, layout.rows)
+    begin_column, end_column = piece * layout.slice, min((piece + 1) * layout.slice, columns)
+    while row < stop:
+        rows = min(CHUNK // max(columns, 1), stop - row, CHUNK) if columns <= CHUNK else 1
+        clear(loop, state, rows)
+        if columns <= CHUNK:
+            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, state)
+            for k in range(loop.terms):
+                for r in range(rows):
+                    add_row(state, k, r, r * columns, columns, lost)
+        else:
+            column = begin_column
+            while column < end_column:
+                count = min(CHUNK, end_column - column)
+                evaluate_terms(kernel, loop, layout, row * columns + column, count, state)
+                for k in range(loop.terms):
+                    add_row(state, k, 0, 0, count, lost)
+                column += count
+        deliver(kernel, loop, job, layout, piece, row, rows, state)
+        row += rows
+
+
+@njit(**OPTIONS)
+def high_at(state, term):
+    return f8_at(state + HIGH_AT + 8 * CHUNK * term)
+
+
+@njit(**OPTIONS)
+def low_at(state, term):
+    return f8_at(state + LOW_AT + 8 * CHUNK * term)
+
+
+@njit(**OPTIONS)
+def clear(loop, state, count):
+    for k in range(loop.terms):
+        high, low = high_at(state, k), low_at(state, k)
+        for i in range(count):
+            high[i] = 0.0
+            low[i] = 0.0
+
+
+@njit(**OPTIONS)
+def add_row(state, term, place, start, count, lost):
+    """Add a row of terms to one place."""
+    if count == 0:
+        return
+    row = f8_at(state + TERMS_AT + 8 * (CHUNK * term + start))
+    add_up(row, 1, count, lost)
+    high, low = state + HIGH_AT + 8 * (CHUNK * term + place), state + LOW_AT + 8 * (CHUNK * term + place)
+    accumulate(f8_at(high), f8_at(low), row, lost, 1)
+
+
+@njit(**OPTIONS)
+def deliver(kernel, loop, job, layout, piece, first, count, state):
+    """The sums of places [first, first + count), to the output or to where `finish` looks."""
+    if layout.totals == 0:
+        join(high_at(state, 0), low_at(state, 0), count)
+        target = job.output[0] + first * item_size(kernel.output_type[0])
+        call(kernel.write, (state + HIGH_AT, kernel.output_type[0], count, target))
+        return
+    for k in range(loop.terms):
+        high, low = totals_at(loop, layout, piece, k)
+        for i in range(count):
+            high[first + i] = high_at(state, k)[i]
+            low[first + i] = low_at(state, k)[i]
+
+
+@njit(**OPTIONS)
+def totals_at(loop, layout, piece, term):
+    """The two parts of the sums of one term over one slice."""
+    high = layout.totals + 8 * (piece * loop.terms + term) * layout.places
+    return f8_at(high), f8_at(high + 8 * layout.slices * loop.terms * layout.places)
+
+
+def finish(kernel_address, job_address):
+    """From the sums of slices, always added up in the same order, to the outputs."""
+    kernel, job = kernel_at(kernel_address), job_at(job_address)
+    loop, layout = loop_at(kernel.loop), layout_at(job.layout)
+    if not layout.summed or layout.totals == 0:
+        return
+    kept = layout.places // layout.folded
+    for k in range(loop.terms):
+        high, low = totals_at(loop, layout, 0, k)
+        for piece in range(1, layout.slices):
+            more, lost = totals_at(loop, layout, piece, k)
+            accumulate(high, low, more, lost, layout.places)
+        if layout.folded > 1:
+            fold(high, low, layout.folded, kept)
+        join(high, low, kept)
+    if loop.finish == 0:
+        totals, _ = totals_at(loop, layout, 0, 0)
+        if loop.divided:
+            for i in range(kept):
+                totals[i] /= layout.divisor
+        call(kernel.write, (layout.totals, kernel.output_type[0], kept, job.output[0]))
+        return
+    pointers_address = stack(POINTERS)
+    pointers = i8_at(pointers_address)
+    results = layout.totals + 16 * layout.slices * loop.terms * layout.places
+    for k in range(loop.terms):
+        pointers[k] = layout.totals + 8 * k * layout.places
+    for k in range(MAX_OUTPUTS):
+        pointers[MAX_TERMS + k] = results + 8 * k * kept
+    place = MAX_TERMS + MAX_OUTPUTS
+    for k in range(layout.channel_inputs):
+        pointers[place + k] = layout.wide + 8 * k * layout.channels
+    pointers[place + layout.channel_inputs] = layout.pivots
+    totals, inputs, outputs = pointers_address, pointers_address + 8 * place, pointers_address + 8 * MAX_TERMS
+    count = layout.size // max(kept, 1)
+    call(loop.finish, (totals, inputs, outputs, kept, count, job.layout + PARAMETERS_AT))
+    for k in range(kernel.outputs):
+        if kernel.output_type[k] != 0:
+            call(kernel.write, (pointers[MAX_TERMS + k], kernel.output_type[k], kept, job.output[k]))
+
+
+@njit(**OPTIONS)
+def fold(high, low, folded, kept):
+    """Add up each `folded` sums that follow each other."""
+    for i in range(kept):
+        total, lost = high[i * folded], low[i * folded]
+        for j in range(1, folded):
+            b = high[i * folded + j]
+            a = total
+            total = a + b
+            part = total - a
+            lost += low[i * folded + j] + ((a - (total - part)) + (b - part))
+        high[i], low[i] = total, lost
