@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
 import onnx_ops
-from onnx_ops.loops.layout import JOB
+from onnx_ops.loops.records import JOB
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host

@@ -53,6 +53,8 @@ class Sums:
         kept: which axes are not summed over.
         terms: how many sums there are.
         like: the input whose axes are kept, for Kept.LIKE_INPUT.
+        totals: writes the sum of term k over the whole chunk at out[k], adding with `primitives.add_any_order`. If
+            there is one, it serves sums over elements that follow each other; no term need be written then.
         finish: makes the outputs of the sums; None: the one sum is the one output.
         divided: whether the one sum is divided by the divisor of the loop.
         pivot: an input of which one typical number for each kept place is given to the core as one more operand, so
@@ -64,6 +66,7 @@ class Sums:
     kept: Kept
     terms: int = 1
     like: str | None = None
+    totals: Core | None = None
     finish: Finish | None = None
     divided: bool = False
     pivot: str | None = None

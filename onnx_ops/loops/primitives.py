@@ -53,6 +53,11 @@ def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return exp_parts(x)
 
 
+def add_any_order(a: Any, b: Any) -> Any:
+    """a + b; a sum of many such is added up in the order that is fastest on the machine."""
+    return a + b
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a*b + c, rounded once, in the dtype of a."""
     with np.errstate(all="ignore"):

@@ -252,6 +252,19 @@ def _fma(a, b, c):
     return lambda a, b, c: _fused(a, b, c)
 
 
+@intrinsic
+def _add_any_order(typing: Any, a: Any, b: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(*args, flags=("reassoc",))
+
+    return types.float64(types.float64, types.float64), codegen
+
+
+@overload(primitives.add_any_order, jit_options=OPTIONS)
+def _any_order(a, b):
+    return lambda a, b: _add_any_order(f8(a), f8(b))
+
+
 @overload(primitives.like, jit_options=OPTIONS)
 def _like(value, other):
     if other == types.float32:

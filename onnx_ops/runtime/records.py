@@ -1,4 +1,4 @@
-"""The records of the runtime's own: the way to Python, a compiled `Loop`, and how it lies over the operands of a run."""
+"""The records of the runtime's own: the way to Python, a compiled `Loop`, and how it lies over a run's operands."""
 
 import numpy as np
 
@@ -49,6 +49,7 @@ LOOP = np.dtype(
         ("sums", i8),  # whether there are any
         ("sum_type", i8),  # the computing dtype of their core
         ("sum_core", i8),
+        ("sum_totals", i8),
         ("sum_load", i8),
         ("kept", i8),
         ("like", i8),

@@ -84,6 +84,8 @@ def record(loop: Loop) -> np.ndarray:
             "divided": sums.divided,
             "pivot": inputs.index(sums.pivot) if sums.pivot else -1,
         }
+        if sums.totals:
+            fields["sum_totals"] = compile_native(sums.totals, _core(sums.compute, F8))
         if sums.finish:
             fields["finish"] = compile_native(sums.finish, FINISH)
     for name, value in fields.items():

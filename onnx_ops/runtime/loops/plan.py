@@ -46,6 +46,8 @@ BLOCK = 16384
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 """Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
 MAX_SLICES = 64
+SAMPLES = 15
+SAMPLES_BYTES = 8 * SAMPLES
 LONG = 32
 """Runs of memory below this length are not worth a call each: they are stretched, tiled, or laid out as a pattern."""
 PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
@@ -320,18 +322,23 @@ def recur(values, channels, layout):
 
 @njit(**OPTIONS)
 def find_pivots(kernel, loop, job, layout, target, kept):
-    """For each kept place the middle one of three elements that lie far from each other; 0 if that is not finite."""
+    """For each kept place the median of a few elements that lie far from each other; 0 if that is not finite."""
     source, element_type = job.data[loop.pivot], kernel.element_type[loop.pivot]
     count = layout.size // max(kept, 1)
     inner = layout.inner if loop.kept == CHANNELS else count
+    samples_address = stack(SAMPLES_BYTES)
+    samples, pivots = f8_at(samples_address), f8_at(target)
+    taken = min(count, SAMPLES)
     for c in range(kept):
-        pivot = 0.0
-        if count > 0:
-            a = sample(source, element_type, 0, c, kept, inner)
-            b = sample(source, element_type, count // 2, c, kept, inner)
-            last = sample(source, element_type, count - 1, c, kept, inner)
-            pivot = max(min(a, b), min(max(a, b), last))
-        f8_at(target)[c] = pivot if pivot - pivot == 0.0 else 0.0
+        for k in range(taken):
+            value = sample(source, element_type, count * k // taken, c, kept, inner)
+            place = k
+            while place > 0 and samples[place - 1] > value:
+                samples[place] = samples[place - 1]
+                place -= 1
+            samples[place] = value
+        pivot = samples[taken // 2] if taken > 0 else 0.0
+        pivots[c] = pivot if pivot - pivot == 0.0 else 0.0
 
 
 @njit(**OPTIONS)

@@ -17,6 +17,8 @@ HIGH_AT = LOST_AT + 8 * CHUNK
 LOW_AT = HIGH_AT + 8 * CHUNK * MAX_TERMS
 TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
 SUM_BYTES = TERMS_AT + 8 * CHUNK * MAX_TERMS
+LEAST_TOTAL = 128
+"""Rows below this length are evaluated several at a time."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
 
 
@@ -57,9 +59,8 @@ def join(high, low, count):
 
 
 @njit(**OPTIONS)
-def evaluate_terms(kernel, loop, layout, start, count, state):
-    out = state + TERMS_AT
-    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, loop.sum_core, False, state, out)
+def evaluate_terms(kernel, loop, layout, start, count, core, state):
+    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, False, state, state + TERMS_AT)
 
 
 @njit(**OPTIONS)
@@ -76,7 +77,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
         while row < stop:
             rows = min(together, stop - row)
-            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, state)
+            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state)
             for k in range(loop.terms):
                 values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
                 add_up(values, count, rows, lost)
@@ -90,19 +91,14 @@ def sum_task(kernel, loop, job, layout, number, state):
     while row < stop:
         rows = min(CHUNK // max(columns, 1), stop - row, CHUNK) if columns <= CHUNK else 1
         clear(loop, state, rows)
-        if columns <= CHUNK:
-            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, state)
+        if columns <= CHUNK and (loop.sum_totals == 0 or columns < LEAST_TOTAL):
+            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, state)
             for k in range(loop.terms):
                 for r in range(rows):
                     add_row(state, k, r, r * columns, columns, lost)
         else:
-            column = begin_column
-            while column < end_column:
-                count = min(CHUNK, end_column - column)
-                evaluate_terms(kernel, loop, layout, row * columns + column, count, state)
-                for k in range(loop.terms):
-                    add_row(state, k, 0, 0, count, lost)
-                column += count
+            for r in range(rows):
+                add_long_row(kernel, loop, layout, row + r, r, begin_column, end_column, state, lost)
         deliver(kernel, loop, job, layout, piece, row, rows, state)
         row += rows
 
@@ -135,6 +131,25 @@ def add_row(state, term, place, start, count, lost):
     add_up(row, 1, count, lost)
     high, low = state + HIGH_AT + 8 * (CHUNK * term + place), state + LOW_AT + 8 * (CHUNK * term + place)
     accumulate(f8_at(high), f8_at(low), row, lost, 1)
+
+
+@njit(**OPTIONS)
+def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
+    """Add columns of one row to one place, a chunk at a time."""
+    while column < end:
+        count = min(CHUNK, end - column)
+        start = row * layout.columns + column
+        if loop.sum_totals != 0:
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, state)
+            for k in range(loop.terms):
+                lost[0] = 0.0
+                high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
+                accumulate(f8_at(high), f8_at(low), f8_at(state + TERMS_AT + 8 * k), lost, 1)
+        else:
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, state)
+            for k in range(loop.terms):
+                add_row(state, k, place, 0, count, lost)
+        column += count
 
 
 @njit(**OPTIONS)
