@@ -18,7 +18,8 @@ Core = Callable[[Any, Any, int, Any], None]
 """core(operands, out, count, parameters).
 
 operands[i] is the i-th input as `count` numbers of the computing dtype; one that was left out, as the number that it
-stands for. parameters[0] is the reciprocal of the divisor, then come those of the loop. It writes out[0:count].
+stands for. parameters[0] is the reciprocal of the divisor, then come those of the loop. It writes out[0:count], or
+out[k][0:count] for the k-th output of an op that has several.
 """
 Prepare = Callable[[Any, int, Any], None]
 """prepare(channel_inputs, channels, parameters).

@@ -69,7 +69,7 @@ def compile_kernel(op: Op, call: Call) -> Parts:
     declared = op.kernel(call)
     kernel, loop = np.zeros(1, KERNEL), None
     if isinstance(declared, Loop):
-        functions, loop = engine.functions(declared), engine.record(declared)
+        functions, loop = engine.functions(declared), engine.record(declared, len(op.output_names))
     else:
         assert isinstance(declared, Tasks)
         functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}

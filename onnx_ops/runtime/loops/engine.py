@@ -10,8 +10,8 @@ from numba import types
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.loops.chunks import BUFFER, LINE, STATE_BYTES
-from onnx_ops.runtime.loops.maps import map_task
+from onnx_ops.runtime.loops.chunks import LINE
+from onnx_ops.runtime.loops.maps import MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
@@ -29,7 +29,7 @@ def task(job_address, number):
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
-    memory = malloc((SUM_BYTES if layout.summed else STATE_BYTES + BUFFER) + LINE)
+    memory = malloc((SUM_BYTES if layout.summed else MAP_BYTES) + LINE)
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -51,8 +51,8 @@ def functions(loop: Loop) -> dict[str, int]:
     return found | ({"finish": compile_native(finish, ALONE)} if loop.sums else {})
 
 
-def record(loop: Loop) -> np.ndarray:
-    """The `LOOP` record."""
+def record(loop: Loop, outputs: int) -> np.ndarray:
+    """The `LOOP` record of an op with so many outputs."""
     made = np.zeros(1, LOOP)
     inputs = list(loop.space.roles)
     fields: dict[str, Any] = {
@@ -66,10 +66,11 @@ def record(loop: Loop) -> np.ndarray:
         "store": compile_native(store, STORE[loop.compute]),
         "pivot": -1,
     }
+    out = NUMBERS[loop.compute] if outputs == 1 else types.CPointer(NUMBERS[loop.compute])
     if loop.core:
-        fields["core"] = compile_native(loop.core, _core(loop.compute, NUMBERS[loop.compute]))
+        fields["core"] = compile_native(loop.core, _core(loop.compute, out))
     if loop.core_uniform:
-        fields["core_uniform"] = compile_native(loop.core_uniform, _core(loop.compute, NUMBERS[loop.compute]))
+        fields["core_uniform"] = compile_native(loop.core_uniform, _core(loop.compute, out))
     if loop.prepare:
         fields["prepare"] = compile_native(loop.prepare, PREPARE)
     if sums := loop.sums:
