@@ -158,8 +158,9 @@ def shape_outputs(kernel, loop, job, layout):
     """The shapes of the outputs, and whether they are sums."""
     layout.summed = loop.sums
     rank = layout.axes
-    for axis in range(rank):
-        job.output_dims[0, axis] = layout.extent[axis]
+    for k in range(kernel.outputs):
+        for axis in range(rank):
+            job.output_dims[k, axis] = layout.extent[axis]
     if loop.sums and loop.kept == LIKE_INPUT:
         like = loop.like
         lead = layout.axes - job.rank[like]
