@@ -116,7 +116,7 @@ def page(op: Op) -> str:
     source = f"{op.reference.__module__.replace('.', '/')}.py"
     summary, definition, sections = documentation(op)
     described = describe(op)
-    optional = any(parameter.optional for parameter in described.inputs)
+    optional = any(parameter.optional for parameter in (*described.inputs, *described.outputs))
     return document(
         f"# {op.name}",
         generated(f"the schema in [{source}]({TO_ROOT}/{source})"),
@@ -125,7 +125,7 @@ def page(op: Op) -> str:
         "## Signature",
         fenced("text", signature(op)),
         *(
-            ['To leave out an optional input, write `""` in its place; at the end of the list write nothing.']
+            ['To leave out an optional input or output, write `""` in its place; at the end of the list write nothing.']
             if optional
             else []
         ),
@@ -139,9 +139,9 @@ def page(op: Op) -> str:
         ),
         "### Outputs",
         table(
-            ["output", "type", "dtypes", "description"],
+            ["output", "optional", "type", "dtypes", "description"],
             [
-                [f"`{p.name}`", kind, ", ".join(p.dtypes), inline(op, p.description)]
+                [f"`{p.name}`", "yes" if p.optional else "no", kind, ", ".join(p.dtypes), inline(op, p.description)]
                 for p, kind in zip(described.outputs, types_of(op.schema.outputs), strict=True)
             ],
         ),
@@ -190,8 +190,8 @@ def headline(op: Op) -> str:
 
 
 def signature(op: Op) -> str:
-    """A node with all inputs and all attributes, in ONNX's text syntax."""
-    node = onnx_ops.make_node(op.name, op.input_names, [op.output_name], **defaults(op.schema))
+    """A node with all inputs, outputs and attributes, in ONNX's text syntax."""
+    node = onnx_ops.make_node(op.name, op.input_names, op.output_names, **defaults(op.schema))
     return wrapped(text_of(node))
 
 
@@ -232,11 +232,27 @@ def example(op: Op) -> str:
             feeds,
             "}",
             "",
-            f"({op.output_name},) = onnx_ops.InferenceSession(model).run(None, feeds)",
-            wrapped(f"expected = {literal(op.example.expected().tolist())}"),
-            f"np.testing.assert_allclose({op.output_name}, expected, {TOLERANCE})",
+            *comparison(op),
         ]
     )
+
+
+def comparison(op: Op) -> Iterator[str]:
+    """Runs the session and compares what it gives, in statements of which the last can fail."""
+    expected = op.example.expected()
+    if len(expected) == 1:
+        ((name, array),) = expected.items()
+        yield f"({name},) = onnx_ops.InferenceSession(model).run(None, feeds)"
+        yield wrapped(f"expected = {literal(array.tolist())}")
+        yield f"np.testing.assert_allclose({name}, expected, {TOLERANCE})"
+        return
+    yield "results = onnx_ops.InferenceSession(model).run(None, feeds)"
+    yield "expected = ["
+    for name, array in expected.items():
+        yield wrapped(f"    {literal(array.tolist())},  # {name}")
+    yield "]"
+    yield "for result, wanted in zip(results, expected, strict=True):"
+    yield f"    np.testing.assert_allclose(result, wanted, {TOLERANCE})"
 
 
 def literal(value: Any) -> str:
@@ -570,7 +586,7 @@ def inline_word(op: Op, word: str) -> str:
 
 def is_name(op: Op, text: str) -> bool:
     """Whether the first word of a text is, or contains, the name of an input, an output or an attribute."""
-    names = {*op.input_names, op.output_name, *op.schema.attributes}
+    names = {*op.input_names, *op.output_names, *op.schema.attributes}
     return not names.isdisjoint(re.findall(r"\w+", text.split()[0] if text.split() else ""))
 
 
