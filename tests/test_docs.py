@@ -88,16 +88,19 @@ def test_readme_names_all_ops() -> None:
 
 
 @pytest.fixture(scope="module")
-def with_softsign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_lerp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository with the op that CONTRIBUTING.md adds."""
     (source,) = _blocks("CONTRIBUTING.md")
-    root = tmp_path_factory.mktemp("with_softsign")
+    root = tmp_path_factory.mktemp("with_lerp")
     for folder in ("onnx_ops", "models"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
     for name in ("__init__.py", "docs.py", "markdown.py"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    (root / "onnx_ops" / "ops" / "softsign_backward.py").write_text(source)
+    family = root / "onnx_ops" / "ops" / "lerp"
+    family.mkdir()
+    (family / "__init__.py").touch()
+    (family / "lerp_backward.py").write_text(source)
     return root
 
 
@@ -111,35 +114,35 @@ def _run(root: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_adding_an_op_as_contributing_says(with_softsign: Path) -> None:
+def test_adding_an_op_as_contributing_says(with_lerp: Path) -> None:
     """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and portable body."""
     program = """
 import numpy as np, onnx, onnxruntime, onnx_ops
 value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"])
-node = onnx_ops.make_node("SoftsignBackward", ["g", "x"], ["y"])
-graph = onnx.helper.make_graph([node], "g", [value("g"), value("x")], [value("y")])
+node = onnx_ops.make_node("LerpBackward", ["g", "w"], ["y", "z"])
+graph = onnx.helper.make_graph([node], "g", [value("g"), value("w")], [value("y"), value("z")])
 opsets = [onnx.helper.make_opsetid("", 21), onnx_ops.opset_import()]
 model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-feeds = {"g": np.array([1, 2, -8], np.float32), "x": np.array([0, 1, -3], np.float32)}
+feeds = {"g": np.array([1, 2, -8], np.float32), "w": np.array([0, 0.5, 0.25], np.float32)}
 plain = onnxruntime.InferenceSession(onnx_ops.link(model).SerializeToString())
 for session in (onnx_ops.InferenceSession(model), plain):
-    assert session.run(None, feeds)[0].tolist() == [1.0, 0.5, -0.5]
+    assert [y.tolist() for y in session.run(None, feeds)] == [[1.0, 1.0, -6.0], [0.0, 1.0, -2.0]]
 print("done", onnx_ops.__file__)
 """
-    printed = _run(with_softsign, "-c", program)
-    assert printed.split() == ["done", str(with_softsign / "onnx_ops" / "__init__.py")]
+    printed = _run(with_lerp, "-c", program)
+    assert printed.split() == ["done", str(with_lerp / "onnx_ops" / "__init__.py")]
 
 
-def test_an_op_added_as_contributing_says_has_a_page(with_softsign: Path) -> None:
+def test_an_op_added_as_contributing_says_has_a_page(with_lerp: Path) -> None:
     """Also one whose documentation has a formula only."""
-    _run(with_softsign, "-m", "scripts.docs")
-    page = with_softsign / "docs" / "ops" / "SoftsignBackward.md"
+    _run(with_lerp, "-m", "scripts.docs")
+    page = with_lerp / "docs" / "ops" / "LerpBackward.md"
     text = page.read_text()
     assert _headings(text)[1:3] == ["## Formula", "## Signature"]
-    assert "grad_input = grad_output / (1 + |self|)^2" in text
-    assert "(SoftsignBackward.md)" in (page.parent / docs.INDEX).read_text()
+    assert "grad_end   = grad_output * weight" in text
+    assert "(LerpBackward.md)" in (page.parent / docs.INDEX).read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    _run(with_softsign, "-c", example)
+    _run(with_lerp, "-c", example)
 
 
 # The pages of the ops
