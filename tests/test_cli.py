@@ -145,7 +145,7 @@ def test_list_says_what_the_schemas_say() -> None:
         record = onnx_ops.OPS[op["name"]]
         assert op["minimum_opset"] == record.body_opset
         assert [p["name"] for p in op["inputs"]] == list(record.input_names)
-        assert [p["name"] for p in op["outputs"]] == [record.output_name]
+        assert [p["name"] for p in op["outputs"]] == list(record.output_names)
         for described, parameter in zip(op["inputs"], record.schema.inputs, strict=True):
             types = cases.allowed_types(record.schema, parameter)
             assert {f"tensor({dtype})" for dtype in described["dtypes"]} == types
@@ -176,7 +176,8 @@ def test_show() -> None:
 def test_show_every_op(op_type: str) -> None:
     shown, op = answer("show", op_type, "--body"), onnx_ops.OPS[op_type]
     assert shown["doc"] == op.schema.doc.strip()
-    assert np.array_equal(np.array(shown["example"]["output"], np.float32), op.example.expected())
+    for name, array in op.example.expected().items():
+        assert np.array_equal(np.array(shown["example"]["outputs"][name], np.float32), array)
     assert shown["example"]["inputs"].keys() == op.example.inputs.keys()
     body = parser.parse_function(shown["body"])
     assert [n.op_type for n in body.node] == [n.op_type for n in onnx_ops.link(example_model(op)).functions[0].node]
@@ -568,7 +569,11 @@ def test_check_in_json(good: Path) -> None:
                 "problems": [],
                 "runs_on": "kernel",
                 "uses": [
-                    {"inputs": {"grad_output": matrix, "self": matrix}, "attributes": {"lambd": 0.25}, "output": matrix}
+                    {
+                        "inputs": {"grad_output": matrix, "self": matrix},
+                        "attributes": {"lambd": 0.25},
+                        "outputs": {"grad_input": matrix},
+                    }
                 ],
             }
         ],
@@ -691,7 +696,9 @@ def test_check_of_a_node_without_outputs(tmp_path: Path) -> None:
     del next(node for node in model.graph.node if node.domain == onnx_ops.DOMAIN).output[:]
     onnx.save_model(model, tmp_path / "m.onnx")
     checked = answer("check", tmp_path / "m.onnx", code=FAILED)
-    assert any("got 0 outputs, expected 1" in text for node in checked["nodes"] for text in node["problems"])
+    assert any(
+        "required output 'grad_input' has no name" in text for node in checked["nodes"] for text in node["problems"]
+    )
 
 
 def test_check_of_a_node_in_a_node_without_name_or_outputs(tmp_path: Path) -> None:
@@ -784,7 +791,7 @@ app(["doctor", "--json"])"""
 
 def test_doctor_finds_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     op = onnx_ops.OPS["KlDivBackward"]
-    wrong = dataclasses.replace(op, example=dataclasses.replace(op.example, output=[7.0]))
+    wrong = dataclasses.replace(op, example=dataclasses.replace(op.example, outputs={"grad_input": [7.0]}))
     monkeypatch.setattr(diagnosis, "OPS", {op.name: wrong})
     monkeypatch.setitem(diagnosis.WAYS, "inlined", lambda model: ort.InferenceSession(b"no model"))
     examined = answer("doctor", code=FAILED)

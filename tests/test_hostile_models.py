@@ -120,7 +120,10 @@ def test_outputs_of_a_node_that_is_refused() -> None:
     two = model_of("graph (float[2] g) => (float[2] o) { [it] o, p = aclnn.HardshrinkBackward (g, g) }")
     unnamed = model_of("graph (float[2] g) => (float[2] o) { [it] o = aclnn.HardshrinkBackward (g, g) }")
     unnamed.graph.node[0].output[0] = ""
-    for model, problem in ((two, "got 2 outputs, expected 1"), (unnamed, "the output has no name")):
+    for model, problem in (
+        (two, "got 2 outputs, expected 1: grad_input"),
+        (unnamed, "required output 'grad_input' has no name"),
+    ):
         with pytest.raises(onnx_ops.OpError, match=f"{problem}; node 'it'"):
             onnx_ops.link(model)
 

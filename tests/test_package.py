@@ -38,21 +38,22 @@ def test_stem() -> None:
 
 @pytest.mark.parametrize("op_type", onnx_ops.OPS)
 def test_every_op_has_its_files(op_type: str) -> None:
-    assert (PACKAGE / "ops" / f"{stem(op_type)}.py").is_file()
-    assert (ROOT / "tests" / f"test_{stem(op_type)}.py").is_file()
+    assert len(list((PACKAGE / "ops").glob(f"*/{stem(op_type)}.py"))) == 1
+    assert (ROOT / "tests" / "ops" / f"{stem(op_type)}.py").is_file()
 
 
 @pytest.mark.parametrize("op_type", onnx_ops.OPS)
 def test_every_op_is_complete(op_type: str) -> None:
     op = onnx_ops.OPS[op_type]
     assert op.name == op_type == op.schema.name
-    assert op.reference.__module__ == f"onnx_ops.ops.{stem(op_type)}"
+    assert op.reference.__module__.startswith("onnx_ops.ops.")
+    assert op.reference.__module__.endswith(f".{stem(op_type)}")
     assert op.reference.__doc__
     assert op.schema.doc
 
 
 def test_every_file_of_ops_is_an_op() -> None:
-    files = {p.stem for p in (PACKAGE / "ops").glob("*.py") if not p.stem.startswith("_")}
+    files = {p.stem for p in (PACKAGE / "ops").glob("*/*.py") if not p.stem.startswith("_")}
     assert files == {stem(op_type) for op_type in onnx_ops.OPS}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +14,12 @@ from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
 import onnx_ops
-from onnx_ops.loops.records import JOB
+from onnx_ops.core.types import TensorType
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.process import STATE
+from onnx_ops.runtime.records import LAYOUT
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -187,14 +187,15 @@ def _operands(seed: int, count: int, dtype: DTypeLike) -> list[Array]:
     return [rng.normal(size=N).astype(dtype) for _ in range(count)]
 
 
-def _kernel_of(op_type: str, attributes: Mapping[str, Any]) -> tuple[Any, Array]:
-    """The core, and the parameters it is given with a divisor of 1."""
-    elementwise: Any = onnx_ops.OPS[op_type].kernel
-    parameters = np.zeros(JOB["parameters"].shape)
+def _loop_of(op_type: str, attributes: Mapping[str, Any], dtype: DTypeLike) -> tuple[Any, Array]:
+    """What the op declares for inputs of a dtype, and the parameters its core is given with a divisor of 1."""
+    op = onnx_ops.OPS[op_type]
+    kind = TensorType(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    loop: Any = op.kernel(op.call([kind] * len(op.input_names), attributes))
+    parameters = np.zeros(LAYOUT["parameters"].shape)
     parameters[0] = 1.0
-    own = elementwise.parameters(attributes)
-    parameters[1 : 1 + len(own)] = own
-    return elementwise.core(attributes), parameters
+    parameters[1 : 1 + len(loop.parameters)] = loop.parameters
+    return loop, parameters
 
 
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -212,9 +213,9 @@ def test_kernel_runs_as_plain_python(name: str, dtype: DTypeLike) -> None:
     op_type, attributes = PLAIN[name]
     op = onnx_ops.OPS[op_type]
     operands = _operands(24, len(op.input_names), dtype)
-    core, parameters = _kernel_of(op_type, attributes)
+    loop, parameters = _loop_of(op_type, attributes, dtype)
     out = np.full(N, np.nan, dtype)
-    core(operands, out, N, parameters.astype(dtype))
+    loop.core(operands, out, N, parameters.astype(dtype))
     expected = op.reference(*operands, **attributes)
     np.testing.assert_allclose(out, expected, rtol=0, atol=4 * np.finfo(dtype).eps * np.abs(expected).max())
 
@@ -234,20 +235,12 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
     for c in range(channels):
         out = np.full(N, np.nan, dtype)
         each = [np.full(N, p[c], dtype) for p in prepared]
-        batch_norm_elemt_backward.kernel([grad[:, c], x[:, c], *each], out, N, None)
+        batch_norm_elemt_backward.gradient([grad[:, c], x[:, c], *each], out, N, None)
         np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
         out[:] = np.nan
         one = [p[c : c + 1].astype(dtype) for p in prepared]
-        batch_norm_elemt_backward.kernel_of_channel([grad[:, c], x[:, c], *one], out, N, None)
+        batch_norm_elemt_backward.gradient_of_channel([grad[:, c], x[:, c], *one], out, N, None)
         np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
-
-
-@pytest.mark.parametrize("op_type", sorted({op_type for op_type, _ in PLAIN.values()} | {"BatchNormElemtBackward"}))
-def test_kernels_are_plain_functions(op_type: str) -> None:
-    elementwise: Any = onnx_ops.OPS[op_type].kernel
-    core = elementwise.core({"reduction": 0, "log_target": 0, "lambd": 0.5})
-    assert inspect.isfunction(core)
-    assert list(inspect.signature(core).parameters) == ["operands", "out", "count", "parameters"]
 
 
 # --- the OrtApi table ------------------------------------------------------------------------------------------------
@@ -295,6 +288,6 @@ def test_custom_op_struct_is_laid_out_as_in_c() -> None:
 
 def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
     """Fails, rather than falling back to portable bodies in silence, where the kernels cannot be registered."""
-    assert isinstance(host._library(), str)
+    assert isinstance(host._library(onnx_ops.OPS.values()), str)
     assert host._probe(onnx_ops.session_options()) is None
     assert "Probe" in str(host._probe(ort.SessionOptions()))

@@ -490,8 +490,9 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
     for use in node.uses:
         inputs = "; ".join(f"{name} {_tensor_text(tensor)}" for name, tensor in use.inputs.items())
         fields.append(("inputs", inputs))
-        for name, tensor in (use.outputs or {}).items():
-            fields.append((name, "left out" if tensor is None else _tensor_text(tensor)))
+        if use.outputs:
+            outputs = (f"{name} {_tensor_text(tensor)}" for name, tensor in use.outputs.items() if tensor)
+            fields.append(("outputs", "; ".join(outputs)))
     if not node.uses and not node.problems:
         fields.append(("inputs", "unknown"))
     _print_fields(console, fields)
