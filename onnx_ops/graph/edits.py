@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 
@@ -12,22 +12,28 @@ from onnx_ops.graph.walk import Container, Place, containers, places
 
 
 class Names:
-    """The names of a model's values; makes new ones."""
+    """Names that are taken; makes new ones."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._taken: set[str] = set()
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
         self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(2))
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto) -> Names:
+        """Those of a model's values."""
+        taken: set[str] = set()
         for container in containers(model):
             for node in container.node:
-                self._taken.update(node.input, node.output)
+                taken.update(node.input, node.output)
             if isinstance(container, onnx.GraphProto):
-                self._taken.update(v.name for v in (*container.input, *container.output, *container.initializer))
-                self._taken.update(sparse.values.name for sparse in container.sparse_initializer)
+                taken.update(v.name for v in (*container.input, *container.output, *container.initializer))
+                taken.update(sparse.values.name for sparse in container.sparse_initializer)
             else:
-                self._taken.update((*container.input, *container.output))
+                taken.update((*container.input, *container.output))
+        return cls(taken)
 
     def new(self, wish: str) -> str:
-        """A name that no value has; a number is added to the wish where that is taken."""
+        """A name that is not taken; a number is added to the wish where that is taken."""
         name = wish
         while name in self._taken:
             name = f"{wish}_{next(self._numbers[wish])}"

@@ -55,7 +55,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     find_calls(linked, found)
     check_calls(found)
     used = used_ops(found)
-    insertions, names = Insertions(), Names(linked)
+    insertions, names = Insertions(), Names.of(linked)
     for op in used:
         fill_missing(op, _of(op, found), insertions, names)
     opset = opset_of(linked)
