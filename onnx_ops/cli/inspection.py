@@ -11,11 +11,10 @@ import onnx
 from onnx import TensorProto, checker, helper, shape_inference
 from onnx.defs import OpSchema
 
-from onnx_ops.bodies.body import attribute_type
 from onnx_ops.core.domain import KERNEL_DOMAIN
 from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes, is_optional
+from onnx_ops.core.schema import allowed_dtypes, attribute_type, is_optional
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.files import same_model
 from onnx_ops.graph.functions import called_key, function_key

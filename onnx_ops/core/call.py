@@ -57,6 +57,16 @@ class Call:
         """The same call with another input."""
         return replace(self, inputs={**self.inputs, name: tensor})
 
+    def held_dtype(self, name: str) -> int | None:
+        """The dtype of an input, or the one that an attribute holds."""
+        return self.attributes[name] if name in self.attributes else self.dtype(name)
+
+    def holding(self, name: str, dtype: int) -> Call:
+        """The same call with another dtype of an input, or in an attribute."""
+        if name in self.attributes:
+            return replace(self, attributes={**self.attributes, name: dtype})
+        return self.with_input(name, TensorType(dtype, self.shape(name)))
+
     def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
         return OpError(self.schema.name, problem, status)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from onnx import helper
+from onnx import AttributeProto, helper
 from onnx.defs import OpSchema
 
 from onnx_ops.core.types import dtype_name
@@ -36,6 +36,11 @@ def is_optional(parameter: OpSchema.FormalParameter) -> bool:
 def attribute(name: str, default: int | float, description: str) -> OpSchema.Attribute:
     """An attribute with a default, for an OpSchema."""
     return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
+
+
+def attribute_type(attribute: OpSchema.Attribute) -> str:
+    """The type of an attribute in ONNX's text syntax: "int", "float", "string", "ints", "floats"."""
+    return str(AttributeProto.AttributeType.Name(attribute.default_value.type)).lower()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +63,12 @@ class Value:
         return self
 
     def cast(self, dtype: int) -> Value:
-        """The value in another element type, a TensorProto.DataType."""
-        return self.builder.op("Cast", self, name=f"{self.hint}_cast", to=dtype)
+        """The value in another element type, a TensorProto.DataType. Equal casts share one node."""
+
+        def write() -> Value:
+            return self.builder.op("Cast", self, name=f"{self.hint}_cast", to=dtype)
+
+        return self.builder.shared(("cast", id(self), dtype), write)
 
     def equal(self, other: Operand) -> Value:
         return self.builder.op("Equal", self, other)
@@ -151,14 +155,18 @@ class Node:
 
 @dataclass(eq=False)
 class Scope:
-    """A graph or subgraph: its nodes in the order they run, its inputs and its outputs."""
+    """A graph or subgraph: its nodes in the order they run, its inputs and its outputs.
+
+    Attributes:
+        shared: constants and casts that are there already, by what they are.
+    """
 
     name: str
     parent: Scope | None = None
     nodes: list[Node] = field(default_factory=list)
     inputs: list[tuple[Value, TensorType | None]] = field(default_factory=list)
     outputs: list[tuple[Value, TensorType | None]] = field(default_factory=list)
-    constants: dict[tuple[int, tuple[int, ...], bytes], Value] = field(default_factory=dict)
+    shared: dict[Hashable, Value] = field(default_factory=dict)
 
     def chain(self) -> Iterable[Scope]:
         """This scope and those around it, inmost first."""
@@ -232,7 +240,7 @@ class Builder:
     def several(
         self, op_type: str, *inputs: Operand, names: Sequence[str], domain: str = "", **attributes: Any
     ) -> tuple[Value, ...]:
-        """A node with as many outputs as there are names; else as `op`."""
+        """A node with as many outputs as there are names, an empty one for an output that is left out; else as `op`."""
         values = [None if given is None else self._value(given, op_type) for given in inputs]
         while values and values[-1] is None:
             values.pop()
@@ -251,12 +259,18 @@ class Builder:
             name: a hint for the name.
         """
         array = self.array(value, dtype)
-        key = (helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes())
+
+        def write() -> Value:
+            return self.op("Constant", name=name or _constant_words(array), value=array)
+
+        return self.shared(("constant", array.dtype, array.shape, array.tobytes()), write)
+
+    def shared(self, key: Hashable, write: Callable[[], Value]) -> Value:
+        """The value of this key that is there already, here or in a graph around this one; else what `write` writes."""
         for scope in self._scope.chain():
-            if key in scope.constants:
-                return scope.constants[key]
-        made = self.op("Constant", name=name or _constant_words(array), value=array)
-        self._scope.constants[key] = made
+            if key in scope.shared:
+                return scope.shared[key]
+        made = self._scope.shared[key] = write()
         return made
 
     def array(self, value: Operand, dtype: int | None = None) -> np.ndarray:
@@ -370,6 +384,8 @@ class Builder:
     def _value(self, given: Operand, user: str) -> Value:
         if not isinstance(given, Value):
             return self.constant(given)
+        if not given.hint:
+            raise ValueError(f"{user} uses an output that is left out")
         if given.builder is not self or all(given.scope is not scope for scope in self._scope.chain()):
             where = "by another builder" if given.builder is not self else f"in subgraph '{given.scope.name}'"
             raise ValueError(f"'{given.hint}', which {user} uses, is made {where} and cannot be seen here")
@@ -433,7 +449,7 @@ class _Writing:
         made = helper.make_node(
             node.op_type,
             ["" if value is None else self.name(value) for value in node.inputs],
-            [self.name(value) for value in node.outputs],
+            [self.name(value) if value.hint else "" for value in node.outputs],
             domain=node.domain,
         )
         made.attribute.extend(self._attribute(key, value) for key, value in node.attributes.items())

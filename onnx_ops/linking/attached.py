@@ -6,17 +6,20 @@ from collections.abc import Mapping
 
 import onnx
 
-from onnx_ops.bodies.body import ATTACHED_BY
 from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, kernel_name
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.op import Op
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
 from onnx_ops.graph.walk import function_text, placed_nodes
+from onnx_ops.linking.functions import ATTACHED_BY
 from onnx_ops.ops import OPS
 
 LINKED_BY = "onnx_ops.version"
 """The key of a linked model's metadata under which stands the version that has linked it."""
+
+FOR_UNWANTED = ("Constant", "Identity")
+"""The operators by which a function makes outputs that no node wants."""
 
 
 def note_version(model: onnx.ModelProto) -> None:
@@ -77,8 +80,10 @@ def _attached(function: onnx.FunctionProto) -> Op | None:
         return None
     if ATTACHED_BY in function.doc_string:
         return next((op for op in OPS.values() if function.name.endswith(op.name)), None)
-    op = kernel_op(function.node[0].op_type) if len(function.node) == 1 else None
-    calls_kernel = op and function.node[0].domain == KERNEL_DOMAIN and function.name.endswith(op.name)
+    first, *others = function.node or [onnx.NodeProto()]
+    op = kernel_op(first.op_type) if first.domain == KERNEL_DOMAIN else None
+    # The others stand for outputs that nothing wants.
+    calls_kernel = op and function.name.endswith(op.name) and all(n.op_type in FOR_UNWANTED for n in others)
     return op if calls_kernel else None
 
 

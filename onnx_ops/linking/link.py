@@ -8,11 +8,11 @@ Where the kernel is registered, onnxruntime takes it; where it is not, the secon
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import onnx
 
-from onnx_ops.bodies.body import Body, public_function
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.op import Op
@@ -22,7 +22,14 @@ from onnx_ops.graph.imports import add_import, versions
 from onnx_ops.graph.reading import load_model
 from onnx_ops.linking.attached import note_version, restore
 from onnx_ops.linking.checks import check_calls, check_imports, check_opset, used_ops
-from onnx_ops.linking.settling import cast_inputs, fill_missing, mixtures, spell_out_where_uses_differ
+from onnx_ops.linking.functions import portable_function, public_function
+from onnx_ops.linking.settling import (
+    declare_outputs,
+    fill_missing,
+    mixtures,
+    settle_dtypes,
+    spell_out_where_uses_differ,
+)
 from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
 
 FUNCTIONS_SINCE_IR = 8
@@ -64,12 +71,16 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         check_opset(op, opset)
         own = _of(op, found)
         spell_out_where_uses_differ(op, own)
-        try:
-            body = _body(op, own, opset)
-        except LinkError:
-            cast_inputs(op, own, insertions, names)
-            body = _body_after_casts(op, own, opset)
-        attached.extend([body, public_function(op, versions(linked).get(KERNEL_DOMAIN, 1))])
+        body = _body(op, own)
+        if body.misfits:
+            settle_dtypes(op, own, body.misfits, insertions, names)
+            body = _body(op, own)
+        if misfit := body.misfit():
+            several = [site.words for site in own if len(mixtures(op, site)) > 1]
+            raise LinkError(f"{misfit}: {', '.join(filter(None, several))}" if several else misfit)
+        declare_outputs(own, len(body.outputs))
+        version = versions(linked).get(KERNEL_DOMAIN, 1)
+        attached.extend([portable_function(op, body, opset), public_function(op, body, version, opset)])
     for site in found:  # a function that has been given a node in standard operators, or never imported the domain
         add_import(site.place.importer, DOMAIN, OPSET_VERSION)
         if insertions.has(site.place):
@@ -90,15 +101,8 @@ def _of(op: Op, found: Iterable[Site]) -> list[Site]:
     return [site for site in found if site.node.op_type == op.name]
 
 
-def _body(op: Op, own: Iterable[Site], opset: int) -> onnx.FunctionProto:
+def _body(op: Op, own: Iterable[Site]) -> Body:
     """The body that serves all calls; one of which nothing is known if there is none, as in a function never called."""
     calls = {call.key: call for site in own for call in site.calls}
-    return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))]).function(opset)
-
-
-def _body_after_casts(op: Op, own: Sequence[Site], opset: int) -> onnx.FunctionProto:
-    try:
-        return _body(op, own, opset)
-    except LinkError as error:
-        several = [site.words for site in own if len(mixtures(op, site)) > 1]
-        raise LinkError(f"{error}: {', '.join(filter(None, several))}") from error
+    wanted = {name for site in own for name, given in zip(op.output_names, site.node.output, strict=False) if given}
+    return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))], wanted)

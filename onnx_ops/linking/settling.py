@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
 from onnx_ops.core.call import Call
+from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Missing, Op
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Insertions, Names
@@ -78,16 +79,63 @@ def spell_out_where_uses_differ(op: Op, own: Sequence[Site]) -> None:
         site.node.attribute.extend(op.schema.attributes[n].default_value for n in wanted if n not in given)
 
 
-def cast_inputs(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
-    """Cast the inputs of an op's nodes with mixed dtypes, where one body cannot serve all the mixtures."""
+def declare_outputs(own: Sequence[Site], count: int) -> None:
+    """Let an op's nodes list as many outputs as the functions declare: onnxruntime refuses fewer or more."""
     for site in own:
-        if len(mixtures(op, site)) != 1:
-            continue  # not used, or by several calls of a function that bring different dtypes
-        dtype = op.infer(site.calls[0])[0].dtype
-        for index, name in enumerate(op.input_names):
-            if site.calls[0].dtype(name) not in (dtype, None) and dtype is not None:
-                cast = names.new(f"{next(filter(None, site.node.output))}_{name}_cast")
-                made = helper.make_node("Cast", [site.node.input[index]], [cast], to=dtype)
-                insertions.before(site.place, site.node, [made])
-                site.node.input[index] = cast
-                site.calls = [call.with_input(name, TensorType(dtype, call.shape(name))) for call in site.calls]
+        outputs = list(site.node.output)[:count]
+        del site.node.output[:]
+        site.node.output.extend(outputs + [""] * (count - len(outputs)))
+
+
+def settle_dtypes(
+    op: Op, own: Sequence[Site], misfits: Mapping[str, Sequence[str]], insertions: Insertions, names: Names
+) -> None:
+    """Cast inputs of an op's nodes, or set attributes, where one body cannot follow the dtypes of the outputs.
+
+    Args:
+        op: the op.
+        own: its nodes.
+        misfits: by output the inputs, and the attributes, one of which is to have the dtype of the output.
+        insertions: where the Casts go.
+        names: of the model's values.
+    """
+    for output, like in misfits.items():
+        for name in like:
+            for site in own:
+                # Not one that is not used, or by several calls of a function that bring different dtypes.
+                if len(mixtures(op, site)) == 1 and (dtype := _dtype_of(op, site.calls[0], output)) is not None:
+                    _settle(op, site, name, dtype, insertions, names)
+            if all(call.held_dtype(name) == _dtype_of(op, call, output) for site in own for call in site.calls):
+                break
+
+
+def _dtype_of(op: Op, call: Call, output: str) -> int | None:
+    return op.infer(call)[op.output_names.index(output)].dtype
+
+
+def _settle(op: Op, site: Site, name: str, dtype: int, insertions: Insertions, names: Names) -> None:
+    """Give a node's input, or attribute, a dtype, unless that would change the dtypes of its outputs."""
+    settled = [call.holding(name, dtype) for call in site.calls]
+    if not all(_same_outputs(op, call, other) for call, other in zip(site.calls, settled, strict=True)):
+        return
+    node = site.node
+    if name in op.schema.attributes:
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, dtype)])
+    elif site.calls[0].dtype(name) not in (dtype, None):
+        index = op.input_names.index(name)
+        cast = names.new(f"{next(filter(None, node.output))}_{name}_cast")
+        insertions.before(site.place, node, [helper.make_node("Cast", [node.input[index]], [cast], to=dtype)])
+        node.input[index] = cast
+    else:
+        return
+    site.calls = settled
+
+
+def _same_outputs(op: Op, call: Call, other: Call) -> bool:
+    """Whether the op takes the other call too, with the same dtypes of the outputs that are wanted."""
+    try:
+        return all(_dtype_of(op, call, name) == _dtype_of(op, other, name) for name in call.outputs)
+    except OpError:
+        return False

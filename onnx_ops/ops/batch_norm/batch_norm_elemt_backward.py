@@ -15,6 +15,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import wide
 from onnx_ops.loops.space import IndexSpace, Role
@@ -151,29 +152,26 @@ def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
 def body(b: Body) -> None:
     grad, x = b.load("grad_out"), b.load("input")
     # The per-channel inputs lie along axis 1: (C) to (C, 1, ..., 1).
-    b.emit("channels = Shape <start = 1, end = 2> (input)")
-    b.emit("rank_minus_two = Shape <start = 2> (input)")
-    b.emit("trailing_count = Shape (rank_minus_two)")
-    b.emit("trailing = ConstantOfShape <value = int64[1] {1}> (trailing_count)")
-    b.emit("column = Concat <axis = 0> (channels, trailing)")
-    b.emit(f"count = Cast <to = {b.compute}> (counter)")
-    b.emit("n = ReduceSum <keepdims = 0> (count)")
-    for name in ("mean", "invstd", "sum_dy", "sum_dy_xmu", *(["weight"] if b.has("weight") else [])):
-        b.emit(f"{name}_column = Reshape ({b.load(name)}, column)")
-    b.emit("offset = Div (sum_dy_column, n)")
-    b.emit("mean_dy_xmu = Div (sum_dy_xmu_column, n)")
-    b.emit("variance_inverse = Mul (invstd_column, invstd_column)")
-    b.emit("slope = Mul (mean_dy_xmu, variance_inverse)")
-    scale = "invstd_column"
-    if b.has("weight"):
-        b.emit("scale = Mul (invstd_column, weight_column)")
-        scale = "scale"
-    b.emit(f"centred = Sub ({x}, mean_column)")
-    b.emit("along_input = Mul (centred, slope)")
-    b.emit(f"grad_centred = Sub ({grad}, offset)")
-    b.emit("grad_projected = Sub (grad_centred, along_input)")
-    b.emit(f"result = Mul (grad_projected, {scale})")
-    b.store("result", "input")
+    channels = b.op("Shape", b.inputs["input"], name="channels", start=1, end=2)
+    rank_minus_two = b.op("Shape", b.inputs["input"], name="rank_minus_two", start=2)
+    trailing_count = b.op("Shape", rank_minus_two, name="trailing_count")
+    trailing = b.op("ConstantOfShape", trailing_count, name="trailing", value=b.array([1]))
+    column = b.op("Concat", channels, trailing, name="column", axis=0)
+
+    def along_channels(name: str) -> Value:
+        return b.op("Reshape", b.load(name), column, name=f"{name}_column")
+
+    count = b.inputs["counter"].cast(b.compute).named("count")
+    n = b.op("ReduceSum", count, name="n", keepdims=0)
+    invstd = along_channels("invstd")
+    offset = (along_channels("sum_dy") / n).named("offset")
+    mean_dy_xmu = (along_channels("sum_dy_xmu") / n).named("mean_dy_xmu")
+    slope = (mean_dy_xmu * (invstd * invstd).named("variance_inverse")).named("slope")
+    scale = (invstd * along_channels("weight")).named("scale") if b.has("weight") else invstd
+    centred = (x - along_channels("mean")).named("centred")
+    grad_centred = (grad - offset).named("grad_centred")
+    grad_projected = (grad_centred - (centred * slope).named("along_input")).named("grad_projected")
+    b.store("grad_input", (grad_projected * scale).named("result"), "input")
 
 
 SPACE = IndexSpace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
 from onnx_ops.loops.space import IndexSpace, Role
@@ -269,59 +269,55 @@ def body(b: Body) -> None:
     The operator Sigmoid of runtimes is cut off far from 0. Two float factors may overflow, or vanish, where a third
     would bring their product back. So the products are computed in double unless the first ones are of moderate size.
     """
-    x, one = b.load("self"), b.constant("one", 1.0)
-    y = positive = b.load("target")
-    scale = b.load("grad_output")
-    inputs, factors = [x, one, y, scale], []
-    if b.has("pos_weight"):
-        inputs.append(b.load("pos_weight"))
-        factors.append(f"positive = Mul ({inputs[-1]}, {y})")
-        positive = "positive"
-    if b.has("weight"):
-        inputs.append(b.load("weight"))
-        factors.append(f"weighted_grad = Mul ({scale}, {inputs[-1]})")
-        scale = "weighted_grad"
-    sizes = [positive, scale] if factors else []
-    if divisor := b.divisor(x):
-        inputs.append(divisor)
-        factors.append(f"share = Div ({scale}, {divisor})")
-        scale = "share"
-    unknown = f"zero_or_unknown = Sub ({positive}, {positive})"  # NaN where the formula has inf - inf
-    products = [
-        f"negative = Sub ({one}, {y})",
-        "negative_term = Div (negative, negative_divisor)",
-        f"positive_term = Div ({positive}, positive_divisor)",
-        "difference = Sub (negative_term, positive_term)",
-        f"scaled = Mul (difference, {scale})",
-    ]
-    checked = b.compute == TensorProto.FLOAT and sizes
-    exponentials = [f"opposite = Neg ({x})" if checked else f"opposite = Sub (zero_or_unknown, {x})"]
-    for name, power in (("negative", "opposite"), ("positive", x)):
-        exponentials.append(f"{name}_exp = Exp ({power})")
-        exponentials.append(f"{name}_divisor = Add ({name}_exp, {one})")
-    if not checked:
-        for statement in (*factors, unknown, *exponentials, *products):
-            b.emit(statement)
-        b.store("scaled", "target")
-        return
-    for statement in factors:
-        b.emit(statement)
-    for name in sizes:
-        b.emit(f"squares_of_{name} = ReduceSumSquare <keepdims = 0> ({name})")
-    b.emit(f"squares = Sum ({', '.join(f'squares_of_{name}' for name in sizes)})")
-    b.emit(f"limit = Constant <value_float = {MODERATE}> ()")
-    b.emit("are_moderate = Less (squares, limit)")
-    # Names begin with small letters, operators do not.
-    in_double = [f"double_{name} = Cast <to = {TensorProto.DOUBLE}> ({name})" for name in inputs]
-    in_double += [re.sub(r"\b(?=[a-z])", "double_", line) for line in (*factors, unknown, *exponentials, *products)]
-    in_double.append("double_or_unknown = Add (double_scaled, double_zero_or_unknown)")
-    in_double.append(f"rounded = Cast <to = {TensorProto.FLOAT}> (double_or_unknown)")
-    b.emit(
-        "result = If (are_moderate) <"
-        f"then_branch = in_float () => (float[] scaled) {{{' '.join((*exponentials, *products))}}}, "
-        f"else_branch = in_double () => (float[] rounded) {{{' '.join(in_double)}}}>"
-    )
-    b.store("result", "target")
+    x, y, grad = b.load("self"), b.load("target"), b.load("grad_output")
+    p, w = (b.load(name) if b.has(name) else None for name in ("pos_weight", "weight"))
+    divisor = b.divisor(x)
+    positive, weighted = _factors(y, grad, p, w)
+
+    def zero_or_unknown(positive: Value) -> Value:
+        """NaN where the formula has inf - inf."""
+        return (positive - positive).named("zero_or_unknown")
+
+    def in_float() -> Value:
+        return _gradient(b, x, -x, y, positive, scale)
+
+    def in_double() -> Value:
+        wide_x, wide_y, wide_grad = (value.cast(TensorProto.DOUBLE) for value in (x, y, grad))
+        wide_p, wide_w, wide_divisor = (
+            None if value is None else value.cast(TensorProto.DOUBLE) for value in (p, w, divisor)
+        )
+        wide_positive, wide_weighted = _factors(wide_y, wide_grad, wide_p, wide_w)
+        wide_scale = _share(wide_weighted, wide_divisor)
+        return _gradient(b, wide_x, -wide_x, wide_y, wide_positive, wide_scale) + zero_or_unknown(wide_positive)
+
+    scale = _share(weighted, divisor)
+    if b.compute == TensorProto.DOUBLE or (p is None and w is None):
+        opposite = (zero_or_unknown(positive) - x).named("opposite")
+        result = _gradient(b, x, opposite, y, positive, scale)
+    else:
+        squares = [b.op("ReduceSumSquare", factor, name="squares", keepdims=0) for factor in (positive, weighted)]
+        are_moderate = b.op("Sum", *squares, name="sum_of_squares").less(MODERATE).named("are_moderate")
+        result = b.either(are_moderate, in_float, in_double)
+    b.store("out", result, "target")
+
+
+def _factors(y: Value, grad: Value, p: Value | None, w: Value | None) -> tuple[Value, Value]:
+    """The factors p*y and grad_output*w."""
+    positive = y if p is None else (p * y).named("positive")
+    return positive, grad if w is None else (grad * w).named("weighted_grad")
+
+
+def _share(scale: Value, divisor: Value | None) -> Value:
+    return scale if divisor is None else (scale / divisor).named("share")
+
+
+def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, scale: Value) -> Value:
+    """The two terms, of which `opposite`, -x, and x are the powers."""
+    negative_divisor = (b.op("Exp", opposite, name="negative_exp") + 1.0).named("negative_divisor")
+    positive_divisor = (b.op("Exp", x, name="positive_exp") + 1.0).named("positive_divisor")
+    negative_term = ((1.0 - y).named("negative") / negative_divisor).named("negative_term")
+    positive_term = (positive / positive_divisor).named("positive_term")
+    return ((negative_term - positive_term).named("difference") * scale).named("scaled")
 
 
 SPACE = IndexSpace(

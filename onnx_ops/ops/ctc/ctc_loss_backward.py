@@ -17,6 +17,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, TensorType, dtype_name
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
@@ -507,225 +508,172 @@ def body(b: Body) -> None:
     A graph cannot refuse values: lengths and labels are brought into their range, and a sample that needed it gets NaN.
     """
     b.widen()
-    lp, nll, grad = b.load("log_probs"), b.load("neg_log_likelihood"), b.load("grad_out")
-    b.emit(f"alpha = Transpose <perm = [1, 0, 2]> ({b.load('log_alpha')})")  # (T, N, A)
-    impossible, nothing = b.constant("impossible", -np.inf), b.constant("nothing", 0.0)
-    unknown = b.constant("unknown", np.nan)
-    b.constant("lowest", float(np.finfo(np.float64).min))  # -inf - -inf is NaN, -inf - lowest is -inf
-    b.constant("largest", float(np.finfo(np.float64).max))
-    for name, value in (("zero", 0), ("one", 1), ("two", 2), ("minus_one", -1)):
-        b.emit(f"{name} = Constant <value_int = {value}> ()")
-    _integers(b, "zero_1d", 0)
-    _integers(b, "one_1d", 1)
-    _integers(b, "two_1d", 2)
-    _integers(b, "one_and_two", 1, 2)
-    _integers(b, "all", -1)
-    _integers(b, "end", 9223372036854775807)
-    b.emit(f"blank = Constant <{_integer(b, 'blank')}> ()")
-    b.emit(f"steps_1d = Shape <start = 0, end = 1> ({lp})")
-    b.emit("steps = Squeeze (steps_1d, zero_1d)")
-    b.emit(f"batch_1d = Shape <start = 1, end = 2> ({lp})")
-    b.emit(f"classes_1d = Shape <start = 2> ({lp})")
-    b.emit("classes = Squeeze (classes_1d, zero_1d)")
-    b.emit("states_1d = Shape <start = 2> (log_alpha)")
-    b.emit("states = Squeeze (states_1d, zero_1d)")
-    b.emit("column = Concat <axis = 0> (batch_1d, one_1d)")
+    log_probs = b.load("log_probs")
+    alpha = b.op("Transpose", b.load("log_alpha"), name="alpha", perm=[1, 0, 2])  # (T, N, A)
+    blank = b.value_of("blank")
+    steps_1d = b.op("Shape", log_probs, name="steps_1d", start=0, end=1)
+    steps = b.op("Squeeze", steps_1d, [0], name="steps")
+    batch_1d = b.op("Shape", log_probs, name="batch_1d", start=1, end=2)
+    classes = b.op("Squeeze", b.op("Shape", log_probs, name="classes_1d", start=2), [0], name="classes")
+    states = b.op("Squeeze", b.op("Shape", b.inputs["log_alpha"], name="states_1d", start=2), [0], name="states")
+    column = b.op("Concat", batch_1d, [1], name="column", axis=0)
+
+    def as_column(value: Value, name: str) -> Value:
+        """(N) to (N, 1)."""
+        return b.op("Reshape", value, column, name=f"{name}_column", allowzero=1)
 
     # Lengths within T, and within the states; the labels one after another, one more at the end.
-    b.emit(f"input_lengths_column = Reshape <allowzero = 1> ({_whole(b, 'input_lengths')}, column)")
-    b.emit("used_column = Clip (input_lengths_column, zero, steps)")
-    b.emit("fits_steps = Equal (used_column, input_lengths_column)")
-    b.emit(f"labels_flat = Reshape ({_whole_targets(b)}, all)")
-    b.emit("labels = Concat <axis = 0> (labels_flat, zero_1d)")
-    b.emit("label_count = Size (labels_flat)")
-    b.emit(f"target_lengths_column = Reshape <allowzero = 1> ({_whole(b, 'target_lengths')}, column)")
-    b.emit("states_but_one = Sub (states, one)")
-    b.emit("room = Div (states_but_one, two)")
-    firsts, limit, adds_up = _places_of_targets(b)
-    b.emit(f"longest = Min (room, {limit})")
-    b.emit("length_column = Clip (target_lengths_column, zero, longest)")
-    b.emit("fits_targets = Equal (length_column, target_lengths_column)")
+    input_lengths = as_column(b.load_as("input_lengths", TensorProto.INT64), "input_lengths")
+    used = b.op("Clip", input_lengths, 0, steps, name="used_column")
+    fits_steps = used.equal(input_lengths).named("fits_steps")
+    labels_flat = b.op("Reshape", _whole_targets(b), [-1], name="labels_flat")
+    labels = b.op("Concat", labels_flat, [0], name="labels", axis=0)
+    label_count = b.op("Size", labels_flat, name="label_count")
+    target_lengths = as_column(b.load_as("target_lengths", TensorProto.INT64), "target_lengths")
+    room = ((states - 1).named("states_but_one") / 2).named("room")
+    firsts, limit, adds_up = _places_of_targets(b, batch_1d, label_count, target_lengths)
+    longest = b.op("Min", room, limit, name="longest")
+    length = b.op("Clip", target_lengths, 0, longest, name="length_column")
+    fits_targets = length.equal(target_lengths).named("fits_targets")
 
     # States: the blanks at even s, label s // 2 at odd s; of sample n those up to 2*length exist.
-    b.emit("s = Range (zero, states, one)")
-    b.emit("label_of_s = Div (s, two)")
-    b.emit("parity = Mod (s, two)")
-    b.emit("is_odd = Cast <to = 9> (parity)")
-    b.emit("before_length = Less (label_of_s, length_column)")
-    b.emit("is_label = And (is_odd, before_length)")
-    b.emit(f"place = Add ({firsts}, label_of_s)")
-    if adds_up:
-        b.emit("place_within = Min (place, label_count)")
-    b.emit(f"safe_place = Where (is_label, {'place_within' if adds_up else 'place'}, label_count)")
-    b.emit("label_given = Gather (labels, safe_place)")
-    b.emit("last_class = Sub (classes, one)")
-    b.emit("label = Clip (label_given, zero, last_class)")
-    b.emit("is_no_class = Sub (label_given, label)")
-    b.emit("is_wrong = Cast <to = 9> (is_no_class)")
-    b.emit("wrong = Cast <to = 7> (is_wrong)")
-    b.emit("wrong_labels = ReduceSum (wrong, one_1d)")
-    b.emit("has_classes = Equal (wrong_labels, zero)")
-    b.emit("extended = Where (is_label, label, blank)")
-    b.emit("twice = Mul (length_column, two)")
-    b.emit("exists = LessOrEqual (s, twice)")
-    b.emit("twice_less_one = Sub (twice, one)")
-    b.emit("is_late = GreaterOrEqual (s, twice_less_one)")
-    b.emit("is_last = And (is_late, exists)")
-    b.emit(f"last = Where (is_last, {nothing}, {impossible})")
+    s = b.op("Range", 0, states, 1, name="s")
+    label_of_s = (s / 2).named("label_of_s")
+    is_odd = b.op("Mod", s, 2, name="parity").cast(TensorProto.BOOL).named("is_odd")
+    is_label = (is_odd & label_of_s.less(length).named("before_length")).named("is_label")
+    place = (firsts + label_of_s).named("place")
+    if adds_up is not None:
+        place = b.op("Min", place, label_count, name="place_within")
+    safe_place = b.op("Where", is_label, place, label_count, name="safe_place")
+    label_given = b.op("Gather", labels, safe_place, name="label_given")
+    label = b.op("Clip", label_given, 0, (classes - 1).named("last_class"), name="label")
+    is_wrong = (label_given - label).named("is_no_class").cast(TensorProto.BOOL).named("is_wrong")
+    wrong_labels = b.op("ReduceSum", is_wrong.cast(TensorProto.INT64).named("wrong"), [1], name="wrong_labels")
+    has_classes = wrong_labels.equal(0).named("has_classes")
+    extended = b.op("Where", is_label, label, blank, name="extended")
+    twice = (length * 2).named("twice")
+    exists = s.less_or_equal(twice).named("exists")
+    twice_less_one = (twice - 1).named("twice_less_one")
+    is_last = (s.greater_or_equal(twice_less_one).named("is_late") & exists).named("is_last")
+    last = b.op("Where", is_last, 0.0, IMPOSSIBLE, name="last")
     # The skip from s to s + 2 leaves out a blank between different labels.
-    _integers(b, "no_states", 0, 0, 0, 2)
-    b.emit("extended_longer = Pad (extended, no_states, blank)")
-    b.emit("extended_later = Slice (extended_longer, two_1d, end, one_1d)")
-    b.emit("same = Equal (extended, extended_later)")
-    b.emit("differ = Not (same)")
-    b.emit("within = Less (s, twice_less_one)")
-    b.emit("may_skip = And (is_label, differ)")
-    b.emit("skip = And (may_skip, within)")
+    extended_longer = b.op("Pad", extended, TWO_STATES_MORE, blank, name="extended_longer")
+    extended_later = b.op("Slice", extended_longer, [2], [END], [1], name="extended_later")
+    differ = (~extended.equal(extended_later).named("same")).named("differ")
+    skip = ((is_label & differ).named("may_skip") & s.less(twice_less_one).named("within")).named("skip")
 
-    b.emit("time = Range (zero, steps, one)")
-    b.emit("time_back = Range (steps, minus_one, minus_one)")
-    b.emit("order = Range (steps, zero, minus_one)")
-    b.emit("plane = Shape (extended)")
-    b.emit("volume = Concat <axis = 0> (steps_1d, plane)")
-    b.emit("extended_always = Expand (extended, volume)")
-    b.emit(f"emitted = GatherElements <axis = 2> ({lp}, extended_always)")
-    b.emit("final_step = Sub (used_column, one)")
+    plane = b.op("Shape", extended, name="plane")
+    volume = b.op("Concat", steps_1d, plane, name="volume", axis=0)
+    extended_always = b.op("Expand", extended, volume, name="extended_always")
+    emitted = b.op("GatherElements", log_probs, extended_always, name="emitted", axis=2)
+    final_step = (used - 1).named("final_step")
     # One extra step, in which no state is reached: onnxruntime refuses a Scan over no steps.
-    _integers(b, "one_step", 0, 0, 0, 1, 0, 0)
-    b.emit(f"emitted_and_one = Pad (emitted, one_step, {nothing})")
-    b.emit(f"start = Expand ({impossible}, plane)")
-    b.emit("""
-        beta_at_0, beta_back = Scan <
-            num_scan_inputs = 1,
-            body = step (double[?, ?] later, int64 now) => (double[?, ?] beta_now, double[?, ?] beta_out) {
-                emitted_now = Gather (emitted_and_one, now)
-                later_longer = Pad (later, no_states, impossible)
-                next = Slice (later_longer, one_1d, all, one_1d)
-                after_next = Slice (later_longer, two_1d, end, one_1d)
-                skipped = Where (skip, after_next, impossible)
-                highest = Max (later, next, skipped)
-                level = Clip (highest, lowest, largest)
-                later_low = Sub (later, level)
-                next_low = Sub (next, level)
-                skipped_low = Sub (skipped, level)
-                later_part = Exp (later_low)
-                next_part = Exp (next_low)
-                skipped_part = Exp (skipped_low)
-                parts = Sum (later_part, next_part, skipped_part)
-                parts_log = Log (parts)
-                summed = Add (parts_log, level)
-                is_final = Equal (now, final_step)
-                paths = Where (is_final, last, summed)
-                product = Add (paths, emitted_now)
-                no_path = Equal (paths, impossible)
-                not_emitted = Equal (emitted_now, impossible)
-                is_impossible = Or (no_path, not_emitted)
-                beta_now = Where (is_impossible, impossible, product)
-                beta_out = Identity (beta_now)
-            }> (start, time_back)""")
-    b.emit("beta = Gather (beta_back, order)")
+    emitted_and_one = b.op("Pad", emitted, [0, 0, 0, 1, 0, 0], 0.0, name="emitted_and_one")
+    impossible = b.constant(IMPOSSIBLE, name="impossible")
+    lowest = b.constant(float(np.finfo(np.float64).min), name="lowest")  # -inf - -inf is NaN, -inf - lowest is -inf
+    largest = b.constant(float(np.finfo(np.float64).max), name="largest")
+
+    def step(later: Value, now: Value) -> tuple[Value, Value]:
+        emitted_now = b.op("Gather", emitted_and_one, now, name="emitted_now")
+        later_longer = b.op("Pad", later, TWO_STATES_MORE, impossible, name="later_longer")
+        next = b.op("Slice", later_longer, [1], [-1], [1], name="next")
+        after_next = b.op("Slice", later_longer, [2], [END], [1], name="after_next")
+        skipped = b.op("Where", skip, after_next, impossible, name="skipped")
+        level = b.op("Clip", b.op("Max", later, next, skipped, name="highest"), lowest, largest, name="level")
+        parts = [b.op("Exp", (paths - level).named("relative"), name="part") for paths in (later, next, skipped)]
+        summed = (b.op("Log", b.op("Sum", *parts, name="parts"), name="parts_log") + level).named("summed")
+        paths = b.op("Where", now.equal(final_step).named("is_final"), last, summed, name="paths")
+        no_path = paths.equal(impossible).named("no_path")
+        not_emitted = emitted_now.equal(impossible).named("not_emitted")
+        is_impossible = (no_path | not_emitted).named("is_impossible")
+        beta_now = b.op("Where", is_impossible, impossible, paths + emitted_now, name="beta_now")
+        return beta_now, beta_now
+
+    states_of_all = TensorType(TensorProto.DOUBLE, (None, None))
+    body = b.subgraph(
+        step, {"later": states_of_all, "now": TensorType(TensorProto.INT64, ())}, (states_of_all, states_of_all)
+    )
+    start = b.op("Expand", impossible, plane, name="start")
+    time_back = b.op("Range", steps, -1, -1, name="time_back")
+    _, beta_back = b.several("Scan", start, time_back, names=("beta_at_0", "beta_back"), num_scan_inputs=1, body=body)
+    beta = b.op("Gather", beta_back, b.op("Range", steps, 0, -1, name="order"), name="beta")
 
     # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
-    b.emit("paths_through = Add (alpha, beta)")
-    b.emit("not_reached = Equal (alpha, impossible)")
-    b.emit("not_left = Equal (beta, impossible)")  # which is so of all states above 2*length
-    b.emit("no_term = Or (not_reached, not_left)")
-    b.emit(f"loss_column = Reshape <allowzero = 1> ({nll}, column)")
-    b.emit("relative = Add (paths_through, loss_column)")
-    b.emit("exponent = Sub (relative, emitted)")
-    b.emit("posterior_of_path = Exp (exponent)")
-    b.emit(f"posterior = Where (no_term, {nothing}, posterior_of_path)")
-    b.emit(f"log_probs_shape = Shape ({lp})")
-    b.emit(f"no_occupation = Expand ({nothing}, log_probs_shape)")
-    b.emit('occupied = ScatterElements <axis = 2, reduction = "add"> (no_occupation, extended_always, posterior)')
+    not_reached = alpha.equal(impossible).named("not_reached")
+    not_left = beta.equal(impossible).named("not_left")  # which is so of all states above 2*length
+    no_term = (not_reached | not_left).named("no_term")
+    loss = as_column(b.load("neg_log_likelihood"), "loss")
+    relative = ((alpha + beta).named("paths_through") + loss).named("relative")
+    posterior_of_path = b.op("Exp", (relative - emitted).named("exponent"), name="posterior_of_path")
+    posterior = b.op("Where", no_term, 0.0, posterior_of_path, name="posterior")
+    no_occupation = b.op("Expand", 0.0, b.op("Shape", log_probs, name="log_probs_shape"), name="no_occupation")
+    occupied = b.op(
+        "ScatterElements", no_occupation, extended_always, posterior, name="occupied", axis=2, reduction="add"
+    )
+    difference = (_direct_term(b, log_probs) - occupied).named("difference")
+    fits = ((fits_steps & fits_targets).named("fits_lengths") & has_classes).named("fits_classes")
+    if adds_up is not None:
+        fits = (fits & adds_up).named("fits")
+    is_known = (~b.op("IsNaN", loss, name="is_unknown_column")).named("is_known_column")
+    grad = as_column(b.load("grad_out"), "grad")
+    factor = b.op("Where", (fits & is_known).named("tells"), grad, np.nan, name="factor")
+    is_lost = b.op("IsInf", loss, name="is_lost_column", detect_negative=0)
+    zeroes = b.value_of("zero_infinity").cast(TensorProto.BOOL).named("zeroes")
+    for_lost = b.op("Where", zeroes, 0.0, np.nan, name="for_lost")
+    found = b.op("Where", is_lost, for_lost, (factor * difference).named("gradient"), name="found")
+    time_planes = b.op("Unsqueeze", b.op("Range", 0, steps, 1, name="time"), [1, 2], name="time_planes")
+    is_used = time_planes.less(used).named("is_used_columns")
+    b.store("out", b.op("Where", is_used, found, 0.0, name="result"), "log_probs")
+
+
+IMPOSSIBLE = -math.inf
+TWO_STATES_MORE = [0, 0, 0, 2]
+"""The pads of (N, A), two at the end of its second axis."""
+END = 2**63 - 1
+
+
+def _direct_term(b: Body, log_probs: Value) -> Value:
+    """exp(log_probs) if the gradient goes through log_softmax, else 0."""
     through = b.attribute("through_log_softmax")
-    if through != 0:
-        b.emit(f"probability = Exp ({lp})")
-    if through is None:
-        b.emit("through = Constant <value_int: int = @through_log_softmax> ()")
-        b.emit("goes_through = Cast <to = 9> (through)")
-        b.emit(f"direct = Where (goes_through, probability, {nothing})")
-    direct = {None: "direct", 0: nothing}.get(through, "probability")
-    b.emit(f"difference = Sub ({direct}, occupied)")
-    b.emit(f"grad_column = Reshape <allowzero = 1> ({grad}, column)")
-    b.emit("fits_lengths = And (fits_steps, fits_targets)")
-    b.emit("fits_classes = And (fits_lengths, has_classes)")
-    fits = "fits_classes"
-    if adds_up:
-        b.emit(f"fits = And (fits_classes, {adds_up})")
-        fits = "fits"
-    b.emit("is_unknown_column = IsNaN (loss_column)")
-    b.emit("is_known_column = Not (is_unknown_column)")
-    b.emit(f"tells = And ({fits}, is_known_column)")
-    b.emit(f"factor = Where (tells, grad_column, {unknown})")
-    b.emit("gradient = Mul (factor, difference)")
-    b.emit("is_lost_column = IsInf <detect_negative = 0> (loss_column)")
-    b.emit(f"zero_infinity = Constant <{_integer(b, 'zero_infinity')}> ()")
-    b.emit("zeroes = Cast <to = 9> (zero_infinity)")
-    b.emit(f"for_lost = Where (zeroes, {nothing}, {unknown})")
-    b.emit("found = Where (is_lost_column, for_lost, gradient)")
-    b.emit("time_planes = Unsqueeze (time, one_and_two)")
-    b.emit("is_used_columns = Less (time_planes, used_column)")
-    b.emit(f"result = Where (is_used_columns, found, {nothing})")
-    b.store("result", "log_probs")
+    if through == 0:
+        return b.constant(0.0)
+    probability = b.op("Exp", log_probs, name="probability")
+    if through is not None:
+        return probability
+    goes_through = b.value_of("through_log_softmax").cast(TensorProto.BOOL).named("goes_through")
+    return b.op("Where", goes_through, probability, 0.0, name="direct")
 
 
-def _whole_targets(b: Body) -> str:
+def _whole_targets(b: Body) -> Value:
     """targets as int64; -1 for one that is no whole number."""
     if all(call.dtype("targets") in WHOLE_TARGETS for call in b.calls):
-        return _whole(b, "targets")
-    b.emit("targets_given = Cast <to = 11> (targets)")
-    b.emit("targets_down = Floor (targets_given)")
-    b.emit("is_whole = Equal (targets_given, targets_down)")
-    b.emit("targets_cast = Cast <to = 7> (targets_given)")
-    b.emit("targets_whole = Where (is_whole, targets_cast, minus_one)")
-    return "targets_whole"
+        return b.load_as("targets", TensorProto.INT64)
+    given = b.inputs["targets"].cast(TensorProto.DOUBLE).named("targets_given")
+    is_whole = given.equal(b.op("Floor", given, name="targets_down")).named("is_whole")
+    return b.op("Where", is_whole, given.cast(TensorProto.INT64).named("targets_cast"), -1, name="targets_whole")
 
 
-def _places_of_targets(b: Body) -> tuple[str, str, str | None]:
+def _places_of_targets(
+    b: Body, batch_1d: Value, label_count: Value, target_lengths: Value
+) -> tuple[Value, Value, Value | None]:
     """Where each sample's labels begin among all (N, 1), how many it can have, and whether the lengths add up."""
     ranks = {None if shape is None else len(shape) for shape in (call.shape("targets") for call in b.calls)}
-    if ranks != {1}:
-        b.emit("pitch_1d = Shape <start = -1> (targets)")
-        b.emit("pitch = Squeeze (pitch_1d, zero_1d)")
-        b.emit("batch = Squeeze (batch_1d, zero_1d)")
-        b.emit("samples = Range (zero, batch, one)")
-        b.emit("samples_column = Unsqueeze (samples, one_1d)")
-        b.emit("padded_firsts = Mul (samples_column, pitch)")
+    targets = b.inputs["targets"]
+    pitch = b.op("Squeeze", b.op("Shape", targets, name="pitch_1d", start=-1), [0], name="pitch")
+    samples = b.op("Range", 0, b.op("Squeeze", batch_1d, [0], name="batch"), 1, name="samples")
+    padded_firsts = (b.op("Unsqueeze", samples, [1], name="samples_column") * pitch).named("padded_firsts")
     if ranks == {2}:
-        return "padded_firsts", "pitch", None
-    b.emit("too_many = Add (label_count, one)")  # whatever exceeds the count, for sums that do not overflow
-    b.emit("lengths_in_sum = Clip (target_lengths_column, zero, too_many)")
-    b.emit("joined_firsts = CumSum <exclusive = 1> (lengths_in_sum, zero)")
-    b.emit("total = ReduceSum <keepdims = 0> (lengths_in_sum)")
-    b.emit("joined_adds_up = Equal (total, label_count)")
+        return padded_firsts, pitch, None
+    too_many = (label_count + 1).named("too_many")  # whatever exceeds the count, for sums that do not overflow
+    lengths_in_sum = b.op("Clip", target_lengths, 0, too_many, name="lengths_in_sum")
+    joined_firsts = b.op("CumSum", lengths_in_sum, 0, name="joined_firsts", exclusive=1)
+    total = b.op("ReduceSum", lengths_in_sum, name="total", keepdims=0)
+    joined_adds_up = total.equal(label_count).named("joined_adds_up")
     if ranks == {1}:
-        return "joined_firsts", "label_count", "joined_adds_up"
-    b.emit("targets_shape = Shape (targets)")
-    b.emit("targets_rank = Size (targets_shape)")
-    b.emit("is_padded = Equal (targets_rank, two)")
-    b.emit("firsts = Where (is_padded, padded_firsts, joined_firsts)")
-    b.emit("adds_up = Or (is_padded, joined_adds_up)")
-    return "firsts", "pitch", "adds_up"
-
-
-def _whole(b: Body, name: str) -> str:
-    """An input as int64."""
-    if all(call.dtype(name) == TensorProto.INT64 for call in b.calls):
-        return name
-    b.emit(f"{name}_whole = Cast <to = 7> ({name})")
-    return f"{name}_whole"
-
-
-def _integers(b: Body, name: str, *values: int) -> None:
-    """A 1-D constant of int64, as a tensor: onnxruntime 1.24 refuses a Pad whose pads come from value_ints."""
-    b.emit(f"{name} = Constant <value = int64[{len(values)}] {{{', '.join(map(str, values))}}}> ()")
-
-
-def _integer(b: Body, name: str) -> str:
-    """An integer attribute for a Constant: the value that all uses agree on, or a reference."""
-    value = b.attribute(name)
-    return f"value_int: int = @{name}" if value is None else f"value_int = {value}"
+        return joined_firsts, label_count, joined_adds_up
+    is_padded = b.op("Size", b.op("Shape", targets, name="targets_shape"), name="targets_rank").equal(2)
+    firsts = b.op("Where", is_padded.named("is_padded"), padded_firsts, joined_firsts, name="firsts")
+    return firsts, pitch, (is_padded | joined_adds_up).named("adds_up")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:

@@ -87,17 +87,13 @@ def pass_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 def body(b: Body) -> None:
     grad, x = b.load("grad_output"), b.load("self")
-    zero, lambd = b.constant("zero", 0.0), b.attribute("lambd")
-    if lambd is not None and np.isfinite(lambd):
-        threshold = b.constant("threshold", _threshold(lambd)) if lambd > 0 else zero
+    lambd = b.attribute("lambd")
+    if lambd is None:
+        threshold = b.op("Max", b.value_of("lambd"), 0.0, name="threshold")
     else:
-        b.emit("lambd = Constant <value_float: float = @lambd> ()")
-        b.emit(f"threshold = Max ({b.load_float('lambd')}, {zero})")
-        threshold = "threshold"
-    b.emit(f"magnitude = Abs ({x})")
-    b.emit(f"passes = Greater (magnitude, {threshold})")
-    b.emit(f"gradient = Where (passes, {grad}, {zero})")
-    b.store("gradient", "grad_output", "self")
+        threshold = b.constant(_threshold(lambd), name="threshold")
+    passes = b.op("Abs", x, name="magnitude").greater(threshold).named("passes")
+    b.store("grad_input", b.op("Where", passes, grad, 0.0, name="gradient"), "grad_output", "self")
 
 
 def _threshold(lambd: float) -> float:

@@ -17,6 +17,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import exp_parts, like, wide
 from onnx_ops.loops.space import IndexSpace, Role
@@ -155,88 +156,79 @@ def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) 
 
 def body(b: Body) -> None:
     """Only where self may have to be summed is that looked into, at run time if the model does not tell."""
-    covered = all(map(_covers, b.calls))
-    if not covered or any(c.shape("target") != c.shape("self") for c in b.calls):
-        b.emit("self_shape = Shape (self)")
 
-    def terms() -> str:
+    def terms() -> Value:
         """d, where self and target have the same shape."""
         return _terms(b, b.load("target"))
 
-    def broadcast_terms() -> str:
-        return _terms(b, _over_space(b, b.load("target")))
+    def broadcast_terms() -> Value:
+        return _terms(b, _over_space(b, b.load("target"), self_shape))
 
-    def sums() -> str:
-        return _sums(b, broadcast_terms())
+    def sums() -> Value:
+        return _sums(b, broadcast_terms(), self_shape)
 
-    if covered:
+    self_shape = b.op("Shape", b.inputs["self"], name="self_shape")
+    if all(map(_covers, b.calls)):
         alike = all(c.shape("target") == c.shape("self") for c in b.calls)
         result = terms() if alike else broadcast_terms()
     elif any(map(_may_be_alike, b.calls)):
-        # A row of numbers that is as long for any rank, so that shapes of different ranks can be compared.
-        b.emit(f"no_axes = Constant <value = int64[{MAX_RANK}] {{{', '.join(['-1'] * MAX_RANK)}}}> ()")
-        b.emit("zero_to_end = Constant <value = int64[1] {0}> ()")
-        b.emit(f"most_axes = Constant <value = int64[1] {{{MAX_RANK}}}> ()")
-        b.emit("target_shape = Shape (target)")
-        for name in ("self", "target"):
-            b.emit(f"{name}_axes = Concat <axis = 0> ({name}_shape, no_axes)")
-            b.emit(f"{name}_row = Slice ({name}_axes, zero_to_end, most_axes)")
-        b.emit("same_axes = Equal (self_row, target_row)")
-        b.emit(f"same_numbers = Cast <to = {TensorProto.INT32}> (same_axes)")
-        b.emit("all_same = ReduceMin <keepdims = 0> (same_numbers)")
-        b.emit(f"are_alike = Cast <to = {TensorProto.BOOL}> (all_same)")
-        result = b.either("are_alike", terms, sums)
+        result = b.either(_are_alike(b, self_shape), terms, sums)
     else:
         b.widen()
         result = sums()
-    b.store(result, "self")
+    b.store("out", result, "self")
 
 
-def _over_space(b: Body, target: str) -> str:
+def _are_alike(b: Body, self_shape: Value) -> Value:
+    """Whether self and target have the same shape."""
+
+    def row(name: str, shape: Value) -> Value:
+        """A row of numbers that is as long for any rank, so that shapes of different ranks can be compared."""
+        axes = b.op("Concat", shape, [-1] * MAX_RANK, name=f"{name}_axes", axis=0)
+        return b.op("Slice", axes, [0], [MAX_RANK], name=f"{name}_row")
+
+    target_shape = b.op("Shape", b.inputs["target"], name="target_shape")
+    same_axes = row("self", self_shape).equal(row("target", target_shape)).named("same_axes")
+    same_numbers = same_axes.cast(TensorProto.INT32).named("same_numbers")
+    all_same = b.op("ReduceMin", same_numbers, name="all_same", keepdims=0)
+    return all_same.cast(TensorProto.BOOL).named("are_alike")
+
+
+def _over_space(b: Body, target: Value, self_shape: Value) -> Value:
     """The target over S."""
     if any(0 in (c.shape("self") or ()) for c in b.calls):
         # onnxruntime removes an Expand to 0 elements, as if it changed nothing.
-        b.emit("everywhere = ConstantOfShape <value = bool[1] {1}> (self_shape)")
-        b.emit(f"target_over_space = Where (everywhere, {target}, {target})")
-    else:
-        b.emit(f"target_over_space = Expand ({target}, self_shape)")
-    return "target_over_space"
+        everywhere = b.op("ConstantOfShape", self_shape, name="everywhere", value=b.array([True]))
+        return b.op("Where", everywhere, target, target, name="target_over_space")
+    return b.op("Expand", target, self_shape, name="target_over_space")
 
 
-def _terms(b: Body, target: str) -> str:
-    b.emit(
-        f"minus_grad = Neg ({b.load('grad_output')})"
-    )  # grad_output is one number in most models, so this is cheaper than a Neg of the terms
-    if b.attribute("log_target") == 0:
-        return b.scaled(target, "minus_grad")
-    b.emit(f"weight = Exp ({target})")
-    if b.attribute("log_target") is None:
-        b.emit("log_target = Constant <value_int: int = @log_target> ()")
-        b.emit(f"is_logarithm = Cast <to = {TensorProto.BOOL}> (log_target)")
-        b.emit(f"weight_or_target = Where (is_logarithm, weight, {target})")
-        return b.scaled("weight_or_target", "minus_grad")
-    return b.scaled("weight", "minus_grad")
+def _terms(b: Body, target: Value) -> Value:
+    # grad_output is one number in most models, so this is cheaper than a Neg of the terms.
+    minus_grad = (-b.load("grad_output")).named("minus_grad")
+    log_target = b.attribute("log_target")
+    if log_target == 0:
+        return b.scaled(target, minus_grad)
+    weight = b.op("Exp", target, name="weight")
+    if log_target is None:
+        is_logarithm = b.value_of("log_target").cast(TensorProto.BOOL).named("is_logarithm")
+        weight = b.op("Where", is_logarithm, weight, target, name="weight_or_target")
+    return b.scaled(weight, minus_grad)
 
 
-def _sums(b: Body, terms: str) -> str:
+def _sums(b: Body, terms: Value, self_shape: Value) -> Value:
     """Terms summed over the axes along which self has one element; where S has one too, that changes nothing."""
-    b.emit("zero = Constant <value = int64[1] {0}> ()")
-    b.emit("one = Constant <value = int64[1] {1}> ()")
-    b.emit(f"space = Shape ({terms})")
-    b.emit("rank = Size (space)")
-    b.emit("self_rank = Size (self_shape)")
-    b.emit("lead = Sub (rank, self_rank)")
-    b.emit("leads = Reshape (lead, one)")
-    b.emit("padding = ConstantOfShape <value = int64[1] {1}> (leads)")
+    rank = b.op("Size", b.op("Shape", terms, name="space"), name="rank")
+    lead = (rank - b.op("Size", self_shape, name="self_rank")).named("lead")
+    leads = b.op("Reshape", lead, [1], name="leads")
+    padding = b.op("ConstantOfShape", leads, name="padding", value=b.array([1]))
     # One more axis than S has: onnxruntime before 1.30 takes no axes for all of them if there are no elements.
-    b.emit("padded_shape = Concat <axis = 0> (one, padding, self_shape)")
-    b.emit("is_single = Equal (padded_shape, one)")
-    b.emit("single = NonZero (is_single)")
-    b.emit("axes = Squeeze (single, zero)")
-    b.emit(f"terms_under_one = Unsqueeze ({terms}, zero)")
-    b.emit("total = ReduceSum <keepdims = 1> (terms_under_one, axes)")
-    b.emit("result = Reshape <allowzero = 1> (total, self_shape)")
-    return "result"
+    padded_shape = b.op("Concat", [1], padding, self_shape, name="padded_shape", axis=0)
+    is_single = padded_shape.equal([1]).named("is_single")
+    axes = b.op("Squeeze", b.op("NonZero", is_single, name="single"), [0], name="axes")
+    terms_under_one = b.op("Unsqueeze", terms, [0], name="terms_under_one")
+    total = b.op("ReduceSum", terms_under_one, axes, name="total", keepdims=1)
+    return b.op("Reshape", total, self_shape, name="result", allowzero=1)
 
 
 def _covers(call: Call) -> bool:
