@@ -13,7 +13,6 @@ import pytest
 from onnx import compose, helper, inliner, parser
 
 import onnx_ops
-from onnx_ops.bodies import body
 from onnx_ops.cli.inspection import Linked, inspect
 from onnx_ops.integrations.examples import example_model
 
@@ -323,7 +322,7 @@ def test_linked_model_tells_the_version() -> None:
 
 def test_model_that_another_version_has_linked_is_linked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
-        other.setattr(body, "__version__", "0.0.9")
+        other.setattr("onnx_ops.linking.functions.__version__", "0.0.9")
         other.setattr("onnx_ops.linking.attached.__version__", "0.0.9")
         old = onnx_ops.link(model())
     seen = inspect(old)

@@ -75,7 +75,7 @@ class Body(Builder):
 
     def attribute(self, name: str) -> Any:
         """The value of an attribute that all uses agree on, else None."""
-        values = {tuple(v) if isinstance(v, list) else v for v in (c.attributes[name] for c in self.calls)}
+        values = {c.attributes[name] for c in self.calls}
         return values.pop() if len(values) == 1 else None
 
     def value_of(self, name: str) -> Value:

@@ -20,7 +20,7 @@ class Call:
     Attributes:
         schema: of the op.
         inputs: what is known of each, by name; None for one that is left out.
-        attributes: by name, defaults filled in.
+        attributes: by name, defaults filled in; lists as tuples.
         outputs: the names of those that are wanted.
     """
 
@@ -45,13 +45,13 @@ class Call:
         known = [parameter.name for parameter in schema.outputs]
         wanted = known if outputs is None else [name for name, there in zip(known, outputs, strict=False) if there]
         values = {**defaults(schema), **(attributes or {})}
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 
     @property
     def key(self) -> tuple[Hashable, ...]:
         """Equal for equal calls."""
-        values = (tuple(v) if isinstance(v, list) else v for v in self.attributes.values())
-        return self.schema.name, *self.inputs.values(), *values, self.outputs
+        return self.schema.name, *self.inputs.values(), *self.attributes.values(), self.outputs
 
     def with_input(self, name: str, tensor: TensorType) -> Call:
         """The same call with another input."""
