@@ -791,7 +791,7 @@ app(["doctor", "--json"])"""
 
 def test_doctor_finds_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     op = onnx_ops.OPS["KlDivBackward"]
-    wrong = dataclasses.replace(op, example=dataclasses.replace(op.example, outputs={"grad_input": [7.0]}))
+    wrong = dataclasses.replace(op, example=dataclasses.replace(op.example, outputs={"out": [7.0]}))
     monkeypatch.setattr(diagnosis, "OPS", {op.name: wrong})
     monkeypatch.setitem(diagnosis.WAYS, "inlined", lambda model: ort.InferenceSession(b"no model"))
     examined = answer("doctor", code=FAILED)

@@ -381,9 +381,10 @@ COUNT = "print(sum(bool(c.cache_hits) for c in compiler.compiled.values()), len(
 WHOLE = f"from onnx_ops.runtime import compiler\ncheck(session())\n{COUNT}"
 """All that a session needs, which takes seconds to compile."""
 PART = f"""
-from onnx_ops.runtime import compiler, elementwise
-for dtype in (elementwise.FLOAT, elementwise.DOUBLE):
-    assert compiler.compile_native(elementwise.store, elementwise.STORE[dtype])
+from onnx_ops.runtime import compiler, native
+from onnx_ops.runtime.loops import numbers
+for dtype in (native.FLOAT, native.DOUBLE):
+    assert compiler.compile_native(numbers.store, numbers.STORE[dtype])
 {COUNT}
 """
 
