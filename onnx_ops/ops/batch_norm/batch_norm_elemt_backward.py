@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -19,10 +18,9 @@ from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import wide
 from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.batch_norm._channels import COUNTS, column
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
-
-COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 
 SCHEMA = OpSchema(
     "BatchNormElemtBackward",
@@ -104,9 +102,8 @@ def reference(
         Array of input's shape.
     """
     compute = computing_dtype((grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu), dtype)
-    column = (-1, *[1] * (input.ndim - 2))
     mu, inv, w, dy, dy_xmu = (
-        np.float64(1) if a is None else a.astype(np.float64).reshape(column)
+        np.float64(1) if a is None else column(a.astype(np.float64), input.ndim)
         for a in (mean, invstd, weight, sum_dy, sum_dy_xmu)
     )
     with np.errstate(all="ignore"):

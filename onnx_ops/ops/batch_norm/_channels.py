@@ -1,0 +1,49 @@
+"""What the ops of batch normalization share: the channels lie along axis 1 of their inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.types import Dim, Shape
+
+COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
+"""Element types of the numbers of elements that workers have."""
+
+
+def sum_type(call: Call) -> int | None:
+    """The dtype of statistics and sums over the elements of `input`."""
+    dtype = call.dtype("input")
+    return dtype if dtype in (None, TensorProto.DOUBLE) else TensorProto.FLOAT
+
+
+def channels_of(space: Shape | None) -> Dim:
+    """The number of channels, as far as it is known."""
+    return None if space is None else space[1]
+
+
+def sum_dtype(input: np.ndarray) -> np.dtype:
+    """`sum_type` of an array."""
+    return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
+
+
+def column(numbers: np.ndarray, rank: int) -> np.ndarray:
+    """One number per channel (C), as (C, 1, ..., 1), which broadcasts to (N, C, ...)."""
+    return numbers.reshape(-1, *[1] * (rank - 2))
+
+
+def by_channel(array: np.ndarray) -> np.ndarray:
+    """(N, C, ...) to float64 of shape (C, elements per channel)."""
+    return np.moveaxis(array.astype(np.float64), 1, 0).reshape(array.shape[1], -1)
+
+
+def eps_of(eps: float) -> np.float64:
+    """The attribute as a node holds it, a float32."""
+    return np.float64(np.float32(eps))
+
+
+def inverse_deviation(variance: npt.ArrayLike, eps: float) -> np.ndarray:
+    """1 / sqrt(variance + eps)."""
+    return np.asarray(1 / np.sqrt(variance + eps_of(eps)))

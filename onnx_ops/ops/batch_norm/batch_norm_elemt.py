@@ -1,0 +1,157 @@
+"""BatchNormElemt: batch normalization with given statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.batch_norm._channels import column
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "BatchNormElemt",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Third step of synchronized batch normalization (aclnnBatchNormElemt): every worker normalizes its own elements with the
+statistics of the whole batch, which BatchNormGatherStatsWithCounts gives.
+
+    out = (input - mean) * invstd * weight + bias
+
+Shapes: input and out (N, C, ...) of rank 2 to 8, C >= 1; weight, bias, mean and invstd (C).
+
+Dtypes: each input may be float16, bfloat16, float or double; so the statistics can be float where input is float16. out
+has input's dtype. All is computed in double and rounded once.
+
+Edge rules: a missing weight stands for ones, a missing bias for zeros. NaN and infinities give what the formula gives.
+An empty input gives an empty output.
+
+Without a kernel: elements are computed in double if an input is double, else in float, so that the last digits may
+differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked.
+""",
+    inputs=[
+        OpSchema.FormalParameter("input", "T", "Input of batch norm, (N, C, ...)."),
+        OpSchema.FormalParameter(
+            "weight", "TWeight", "Scale of each channel, (C).", param_option=OpSchema.FormalParameterOption.Optional
+        ),
+        OpSchema.FormalParameter(
+            "bias",
+            "TBias",
+            "Offset of each channel, added after scaling, (C).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
+        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "Output of batch norm, (N, C, ...).")],
+    type_constraints=[
+        (name, tensor_types(FLOATS), "Floating types.") for name in ("T", "TWeight", "TBias", "TMean", "TInvstd")
+    ],
+    attributes=[attribute("eps", 1e-5, "Not used: invstd has it already. aclnnBatchNormElemt takes it.")],
+)
+
+
+def reference(
+    input: np.ndarray,
+    weight: np.ndarray | None,
+    bias: np.ndarray | None,
+    mean: np.ndarray,
+    invstd: np.ndarray,
+    *,
+    eps: float = 1e-5,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        input: floating array (N, C, ...).
+        weight, bias, mean, invstd: floating arrays (C); a weight of None stands for ones, a bias of None for zeros.
+        eps: not used.
+        dtype: answer in this dtype instead of input's.
+
+    Returns:
+        Array of input's shape.
+    """
+    mu, inv, w, b = (
+        np.float64(instead) if a is None else column(a.astype(np.float64), input.ndim)
+        for a, instead in ((mean, 0), (invstd, 1), (weight, 1), (bias, 0))
+    )
+    with np.errstate(all="ignore"):
+        return rounded((input.astype(np.float64) - mu) * (inv * w) + b, input.dtype, dtype)
+
+
+def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """In float64, so that little is lost where mean or bias take most of the result away."""
+    x, weight, bias, mean, invstd = operands[0], operands[1], operands[2], operands[3], operands[4]
+    for i in range(count):
+        out[i] = (wide(x[i]) - wide(mean[i])) * (wide(invstd[i]) * wide(weight[i])) + wide(bias[i])
+
+
+def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for elements of one channel."""
+    x, bias, mean = operands[0], wide(operands[2][0]), wide(operands[3][0])
+    scale = wide(operands[4][0]) * wide(operands[1][0])
+    for i in range(count):
+        out[i] = (wide(x[i]) - mean) * scale + bias
+
+
+body: Any = None
+
+SPACE = IndexSpace(
+    {
+        "input": Role.SHAPE,
+        "weight": Role.CHANNEL,
+        "bias": Role.CHANNEL,
+        "mean": Role.CHANNEL,
+        "invstd": Role.CHANNEL,
+    },
+    ranks=(2, MAX_RANK),
+)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
+    return (TensorType(call.dtype("input"), call.shape("input")),)
+
+
+def kernel(call: Call) -> Loop:
+    return Loop(
+        SPACE,
+        computing_type(call),
+        normalize,
+        core_uniform=normalize_channel,
+        uniform=("weight", "bias", "mean", "invstd"),
+    )
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "input": [[1.0, 2.0], [3.0, 6.0]],
+            "weight": [2.0, 4.0],
+            "bias": [0.5, -1.0],
+            "mean": [2.0, 4.0],
+            "invstd": [1.0, 0.5],
+        },
+        {"out": [[-1.5, -5.0], [2.5, 3.0]]},
+    ),
+    typed_inputs=("input",),
+    missing={"weight": Missing(1.0, like="mean", axis=0), "bias": Missing(0.0, like="mean", axis=0)},
+)

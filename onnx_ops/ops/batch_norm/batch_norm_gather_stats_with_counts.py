@@ -1,0 +1,334 @@
+"""BatchNormGatherStatsWithCounts: the statistics of a batch from those of its parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import Status
+from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK, Shape, TensorType
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    array_at,
+    free,
+    item_size,
+    malloc,
+    number_at,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.batch_norm._channels import COUNTS, channels_of, eps_of, inverse_deviation
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "BatchNormGatherStatsWithCounts",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Second step of synchronized batch normalization (aclnnBatchNormGatherStatsWithCounts): every worker has the statistics
+that BatchNormStats gave on each of the W workers, and merges them to those of the whole batch (Chan, Golub and LeVeque,
+1983). For each channel, with the sums over the workers w:
+
+    n          = sum(counts)
+    mean_all   = sum(counts[w] * mean[w]) / n
+    m2         = sum(counts[w] * (1 / invstd[w]^2 - eps + (mean[w] - mean_all)^2))
+    invstd_all = 1 / sqrt(m2 / n + eps)
+    running_mean_out = (1 - momentum) * running_mean + momentum * mean_all
+    running_var_out  = (1 - momentum) * running_var + momentum * m2 / (n - 1)
+
+Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; mean and invstd (W, C); counts (W); all others (C). W may be 0.
+
+Dtypes: input, mean, invstd, running_mean and running_var each float16, bfloat16, float or double; counts int32,
+float16, bfloat16 or float. mean_all and invstd_all have mean's dtype, the running outputs those of their inputs. All is
+computed in double and rounded once. Of input only the shape enters.
+
+Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. A variance 1 / invstd^2 - eps
+below 0 counts as 0. With n = 0 mean_all and invstd_all are 0, and the running values stay as they are; with n <= 1 the
+unbiased variance, m2 / (n - 1), is 0. Each running output may be left out; asking for one without its input is an
+error. Other NaN and infinities give what the formula gives.
+
+Without a kernel: of the shapes that are known only at run time none is checked; they broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...)."),
+        OpSchema.FormalParameter("mean", "TMean", "Means of the channels on each worker, (W, C)."),
+        OpSchema.FormalParameter(
+            "invstd", "TInvstd", "1 / sqrt(variance + eps) of the channels on each worker, (W, C)."
+        ),
+        OpSchema.FormalParameter(
+            "running_mean",
+            "TRunningMean",
+            "Running mean of each channel, (C).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter(
+            "running_var",
+            "TRunningVar",
+            "Running variance of each channel, (C).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter("counts", "TCounts", "Number of elements per channel on each worker, (W)."),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("mean_all", "TMean", "Mean of each channel over all workers, (C)."),
+        OpSchema.FormalParameter("invstd_all", "TMean", "1 / sqrt(biased variance + eps) over all workers, (C)."),
+        OpSchema.FormalParameter(
+            "running_mean_out",
+            "TRunningMean",
+            "The running mean after this batch, (C).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+        OpSchema.FormalParameter(
+            "running_var_out",
+            "TRunningVar",
+            "The running variance after this batch, (C).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+    ],
+    type_constraints=[
+        *(
+            (name, tensor_types(FLOATS), "Floating types.")
+            for name in ("T", "TMean", "TInvstd", "TRunningMean", "TRunningVar")
+        ),
+        ("TCounts", tensor_types(COUNTS), "int32 and floating types."),
+    ],
+    attributes=[
+        attribute("momentum", 0.1, "The weight of this batch in the running values."),
+        attribute("eps", 1e-5, "Added to the variance; the one that BatchNormStats was given."),
+    ],
+)
+
+
+def reference(
+    input: np.ndarray,
+    mean: np.ndarray,
+    invstd: np.ndarray,
+    running_mean: np.ndarray | None,
+    running_var: np.ndarray | None,
+    counts: np.ndarray,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        input: floating array (N, C, ...), not read.
+        mean, invstd: floating arrays (W, C).
+        running_mean, running_var: floating arrays (C); each may be None.
+        counts: int32 or floating array (W).
+        momentum, eps: read as float32.
+        dtype: answer in this dtype instead of the outputs' own.
+
+    Returns:
+        mean_all (C), invstd_all (C), running_mean_out (C) and running_var_out (C), or None for one without its input.
+    """
+    counting = counts.astype(np.float64) != 0
+    count = counts.astype(np.float64)[counting, None]
+    means, spread = mean.astype(np.float64)[counting], invstd.astype(np.float64)[counting]
+    n = count.sum()
+    with np.errstate(all="ignore"):
+        if n == 0:
+            total_mean = total_invstd = np.zeros(mean.shape[1])
+            share, unbiased = np.float64(0), total_mean
+        else:
+            variance = 1 / spread**2 - eps_of(eps)
+            variance[variance < 0] = 0
+            total_mean = (count / n * means).sum(axis=0)
+            m2 = (count * (variance + (means - total_mean) ** 2)).sum(axis=0)
+            total_invstd = inverse_deviation(m2 / n, eps)
+            share, unbiased = np.float64(np.float32(momentum)), np.zeros_like(m2) if n <= 1 else m2 / (n - 1)
+        running = [
+            None if old is None else rounded((1 - share) * old.astype(np.float64) + share * new, old.dtype, dtype)
+            for old, new in ((running_mean, total_mean), (running_var, unbiased))
+        ]
+    return rounded(total_mean, mean.dtype, dtype), rounded(total_invstd, mean.dtype, dtype), running[0], running[1]
+
+
+# --- the kernel: one task for each block of channels ------------------------------------------------------------------
+
+INPUT, MEAN, INVSTD, RUNNING_MEAN, RUNNING_VAR, WORKERS = range(6)
+MEAN_ALL, INVSTD_ALL, RUNNING_MEAN_OUT, RUNNING_VAR_OUT = range(4)
+ATTRIBUTES = attributes_of(SCHEMA)
+BLOCK = 512
+"""Channels of a task."""
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes; one task for each block of channels."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    if job.rank[INPUT] < 2 or job.rank[INPUT] > MAX_RANK or job.dims[INPUT, 1] == 0:
+        return REFUSED
+    if job.rank[MEAN] != 2 or job.rank[INVSTD] != 2 or job.rank[WORKERS] != 1:
+        return REFUSED
+    channels, workers = job.dims[INPUT, 1], job.dims[WORKERS, 0]
+    for i in (MEAN, INVSTD):
+        if job.dims[i, 0] != workers or job.dims[i, 1] != channels:
+            return REFUSED
+    for i in (RUNNING_MEAN, RUNNING_VAR):
+        if kernel.element_type[i] != 0 and (job.rank[i] != 1 or job.dims[i, 0] != channels):
+            return REFUSED
+    for k in range(4):
+        job.output_rank[k] = 1
+        job.output_dims[k, 0] = channels
+    job.tasks = (channels + BLOCK - 1) // BLOCK
+    return OK
+
+
+def task(job_address: int, number: int) -> None:
+    """The channels of one block."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    eps, momentum = float(attributes.eps), float(attributes.momentum)
+    channels, workers = job.dims[INPUT, 1], job.dims[WORKERS, 0]
+    mean_type, invstd_type, count_type = (
+        kernel.element_type[MEAN],
+        kernel.element_type[INVSTD],
+        kernel.element_type[WORKERS],
+    )
+    first = number * BLOCK
+    width = min(BLOCK, channels - first)
+    memory = malloc(8 * 5 * BLOCK)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    row_address, mean_address, variance_address = memory, memory + 8 * BLOCK, memory + 16 * BLOCK
+    row = array_at(row_address, width, np.float64)
+    mean = array_at(mean_address, width, np.float64)
+    variance = array_at(variance_address, width, np.float64)
+    pivot = array_at(memory + 24 * BLOCK, width, np.float64)
+    result_address = memory + 32 * BLOCK
+    result = array_at(result_address, width, np.float64)
+
+    n, seen = 0.0, False
+    for c in range(width):
+        mean[c] = 0.0
+        variance[c] = 0.0
+    for w in range(workers):
+        n += number_at(job.data[WORKERS], count_type, w)
+    # Differences from the mean of one worker: what all workers have in common is not rounded.
+    for w in range(workers):
+        count = number_at(job.data[WORKERS], count_type, w)
+        if count == 0.0 or n == 0.0:
+            continue
+        start = w * channels + first
+        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, row_address)
+        for c in range(width):
+            if not seen:
+                pivot[c] = row[c] if row[c] - row[c] == 0.0 else 0.0
+            mean[c] += count * (row[c] - pivot[c])
+        seen = True
+    for c in range(width):
+        if n != 0.0:
+            mean[c] = pivot[c] + mean[c] / n
+    for w in range(workers):
+        count = number_at(job.data[WORKERS], count_type, w)
+        if count == 0.0 or n == 0.0:
+            continue
+        start = w * channels + first
+        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, row_address)
+        for c in range(width):
+            difference = row[c] - mean[c]
+            variance[c] += count * (difference * difference)
+        read_numbers(kernel.read, job.data[INVSTD] + start * item_size(invstd_type), invstd_type, width, row_address)
+        for c in range(width):
+            own = 1.0 / (row[c] * row[c]) - eps
+            variance[c] += count * (0.0 if own < 0.0 else own)
+
+    write_numbers(
+        kernel.write,
+        mean_address,
+        kernel.output_type[MEAN_ALL],
+        width,
+        job.output[MEAN_ALL] + first * item_size(kernel.output_type[MEAN_ALL]),
+    )
+    for c in range(width):
+        result[c] = 0.0 if n == 0.0 else 1.0 / math.sqrt(variance[c] / n + eps)
+    write_numbers(
+        kernel.write,
+        result_address,
+        kernel.output_type[INVSTD_ALL],
+        width,
+        job.output[INVSTD_ALL] + first * item_size(kernel.output_type[INVSTD_ALL]),
+    )
+    for c in range(width):
+        variance[c] = 0.0 if n <= 1.0 else variance[c] / (n - 1.0)
+    for k in range(2):
+        output, source = RUNNING_MEAN_OUT + k, RUNNING_MEAN + k
+        if kernel.output_type[output] == 0:
+            continue
+        element_type = kernel.element_type[source]
+        offset = first * item_size(element_type)
+        read_numbers(kernel.read, job.data[source] + offset, element_type, width, row_address)
+        if n != 0.0:
+            for c in range(width):
+                row[c] = (1.0 - momentum) * row[c] + momentum * (mean[c] if k == 0 else variance[c])
+        write_numbers(kernel.write, row_address, element_type, width, job.output[output] + offset)
+    free(memory)
+
+
+body: Any = None
+
+SPACE = IndexSpace(
+    {"input": Role.SHAPE | Role.UNREAD, "running_mean": Role.CHANNEL, "running_var": Role.CHANNEL},
+    ranks=(2, MAX_RANK),
+)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    channels = channels_of(SPACE.shape(call))
+    counts = call.shape("counts")
+    if counts is not None and len(counts) != 1:
+        raise call.shape_error("counts", "one number per worker, (W)")
+    expected: Shape = (None if counts is None else counts[0], channels)
+    for name in ("mean", "invstd"):
+        call.same_shape(name, expected, "W as in 'counts' and the channels of 'input'")
+    for name in ("running_mean", "running_var"):
+        if call.wants(f"{name}_out") and not call.present(name):
+            raise call.error(
+                f"output '{name}_out' is asked for, but input '{name}' is missing",
+                Status.ACLNN_ERR_PARAM_NULLPTR,
+            )
+    shape = (channels,)
+    dtypes = map(call.dtype, ("mean", "mean", "running_mean", "running_var"))
+    return tuple(TensorType(dtype, shape) for dtype in dtypes)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "input": [[0.0], [1.0]],
+            "mean": [[0.0], [3.0], [9.0]],
+            "invstd": [[0.5], [0.5], [0.0]],
+            "running_mean": [0.5],
+            "running_var": [2.5],
+            "counts": [3, 3, 0],  # the third worker has no elements
+        },
+        {"mean_all": [1.5], "invstd_all": [0.4], "running_mean_out": [1.0], "running_var_out": [5.0]},
+        {"momentum": 0.5, "eps": 0.0},
+    ),
+    typed_inputs=("mean", "running_mean", "running_var"),
+    missing={name: Missing(0.0, like="mean", axis=1, dtype_of="mean") for name in ("running_mean", "running_var")},
+)

@@ -1,0 +1,205 @@
+"""BatchNormReduceBackward: the sums that the gradient of synchronized batch normalization needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.records import CHUNK
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, sum_dtype, sum_type
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "BatchNormReduceBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+First step of the gradient of synchronized batch normalization (aclnnBatchNormReduceBackward): every worker computes
+sums over its own elements. sum_dy and sum_dy_xmu, added up over the workers, go into BatchNormElemtBackward.
+grad_weight and grad_bias, added up over the workers, are the gradients by weight and bias.
+
+    sum_dy      = sum(grad_out)
+    sum_dy_xmu  = sum(grad_out * (input - mean))
+    grad_weight = sum_dy_xmu * invstd
+    grad_bias   = sum_dy
+
+The sums are over all axes but axis 1, the channels.
+
+Shapes: grad_out and input (N, C, ...) of rank 2 to 8, C >= 1; mean, invstd, weight and all outputs (C).
+
+Dtypes: each input may be float16, bfloat16, float or double. sum_dy and sum_dy_xmu are double where input is double,
+else float; grad_weight and grad_bias have weight's dtype, without a weight mean's. All is computed in double and
+rounded once.
+
+Edge rules: each output may be left out, but not all of them. weight sets no value. Without elements the sums are 0. NaN
+and infinities give what the formula gives.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
+        OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...)."),
+        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
+        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
+        OpSchema.FormalParameter(
+            "weight",
+            "TWeight",
+            "Scale of each channel, (C); tells the dtype of two outputs.",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+    ],
+    outputs=[
+        OpSchema.FormalParameter(name, kind, text, param_option=OpSchema.FormalParameterOption.Optional)
+        for name, kind, text in (
+            ("sum_dy", "TSum", "Sum of grad_out on this worker, (C)."),
+            ("sum_dy_xmu", "TSum", "Sum of grad_out * (input - mean) on this worker, (C)."),
+            ("grad_weight", "TParameter", "This worker's part of the gradient by weight, (C)."),
+            ("grad_bias", "TParameter", "This worker's part of the gradient by bias, (C)."),
+        )
+    ],
+    type_constraints=[
+        *((name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "T", "TMean", "TInvstd", "TWeight")),
+        ("TSum", tensor_types((TensorProto.FLOAT, TensorProto.DOUBLE)), "double if input is double, else float."),
+        ("TParameter", tensor_types(FLOATS), "weight's dtype, without a weight mean's."),
+    ],
+)
+
+
+def reference(
+    grad_out: np.ndarray,
+    input: np.ndarray,
+    mean: np.ndarray,
+    invstd: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        grad_out, input: floating arrays (N, C, ...).
+        mean, invstd, weight: floating arrays (C); weight may be None.
+        dtype: answer in this dtype instead of the outputs' own.
+
+    Returns:
+        sum_dy, sum_dy_xmu, grad_weight and grad_bias, each (C).
+    """
+    sums, parameter = sum_dtype(input), (mean if weight is None else weight).dtype
+    grad = by_channel(grad_out)
+    with np.errstate(all="ignore"):
+        sum_dy = grad.sum(axis=1)
+        sum_dy_xmu = (grad * (by_channel(input) - mean.astype(np.float64)[:, None])).sum(axis=1)
+        grad_weight = sum_dy_xmu * invstd.astype(np.float64)
+    return (
+        rounded(sum_dy, sums, dtype),
+        rounded(sum_dy_xmu, sums, dtype),
+        rounded(grad_weight, parameter, dtype),
+        rounded(sum_dy, parameter, dtype),
+    )
+
+
+def both_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_out, x, mean = operands[0], operands[1], operands[2]
+    for i in range(count):
+        grad = wide(grad_out[i])
+        out[i] = grad
+        out[CHUNK + i] = grad * (wide(x[i]) - wide(mean[i]))
+
+
+def gradients(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_out = operands[0]
+    for i in range(count):
+        out[i] = wide(grad_out[i])
+
+
+def products(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_out, x, mean = operands[0], operands[1], operands[2]
+    for i in range(count):
+        out[i] = wide(grad_out[i]) * (wide(x[i]) - wide(mean[i]))
+
+
+def finish_both(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+    invstd = channel_inputs[1]
+    for c in range(kept):
+        results[0][c] = totals[0][c]
+        results[1][c] = totals[1][c]
+        results[2][c] = totals[1][c] * invstd[c]
+        results[3][c] = totals[0][c]
+
+
+def finish_gradients(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+    for c in range(kept):
+        results[0][c] = totals[0][c]
+        results[3][c] = totals[0][c]
+
+
+def finish_products(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+    invstd = channel_inputs[1]
+    for c in range(kept):
+        results[1][c] = totals[0][c]
+        results[2][c] = totals[0][c] * invstd[c]
+
+
+body: Any = None
+
+SPACE = IndexSpace(
+    {
+        "grad_out": Role.SAME,
+        "input": Role.SHAPE,
+        "mean": Role.CHANNEL,
+        "invstd": Role.CHANNEL,
+        "weight": Role.CHANNEL,
+    },
+    ranks=(2, MAX_RANK),
+)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    shape = (channels_of(SPACE.shape(call)),)
+    sums = TensorType(sum_type(call), shape)
+    parameters = TensorType(call.dtype("weight" if call.present("weight") else "mean"), shape)
+    return sums, sums, parameters, parameters
+
+
+def kernel(call: Call) -> Loop:
+    compute = computing_type(call)
+    wants_gradients = call.wants("sum_dy") or call.wants("grad_bias")
+    wants_products = call.wants("sum_dy_xmu") or call.wants("grad_weight")
+    if wants_gradients and wants_products:
+        sums = Sums(both_terms, compute, Kept.CHANNELS, terms=2, finish=finish_both)
+    elif wants_products:
+        sums = Sums(products, compute, Kept.CHANNELS, finish=finish_products)
+    else:
+        sums = Sums(gradients, compute, Kept.CHANNELS, finish=finish_gradients)
+    return Loop(SPACE, compute, sums=sums)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "grad_out": [[1.0, 0.0], [2.0, 4.0]],
+            "input": [[1.0, 2.0], [3.0, 6.0]],
+            "mean": [2.0, 4.0],
+            "invstd": [1.0, 0.5],
+        },
+        {"sum_dy": [3.0, 4.0], "sum_dy_xmu": [1.0, 8.0], "grad_weight": [1.0, 4.0], "grad_bias": [3.0, 4.0]},
+    ),
+    typed_inputs=("input", "mean", "weight"),
+    missing={"weight": Missing(1.0, like="mean", axis=0, dtype_of="mean")},
+)

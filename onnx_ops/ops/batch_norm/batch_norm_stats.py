@@ -1,0 +1,144 @@
+"""BatchNormStats: mean and inverse standard deviation of each channel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.records import CHUNK
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, inverse_deviation, sum_dtype, sum_type
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "BatchNormStats",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+First step of synchronized batch normalization (aclnnBatchNormStats). Several workers share a batch; every worker
+computes the statistics of its own elements, and BatchNormGatherStatsWithCounts merges them.
+
+    mean   = sum(input) / n
+    invstd = 1 / sqrt(sum((input - mean)^2) / n + eps)
+
+The sums are over all axes but axis 1, the channels; n is the number of elements that a channel has.
+
+Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; mean and invstd (C).
+
+Dtypes: input float16, bfloat16, float or double. mean and invstd are double where input is double, else float. All is
+computed in double and rounded once.
+
+Edge rules: without elements, n = 0, mean and invstd are 0. Digits are not lost where the mean is much larger than the
+deviation. NaN and infinities give what the formula gives.
+""",
+    inputs=[OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...).")],
+    outputs=[
+        OpSchema.FormalParameter("mean", "TStats", "Mean of each channel, (C)."),
+        OpSchema.FormalParameter("invstd", "TStats", "1 / sqrt(biased variance + eps) of each channel, (C)."),
+    ],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TStats", tensor_types((TensorProto.FLOAT, TensorProto.DOUBLE)), "double if input is double, else float."),
+    ],
+    attributes=[attribute("eps", 1e-5, "Added to the variance.")],
+)
+
+
+def reference(
+    input: np.ndarray, *, eps: float = 1e-5, dtype: npt.DTypeLike | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        input: floating array (N, C, ...).
+        eps: read as a float32.
+        dtype: answer in this dtype instead of float64 for float64, else float32.
+
+    Returns:
+        mean (C) and invstd (C).
+    """
+    x = by_channel(input)
+    if x.shape[1] == 0:
+        mean = invstd = np.zeros(x.shape[0])
+    else:
+        with np.errstate(all="ignore"):
+            mean = x.mean(axis=1)
+            invstd = inverse_deviation(((x - mean[:, None]) ** 2).mean(axis=1), eps)
+    out = sum_dtype(input)
+    return rounded(mean, out, dtype), rounded(invstd, out, dtype)
+
+
+def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """Differences from the pivot, an element of the channel, and their squares.
+
+    Two of the elements at least are as far from the mean as the pivot is, or farther. So the variance is at least 2/n
+    of the square of that distance, and of n = 10^7 elements the sums lose 7 of their 16 digits at the most.
+    """
+    x, pivot = operands[0], operands[1]
+    for i in range(count):
+        difference = wide(x[i]) - wide(pivot[i])
+        out[i] = difference
+        out[CHUNK + i] = difference * difference
+
+
+def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+    """From the sums of `moments`; parameters[1]: eps."""
+    pivots = channel_inputs[0]
+    for c in range(kept):
+        if count == 0:
+            results[0][c] = 0.0
+            results[1][c] = 0.0
+            continue
+        total, squares = totals[0][c], totals[1][c]
+        shift = total / count
+        variance = (squares - shift * total) / count
+        if squares == math.inf and shift - shift == 0.0:  # the squares alone are beyond float64
+            variance = math.inf
+        if variance < 0.0:
+            variance = 0.0
+        results[0][c] = pivots[c] + shift
+        results[1][c] = 1.0 / math.sqrt(variance + parameters[1])
+
+
+body: Any = None
+
+SPACE = IndexSpace({"input": Role.SHAPE}, ranks=(2, MAX_RANK))
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    statistics = TensorType(sum_type(call), (channels_of(SPACE.shape(call)),))
+    return statistics, statistics
+
+
+def kernel(call: Call) -> Loop:
+    compute = computing_type(call)
+    sums = Sums(moments, compute, Kept.CHANNELS, terms=2, finish=finish, pivot="input")
+    return Loop(SPACE, compute, sums=sums, parameters=(float(call.attributes["eps"]),))
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"input": [[1.0, 0.0], [3.0, 4.0]]},
+        {"mean": [2.0, 2.0], "invstd": [1.0, 0.5]},
+        {"eps": 0.0},
+    ),
+    typed_inputs=("input",),
+)
