@@ -15,7 +15,7 @@ from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.primitives import add_any_order, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, sum_dtype, sum_type
@@ -109,12 +109,23 @@ def reference(
     )
 
 
-def both_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
     grad_out, x, mean = operands[0], operands[1], operands[2]
     for i in range(count):
         grad = wide(grad_out[i])
         out[i] = grad
         out[CHUNK + i] = grad * (wide(x[i]) - wide(mean[i]))
+
+
+def both_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The sums of `both` over elements of one channel."""
+    grad_out, x, mean = operands[0], operands[1], wide(operands[2][0])
+    total, product = 0.0, 0.0
+    for i in range(count):
+        grad = wide(grad_out[i])
+        total = add_any_order(total, grad)
+        product = add_any_order(product, grad * (wide(x[i]) - mean))
+    out[0], out[1] = total, product
 
 
 def gradients(operands: Any, out: Any, count: int, parameters: Any) -> None:
@@ -123,10 +134,26 @@ def gradients(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = wide(grad_out[i])
 
 
+def gradients_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_out = operands[0]
+    total = 0.0
+    for i in range(count):
+        total = add_any_order(total, wide(grad_out[i]))
+    out[0] = total
+
+
 def products(operands: Any, out: Any, count: int, parameters: Any) -> None:
     grad_out, x, mean = operands[0], operands[1], operands[2]
     for i in range(count):
         out[i] = wide(grad_out[i]) * (wide(x[i]) - wide(mean[i]))
+
+
+def products_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_out, x, mean = operands[0], operands[1], wide(operands[2][0])
+    product = 0.0
+    for i in range(count):
+        product = add_any_order(product, wide(grad_out[i]) * (wide(x[i]) - mean))
+    out[0] = product
 
 
 def finish_both(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
@@ -177,11 +204,11 @@ def kernel(call: Call) -> Loop:
     wants_gradients = call.wants("sum_dy") or call.wants("grad_bias")
     wants_products = call.wants("sum_dy_xmu") or call.wants("grad_weight")
     if wants_gradients and wants_products:
-        sums = Sums(both_terms, compute, Kept.CHANNELS, terms=2, finish=finish_both)
+        sums = Sums(both, compute, Kept.CHANNELS, terms=2, totals=both_of_channel, finish=finish_both)
     elif wants_products:
-        sums = Sums(products, compute, Kept.CHANNELS, finish=finish_products)
+        sums = Sums(products, compute, Kept.CHANNELS, totals=products_of_channel, finish=finish_products)
     else:
-        sums = Sums(gradients, compute, Kept.CHANNELS, finish=finish_gradients)
+        sums = Sums(gradients, compute, Kept.CHANNELS, totals=gradients_of_channel, finish=finish_gradients)
     return Loop(SPACE, compute, sums=sums)
 
 

@@ -16,7 +16,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.primitives import add_any_order, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, inverse_deviation, sum_dtype, sum_type
@@ -82,16 +82,27 @@ def reference(
 
 
 def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Differences from the pivot, an element of the channel, and their squares.
+    """Differences from the pivot, which is the median of some elements of the channel, and their squares.
 
-    Two of the elements at least are as far from the mean as the pivot is, or farther. So the variance is at least 2/n
-    of the square of that distance, and of n = 10^7 elements the sums lose 7 of their 16 digits at the most.
+    Where the pivot lies far from the mean, so do half of those elements, and the variance is large as well. So the
+    squares, from which `finish` subtracts the square of that distance, keep enough of their digits.
     """
     x, pivot = operands[0], operands[1]
     for i in range(count):
         difference = wide(x[i]) - wide(pivot[i])
         out[i] = difference
         out[CHUNK + i] = difference * difference
+
+
+def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The sums of `moments` over elements of one channel."""
+    x, pivot = operands[0], wide(operands[1][0])
+    total, squares = 0.0, 0.0
+    for i in range(count):
+        difference = wide(x[i]) - pivot
+        total = add_any_order(total, difference)
+        squares = add_any_order(squares, difference * difference)
+    out[0], out[1] = total, squares
 
 
 def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
@@ -125,7 +136,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     compute = computing_type(call)
-    sums = Sums(moments, compute, Kept.CHANNELS, terms=2, finish=finish, pivot="input")
+    sums = Sums(moments, compute, Kept.CHANNELS, terms=2, totals=moments_of_channel, finish=finish, pivot="input")
     return Loop(SPACE, compute, sums=sums, parameters=(float(call.attributes["eps"]),))
 
 
