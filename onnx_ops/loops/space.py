@@ -22,7 +22,7 @@ class Role(enum.IntFlag):
     SAME = 4  # has the shape of the index space
     CHANNEL = 8  # 1-D, one number per index of axis 1
     COUNT = 16  # any shape; the sum of all elements counts
-    UNREAD = 32  # only the shape enters, not the values
+    UNREAD = 32  # the core does not read its values
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ BLOCK = 16384
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 """Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
 MAX_SLICES = 64
-SAMPLES = 15
+SAMPLES, SAMPLED_EVERY = 15, 128
+"""Elements at the most of which a pivot is the median, and how many there must be for each two of them: they are read
+one by one. Where there are few elements, few digits can be lost."""
 SAMPLES_BYTES = 8 * SAMPLES
 LONG = 32
 """Runs of memory below this length are not worth a call each: they are stretched, tiled, or laid out as a pattern."""
@@ -112,7 +114,9 @@ def plan(kernel_address, job_address):
         layout.data[i] = job.data[i]
         if role & CHANNEL:
             layout.source_type[i] = compute_type  # as `begin` leaves it
-            if layout.patterned:
+            if role & UNREAD:
+                layout.kind[i] = ABSENT
+            elif layout.patterned:
                 layout.kind[i] = LINEAR if layout.pattern >= layout.size else STRIDED
                 layout.operand_axes[i] = 2
                 layout.operand_extent[i, 0], layout.operand_stride[i, 0] = layout.size, 0
@@ -329,7 +333,7 @@ def find_pivots(kernel, loop, job, layout, target, kept):
     inner = layout.inner if loop.kept == CHANNELS else count
     samples_address = stack(SAMPLES_BYTES)
     samples, pivots = f8_at(samples_address), f8_at(target)
-    taken = min(count, SAMPLES)
+    taken = min(count, 1 + 2 * (count // SAMPLED_EVERY), SAMPLES)
     for c in range(kept):
         for k in range(taken):
             value = sample(source, element_type, count * k // taken, c, kept, inner)
