@@ -180,16 +180,16 @@ def finish_products(totals: Any, channel_inputs: Any, results: Any, kept: int, c
 
 body: Any = None
 
-SPACE = IndexSpace(
-    {
-        "grad_out": Role.SAME,
-        "input": Role.SHAPE,
-        "mean": Role.CHANNEL,
-        "invstd": Role.CHANNEL,
-        "weight": Role.CHANNEL,
-    },
-    ranks=(2, MAX_RANK),
-)
+ROLES = {
+    "grad_out": Role.SAME,
+    "input": Role.SHAPE,
+    "mean": Role.CHANNEL,
+    "invstd": Role.CHANNEL | Role.UNREAD,
+    "weight": Role.CHANNEL | Role.UNREAD,
+}
+RANKS = (2, MAX_RANK)
+SPACE = IndexSpace(ROLES, RANKS)
+SPACE_OF_GRADIENTS = IndexSpace(ROLES | {"input": Role.SHAPE | Role.UNREAD, "mean": Role.CHANNEL | Role.UNREAD}, RANKS)
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -209,7 +209,7 @@ def kernel(call: Call) -> Loop:
         sums = Sums(products, compute, Kept.CHANNELS, totals=products_of_channel, finish=finish_products)
     else:
         sums = Sums(gradients, compute, Kept.CHANNELS, totals=gradients_of_channel, finish=finish_gradients)
-    return Loop(SPACE, compute, sums=sums)
+    return Loop(SPACE if wants_products else SPACE_OF_GRADIENTS, compute, sums=sums)
 
 
 OP = Op(
