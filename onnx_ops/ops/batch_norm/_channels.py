@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Dim, Shape
+from onnx_ops.graph.builder import Value
 
 COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 """Element types of the numbers of elements that workers have."""
@@ -29,7 +33,7 @@ def sum_dtype(input: np.ndarray) -> np.dtype:
     return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
 
 
-def column(numbers: np.ndarray, rank: int) -> np.ndarray:
+def column_of(numbers: np.ndarray, rank: int) -> np.ndarray:
     """One number per channel (C), as (C, 1, ..., 1), which broadcasts to (N, C, ...)."""
     return numbers.reshape(-1, *[1] * (rank - 2))
 
@@ -47,3 +51,27 @@ def eps_of(eps: float) -> np.float64:
 def inverse_deviation(variance: npt.ArrayLike, eps: float) -> np.ndarray:
     """1 / sqrt(variance + eps)."""
     return np.asarray(1 / np.sqrt(variance + eps_of(eps)))
+
+
+def axes_but_channels(b: Body) -> Value:
+    """The axes of `input` but for axis 1, in a portable body."""
+    rank = b.op("Size", b.op("Shape", b.inputs["input"], name="input_shape"), name="rank")
+    return b.op("Concat", [0], b.op("Range", 2, rank, 1, name="later_axes"), name="axes", axis=0)
+
+
+def channel_count(b: Body) -> Value:
+    """(C), in a portable body."""
+    return b.op("Shape", b.inputs["input"], name="channels", start=1, end=2)
+
+
+def along_channels(b: Body) -> Callable[[str], Value]:
+    """For a portable body: what gives a per-channel input as (C, 1, ..., 1), in the computing dtype."""
+    later_sizes = b.op("Shape", b.inputs["input"], name="later_sizes", start=2)
+    later_rank = b.op("Shape", later_sizes, name="later_rank")
+    ones = b.op("ConstantOfShape", later_rank, name="later_ones", value=b.array([1]))
+    shape = b.op("Concat", channel_count(b), ones, name="column", axis=0)
+
+    def loaded(name: str) -> Value:
+        return b.op("Reshape", b.load(name), shape, name=f"{name}_column")
+
+    return loaded

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx.defs import OpSchema
 
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Missing, Op
@@ -16,7 +17,7 @@ from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import wide
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import column
+from onnx_ops.ops.batch_norm._channels import along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
@@ -85,7 +86,7 @@ def reference(
         Array of input's shape.
     """
     mu, inv, w, b = (
-        np.float64(instead) if a is None else column(a.astype(np.float64), input.ndim)
+        np.float64(instead) if a is None else column_of(a.astype(np.float64), input.ndim)
         for a, instead in ((mean, 0), (invstd, 1), (weight, 1), (bias, 0))
     )
     with np.errstate(all="ignore"):
@@ -107,7 +108,13 @@ def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> N
         out[i] = (wide(x[i]) - mean) * scale + bias
 
 
-body: Any = None
+def body(b: Body) -> None:
+    column = along_channels(b)
+    scale = (column("invstd") * column("weight")).named("scale") if b.has("weight") else column("invstd")
+    centred = (b.load("input") - column("mean")).named("centred")
+    result = (centred * scale).named("scaled")
+    b.store("out", (result + column("bias")).named("result") if b.has("bias") else result, "input")
+
 
 SPACE = IndexSpace(
     {

@@ -14,11 +14,10 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
-from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import wide
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import COUNTS, column
+from onnx_ops.ops.batch_norm._channels import COUNTS, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -103,7 +102,7 @@ def reference(
     """
     compute = computing_dtype((grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu), dtype)
     mu, inv, w, dy, dy_xmu = (
-        np.float64(1) if a is None else column(a.astype(np.float64), input.ndim)
+        np.float64(1) if a is None else column_of(a.astype(np.float64), input.ndim)
         for a in (mean, invstd, weight, sum_dy, sum_dy_xmu)
     )
     with np.errstate(all="ignore"):
@@ -148,24 +147,15 @@ def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
 
 def body(b: Body) -> None:
     grad, x = b.load("grad_out"), b.load("input")
-    # The per-channel inputs lie along axis 1: (C) to (C, 1, ..., 1).
-    channels = b.op("Shape", b.inputs["input"], name="channels", start=1, end=2)
-    rank_minus_two = b.op("Shape", b.inputs["input"], name="rank_minus_two", start=2)
-    trailing_count = b.op("Shape", rank_minus_two, name="trailing_count")
-    trailing = b.op("ConstantOfShape", trailing_count, name="trailing", value=b.array([1]))
-    column = b.op("Concat", channels, trailing, name="column", axis=0)
-
-    def along_channels(name: str) -> Value:
-        return b.op("Reshape", b.load(name), column, name=f"{name}_column")
-
+    column = along_channels(b)
     count = b.inputs["counter"].cast(b.compute).named("count")
     n = b.op("ReduceSum", count, name="n", keepdims=0)
-    invstd = along_channels("invstd")
-    offset = (along_channels("sum_dy") / n).named("offset")
-    mean_dy_xmu = (along_channels("sum_dy_xmu") / n).named("mean_dy_xmu")
+    invstd = column("invstd")
+    offset = (column("sum_dy") / n).named("offset")
+    mean_dy_xmu = (column("sum_dy_xmu") / n).named("mean_dy_xmu")
     slope = (mean_dy_xmu * (invstd * invstd).named("variance_inverse")).named("slope")
-    scale = (invstd * along_channels("weight")).named("scale") if b.has("weight") else invstd
-    centred = (x - along_channels("mean")).named("centred")
+    scale = (invstd * column("weight")).named("scale") if b.has("weight") else invstd
+    centred = (x - column("mean")).named("centred")
     grad_centred = (grad - offset).named("grad_centred")
     grad_projected = (grad_centred - (centred * slope).named("along_input")).named("grad_projected")
     b.store("grad_input", (grad_projected * scale).named("result"), "input")

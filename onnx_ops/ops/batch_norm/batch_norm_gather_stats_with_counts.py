@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx.defs import OpSchema
 
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import Status
 from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, Shape, TensorType
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
@@ -280,7 +281,39 @@ def task(job_address: int, number: int) -> None:
     free(memory)
 
 
-body: Any = None
+def body(b: Body) -> None:
+    b.widen()
+    counts = b.op("Unsqueeze", b.load("counts"), [1], name="counts_column")
+    ignored = counts.equal(0.0).named("ignored")
+    n = b.op("ReduceSum", counts, [0], name="n", keepdims=0)
+    is_empty = n.equal(0.0).named("is_empty")
+    share = (counts / b.op("Where", is_empty, 1.0, n, name="divisor")).named("share")
+
+    def total(numbers: Value, name: str) -> Value:
+        """The sum over the workers, each with its share."""
+        counted = b.op("Where", ignored, 0.0, (share * numbers).named(f"{name}_shares"), name=f"{name}_counted")
+        return b.op("ReduceSum", counted, [0], name=name, keepdims=0)
+
+    eps, invstds, means = b.value_of("eps"), b.load("invstd"), b.load("mean")
+    own = (1.0 / (invstds * invstds).named("precisions") - eps).named("own")
+    own = b.op("Where", own.less(0.0), 0.0, own, name="own_variances")
+    mean = total(means, "whole_mean")
+    centred = (means - mean).named("centred")
+    variance = total((own + (centred * centred).named("squares")).named("variances"), "whole_variance")
+    invstd = (1.0 / b.op("Sqrt", variance + eps, name="deviation")).named("inverse")
+    b.store("mean_all", mean, "mean")
+    b.store("invstd_all", b.op("Where", is_empty, 0.0, invstd, name="whole_invstd"), "mean")
+
+    def updated(name: str, value: Value) -> None:
+        if b.wants(f"{name}_out"):
+            before, momentum = b.load(name), b.value_of("momentum")
+            after = (before * (1.0 - momentum) + value * momentum).named(f"{name}_after")
+            b.store(f"{name}_out", b.op("Where", is_empty, before, after, name=f"{name}_result"), name)
+
+    updated("running_mean", mean)
+    corrected = (variance * n / (n - 1.0)).named("corrected")
+    updated("running_var", b.op("Where", n.less_or_equal(1.0), 0.0, corrected, name="unbiased"))
+
 
 SPACE = IndexSpace(
     {"input": Role.SHAPE | Role.UNREAD, "running_mean": Role.CHANNEL, "running_var": Role.CHANNEL},

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 from onnx.defs import OpSchema
 
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Missing, Op
@@ -18,7 +19,14 @@ from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import add_any_order, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, sum_dtype, sum_type
+from onnx_ops.ops.batch_norm._channels import (
+    along_channels,
+    axes_but_channels,
+    by_channel,
+    channels_of,
+    sum_dtype,
+    sum_type,
+)
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
@@ -46,6 +54,9 @@ rounded once.
 
 Edge rules: each output may be left out, but not all of them. weight sets no value. Without elements the sums are 0. NaN
 and infinities give what the formula gives.
+
+Without a kernel: the results are the same to the last digits. Of the shapes that are known only at run time, that of
+mean is checked. If the model does not tell input's dtype, that must be float or double.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
@@ -178,7 +189,19 @@ def finish_products(totals: Any, channel_inputs: Any, results: Any, kept: int, c
         results[2][c] = totals[0][c] * invstd[c]
 
 
-body: Any = None
+def body(b: Body) -> None:
+    b.widen()
+    grad, axes = b.load("grad_out"), axes_but_channels(b)
+    column = along_channels(b)
+    parameter = "weight" if b.has("weight") else "mean"
+    sum_dy = b.op("ReduceSum", grad, axes, name="grad_sum", keepdims=0)
+    product = grad * (b.load("input") - column("mean")).named("centred")
+    sum_dy_xmu = b.op("ReduceSum", product.named("products"), axes, name="product_sum", keepdims=0)
+    b.store("sum_dy", sum_dy, "input")
+    b.store("sum_dy_xmu", sum_dy_xmu, "input")
+    b.store("grad_weight", (sum_dy_xmu * b.load("invstd")).named("weight_sum"), parameter)
+    b.store("grad_bias", sum_dy, parameter)
+
 
 ROLES = {
     "grad_out": Role.SAME,

@@ -10,16 +10,26 @@ import numpy.typing as npt
 from onnx import TensorProto
 from onnx.defs import OpSchema
 
+from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import add_any_order, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import by_channel, channels_of, inverse_deviation, sum_dtype, sum_type
+from onnx_ops.ops.batch_norm._channels import (
+    axes_but_channels,
+    by_channel,
+    channel_count,
+    channels_of,
+    inverse_deviation,
+    sum_dtype,
+    sum_type,
+)
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
@@ -43,6 +53,9 @@ computed in double and rounded once.
 
 Edge rules: without elements, n = 0, mean and invstd are 0. Digits are not lost where the mean is much larger than the
 deviation. NaN and infinities give what the formula gives.
+
+Without a kernel: the results are the same to the last digits. If the model does not tell input's dtype, that must be
+float or double.
 """,
     inputs=[OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...).")],
     outputs=[
@@ -124,7 +137,24 @@ def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int
         results[1][c] = 1.0 / math.sqrt(variance + parameters[1])
 
 
-body: Any = None
+def body(b: Body) -> None:
+    b.widen()
+    x, axes, channels = b.load("input"), axes_but_channels(b), channel_count(b)
+    n = (b.op("Size", b.inputs["input"], name="size") / channels).named("n")
+    count = b.op("Max", n, [1], name="n_or_one").cast(b.compute).named("count")
+
+    def average(values: Value, name: str) -> Value:
+        return (b.op("ReduceSum", values, axes, name=f"{name}_sum", keepdims=1) / count).named(name)
+
+    mean = average(x, "mean_column")
+    centred = (x - mean).named("centred")
+    variance = average((centred * centred).named("squares"), "variance")
+    invstd = (1.0 / b.op("Sqrt", variance + b.value_of("eps"), name="deviation")).named("inverse")
+    no_elements = n.equal([0]).named("no_elements")
+    invstd = b.op("Where", no_elements, 0.0, invstd, name="invstd_column")
+    for name, value in (("mean", mean), ("invstd", invstd)):
+        b.store(name, b.op("Reshape", value, channels, name=f"{name}_result"), "input")
+
 
 SPACE = IndexSpace({"input": Role.SHAPE}, ranks=(2, MAX_RANK))
 
