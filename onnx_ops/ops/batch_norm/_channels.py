@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
@@ -48,7 +47,7 @@ def eps_of(eps: float) -> np.float64:
     return np.float64(np.float32(eps))
 
 
-def inverse_deviation(variance: npt.ArrayLike, eps: float) -> np.ndarray:
+def inverse_deviation(variance: np.ndarray, eps: float) -> np.ndarray:
     """1 / sqrt(variance + eps)."""
     return np.asarray(1 / np.sqrt(variance + eps_of(eps)))
 

@@ -19,6 +19,7 @@ from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
+    fma,
     free,
     item_size,
     malloc,
@@ -147,7 +148,7 @@ def reference(
         else:
             variance = 1 / spread**2 - eps_of(eps)
             variance[variance < 0] = 0
-            total_mean = (count / n * means).sum(axis=0)
+            total_mean = (count * means).sum(axis=0) / n
             m2 = (count * (variance + (means - total_mean) ** 2)).sum(axis=0)
             total_invstd = inverse_deviation(m2 / n, eps)
             share, unbiased = np.float64(np.float32(momentum)), np.zeros_like(m2) if n <= 1 else m2 / (n - 1)
@@ -206,35 +207,38 @@ def task(job_address: int, number: int) -> None:
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    row_address, mean_address, variance_address = memory, memory + 8 * BLOCK, memory + 16 * BLOCK
+    row_address, mean_address = memory, memory + 8 * BLOCK
     row = array_at(row_address, width, np.float64)
     mean = array_at(mean_address, width, np.float64)
-    variance = array_at(variance_address, width, np.float64)
-    pivot = array_at(memory + 24 * BLOCK, width, np.float64)
+    lost = array_at(memory + 16 * BLOCK, width, np.float64)
+    variance = array_at(memory + 24 * BLOCK, width, np.float64)
     result_address = memory + 32 * BLOCK
     result = array_at(result_address, width, np.float64)
 
-    n, seen = 0.0, False
-    for c in range(width):
-        mean[c] = 0.0
-        variance[c] = 0.0
+    n = 0.0
     for w in range(workers):
         n += number_at(job.data[WORKERS], count_type, w)
-    # Differences from the mean of one worker: what all workers have in common is not rounded.
-    for w in range(workers):
+    for c in range(width):
+        mean[c] = 0.0
+        lost[c] = 0.0
+        variance[c] = 0.0
+    for w in range(workers):  # the sum of counts * means, and what rounding takes from it
         count = number_at(job.data[WORKERS], count_type, w)
         if count == 0.0 or n == 0.0:
             continue
         start = w * channels + first
         read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, row_address)
         for c in range(width):
-            if not seen:
-                pivot[c] = row[c] if row[c] - row[c] == 0.0 else 0.0
-            mean[c] += count * (row[c] - pivot[c])
-        seen = True
+            product = count * row[c]
+            total = mean[c] + product
+            part = total - mean[c]
+            lost[c] += fma(count, row[c], -product) + ((mean[c] - (total - part)) + (product - part))
+            mean[c] = total
     for c in range(width):
         if n != 0.0:
-            mean[c] = pivot[c] + mean[c] / n
+            quotient = mean[c] / n
+            correction = (lost[c] - fma(quotient, n, -mean[c])) / n
+            mean[c] = quotient + correction if correction == correction else quotient
     for w in range(workers):
         count = number_at(job.data[WORKERS], count_type, w)
         if count == 0.0 or n == 0.0:

@@ -140,7 +140,7 @@ def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int
 def body(b: Body) -> None:
     b.widen()
     x, axes, channels = b.load("input"), axes_but_channels(b), channel_count(b)
-    n = (b.op("Size", b.inputs["input"], name="size") / channels).named("n")
+    n = (b.op("Size", x, name="size") / channels).named("n")
     count = b.op("Max", n, [1], name="n_or_one").cast(b.compute).named("count")
 
     def average(values: Value, name: str) -> Value:
