@@ -49,6 +49,7 @@ class Body(Builder):
         self.outputs = op.output_names[: max(map(op.output_names.index, self._wanted)) + 1]
         self.misfits: dict[str, tuple[str, ...]] = {}
         self._stored: dict[str, Value] = {}
+        self._types = [op.infer(c) for c in calls]
         dtypes = {c.dtype(name) for c in calls for name in op.input_names if c.present(name)}
         if dtypes & {None, TensorProto.DOUBLE}:
             self.widen()
@@ -149,9 +150,10 @@ class Body(Builder):
         """
         if not self.wants(output):
             return
-        calls = [c for c in self.calls if c.wants(output)] or self.calls
         index = self._op.output_names.index(output)
-        dtypes = [self._op.infer(c)[index].dtype for c in calls]
+        typed = [(c, types[index].dtype) for c, types in zip(self.calls, self._types, strict=True)]
+        typed = [(c, dtype) for c, dtype in typed if c.wants(output)] or typed
+        calls, dtypes = [c for c, _ in typed], [dtype for _, dtype in typed]
         if set(dtypes) == {self.compute}:
             self._stored[output] = value
             return

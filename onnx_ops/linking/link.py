@@ -1,6 +1,7 @@
 """Makes a model with ops of this domain self-contained.
 
-A node of the domain stays as it is. What `link` attaches is two model-local functions for each op that is used: the op
+A node of the domain stays as it is, but for outputs that it leaves out: all nodes of an op list as many, with "" for
+those, as its functions declare. What `link` attaches is two model-local functions for each op that is used: the op
 itself, whose body is one node with the name of its kernel, and a function of that very name in standard operators.
 Where the kernel is registered, onnxruntime takes it; where it is not, the second function runs.
 """
