@@ -252,7 +252,9 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
     values = {name: api.inferred_attribute(a.type, context, name) for name, a in op.schema.attributes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     try:
-        outputs = op.infer(op.call(tensors, given))
+        # Which optional outputs the node has is not told; the types of all are inferred, wanted or not.
+        required = [not is_optional(parameter) for parameter in op.schema.outputs]
+        outputs = op.infer(op.call(tensors, given, required))
     except OpError:
         if all(struct.native.output_type[: len(op.output_names)]):
             raise
