@@ -43,6 +43,32 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return dtype(1), root, root
 
 
+def near_exp_parts(x: Any) -> tuple[Any, Any]:
+    """e**x of a float32 from -87 to 87 as (excess, power), for which e**x = power * (1 + excess); power is one of 2."""
+    power = np.exp2(np.rint(x / np.log(np.float32(2))))
+    return np.float32(np.exp(np.float64(x)) / np.float64(power) - 1), power
+
+
+def short_exp(x: Any) -> Any:
+    """e**x of a float32 in float64, with an error of 2e-10: enough for a result in float32.
+
+    Above 709 it is infinite, below -745 it is 0, and down to there e**-708 at least.
+    """
+    value = np.exp(np.clip(np.float64(x), -708.0, 709.0))
+    return np.inf if x > 709 else 0.0 if x < -745 else value
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm of a float32 or float64, in float64; of 0 it is -infinity, of less NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(np.float64(x))
+
+
+def softplus_of_falling(x: Any) -> Any:
+    """log(1 + e**x) in float64, of an x that is at most 0, or NaN; of a float32 with an error of 4e-10."""
+    return np.log1p(np.exp(np.float64(x)))
+
+
 def like(value: Any, other: Any) -> Any:
     """A number in the dtype of another."""
     return type(other)(value)
