@@ -12,12 +12,13 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SCHEMA = OpSchema(
@@ -53,7 +54,7 @@ run time are not checked: they broadcast by the rules of ONNX's operators.
         ("TSelf", tensor_types(FLOATS), "Floating types."),
         ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
     ],
-    attributes=[attribute("lambd", 0.5, "Half-width of the interval in which the output of hardshrink is 0.")],
+    attributes=[lambd_attribute()],
 )
 
 
@@ -71,7 +72,7 @@ def reference(
         Array of the broadcast shape.
     """
     compute = computing_dtype((grad_output, self), dtype)
-    threshold = compute.type(_threshold(lambd))
+    threshold = compute.type(threshold_of(lambd))
     x = self.astype(compute)
     passes = (x > threshold) | (x < -threshold)
     return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
@@ -91,14 +92,9 @@ def body(b: Body) -> None:
     if lambd is None:
         threshold = b.op("Max", b.value_of("lambd"), 0.0, name="threshold")
     else:
-        threshold = b.constant(_threshold(lambd), name="threshold")
+        threshold = b.constant(threshold_of(lambd), name="threshold")
     passes = b.op("Abs", x, name="magnitude").greater(threshold).named("passes")
     b.store("grad_input", b.op("Where", passes, grad, 0.0, name="gradient"), "grad_output", "self")
-
-
-def _threshold(lambd: float) -> float:
-    """lambd as it is compared: a float32, not below 0; NaN stays, so that no comparison holds."""
-    return float(np.maximum(np.float32(lambd), np.float32(0)))
 
 
 SPACE = IndexSpace({"grad_output": Role.SHAPE, "self": Role.SHAPE})
@@ -111,7 +107,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     return Loop(
-        SPACE, computing_type(call, light=True), pass_outside, parameters=(_threshold(call.attributes["lambd"]),)
+        SPACE, computing_type(call, light=True), pass_outside, parameters=(threshold_of(call.attributes["lambd"]),)
     )
 
 

@@ -1,0 +1,105 @@
+"""Hardshrink: keeps what lies outside [-lambd, lambd]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import ZERO
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
+from onnx_ops.ops.references import computing_dtype, rounded
+
+SCHEMA = OpSchema(
+    "Hardshrink",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Hardshrink keeps the elements of its input that lie outside the interval from -lambd to lambd, and sets the others to 0.
+HardshrinkBackward is its gradient.
+
+    out = 0     where |self| <= lambd
+          self  elsewhere
+
+Shapes: out has self's shape, rank 0 to 8.
+
+Dtypes: self float16, bfloat16, float or double; out has the same.
+
+Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32, and is not rounded to the dtype of
+self before the comparison. A lambd below 0 counts as 0; with one that is NaN all elements are kept. NaN in self goes
+through. What is set to 0 is +0. An empty input gives an empty output.
+
+Without a kernel: the results are the same.
+""",
+    inputs=[OpSchema.FormalParameter("self", "T", "Any floating tensor.")],
+    outputs=[OpSchema.FormalParameter("out", "T", "self with its small elements set to 0.")],
+    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
+    attributes=[lambd_attribute()],
+)
+
+
+def reference(self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | None = None) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        self: floating array.
+        lambd: read as a float32.
+        dtype: compute and answer in this dtype instead of self's.
+
+    Returns:
+        Array of self's shape.
+    """
+    compute = computing_dtype((self,), dtype)
+    x = self.astype(compute)
+    return rounded(np.where(np.abs(x) <= compute.type(threshold_of(lambd)), compute.type(0), x), self.dtype, dtype)
+
+
+def keep_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal (1), lambd."""
+    x, lambd = operands[0], parameters[1]
+    for i in range(count):
+        out[i] = ZERO if abs(x[i]) <= lambd else x[i]
+
+
+def body(b: Body) -> None:
+    x, lambd = b.load("self"), b.attribute("lambd")
+    if lambd is None:
+        threshold = b.op("Max", b.value_of("lambd"), 0.0, name="threshold")
+    else:
+        threshold = b.constant(threshold_of(lambd), name="threshold")
+    is_small = b.op("Abs", x, name="magnitude").less_or_equal(threshold).named("is_small")
+    b.store("out", b.op("Where", is_small, 0.0, x, name="kept"), "self")
+
+
+SPACE = IndexSpace({"self": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    return (TensorType(call.dtype("self"), SPACE.shape(call)),)
+
+
+def kernel(call: Call) -> Loop:
+    lambd = threshold_of(call.attributes["lambd"])
+    return Loop(SPACE, computing_type(call, light=True), keep_outside, parameters=(lambd,))
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example({"self": [-1.0, 0.5, 0.75, -0.25]}, {"out": [-1.0, 0.0, 0.75, 0.0]}, {"lambd": 0.5}),
+    typed_inputs=("self",),
+)
