@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,15 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import exp_parts, like, wide
+from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, fma, helper, like, near_exp_parts, short_exp, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
+from onnx_ops.ops.kl_div._rules import attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -64,13 +65,8 @@ normal number loses digits. Shapes that are known only at run time are not check
         ("T", tensor_types(FLOATS), "Floating types."),
         ("TTarget", tensor_types(FLOATS), "Floating types."),
     ],
-    attributes=[
-        attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum, 3 batchmean."),
-        attribute("log_target", 0, "1 if target holds logarithms of probabilities."),
-    ],
+    attributes=attributes(),
 )
-
-REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
 
 
 def reference(
@@ -94,16 +90,11 @@ def reference(
         Array of self's shape.
     """
     space = np.broadcast_shapes(self.shape, target.shape)
-    lead = len(space) - self.ndim
-    summed = tuple(a for a, n in enumerate(space) if a < lead or self.shape[a - lead] != n)
-    divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         q = target.astype(np.float64)
-        share = Scaled(1 / np.float64(divisors.get(Reduction(reduction), 1)))
+        share = Scaled(1 / np.float64(divisor(reduction, space)))
         d = Scaled(np.exp(q) if log_target else q) * Scaled(-grad_output.astype(np.float64)) * share
-        out = np.broadcast_to(d.value(), space)
-        if summed:
-            out = out.sum(axis=summed).reshape(self.shape)
+        out = sum_to(np.broadcast_to(d.value(), space), self.shape)
     return rounded(out, self.dtype, dtype)
 
 
@@ -135,23 +126,60 @@ def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: A
         out[i] = target[i] * scale
 
 
-HIGH = np.float32(88)
-"""To this power e is a float32 number."""
+SPAN = 512
+"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
+NEAR = np.float32(87)
+"""To this power, and to minus this power, e is a normal float32 number."""
+
+
+@helper
+def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop); step: 0 for a grad_output of one value, else 1."""
+    grad_output, target = operands[0], operands[2]
+    share = -(wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
+    for i in range(start, stop):
+        out[i] = (wide(grad_output[i * step]) * share) * short_exp(target[i])
 
 
 def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal."""
+    """In float32; parameters: the divisor's reciprocal, and last the rounding error of that."""
     grad_output, target = operands[0], operands[2]
-    share, high = parameters[0], False
+    share = -parameters[0]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            q, scale = target[i], grad_output[i] * share
+            excess, power = near_exp_parts(q)
+            out[i] = fma(scale * power, excess, scale * power)
+            extreme = extreme | (not abs(q) < NEAR) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
+        if extreme:
+            compute_in_double(operands, 1, out, start, stop, parameters)
+
+
+def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output of one value."""
+    grad_output, target = operands[0][0], operands[2]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    scale = like(-wide(grad_output) * share, parameters[0])
+    small = abs(scale) < LEAST and grad_output != 0
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), small
+        for i in range(start, stop):
+            q = target[i]
+            excess, power = near_exp_parts(q)
+            out[i] = fma(scale * power, excess, scale * power)
+            extreme = extreme | (not abs(q) < NEAR)
+        if extreme:
+            compute_in_double(operands, 0, out, start, stop, parameters)
+
+
+def double_product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same in float64, where the exponential alone may be out of range; parameters: the divisor's reciprocal."""
+    grad_output, target = operands[0], operands[2]
+    share = parameters[0]
     for i in range(count):
-        value, first, second = exp_parts(target[i])
-        out[i] = -((grad_output[i] * first) * share) * (value * second)
-        high = high | (target[i] > HIGH)
-    if high:  # a gradient may be so small, or 0, that the product is in range, and a part of the exponential is not
-        for i in range(count):
-            value, first, second = exp_parts(wide(target[i]))
-            result = -((wide(grad_output[i]) * first) * wide(share)) * (value * second)
-            out[i] = like(result, share)
+        value, first, second = exp_parts(wide(target[i]))
+        out[i] = -((wide(grad_output[i]) * first) * share) * (value * second)
 
 
 def body(b: Body) -> None:
@@ -165,10 +193,10 @@ def body(b: Body) -> None:
         return _terms(b, _over_space(b, b.load("target"), self_shape))
 
     def sums() -> Value:
-        return _sums(b, broadcast_terms(), self_shape)
+        return sum_to_input(b, broadcast_terms(), "self")
 
     self_shape = b.op("Shape", b.inputs["self"], name="self_shape")
-    if all(map(_covers, b.calls)):
+    if all(covers(c, "self", "target") for c in b.calls):
         alike = all(c.shape("target") == c.shape("self") for c in b.calls)
         result = terms() if alike else broadcast_terms()
     elif any(map(_may_be_alike, b.calls)):
@@ -216,35 +244,6 @@ def _terms(b: Body, target: Value) -> Value:
     return b.scaled(weight, minus_grad)
 
 
-def _sums(b: Body, terms: Value, self_shape: Value) -> Value:
-    """Terms summed over the axes along which self has one element; where S has one too, that changes nothing."""
-    rank = b.op("Size", b.op("Shape", terms, name="space"), name="rank")
-    lead = (rank - b.op("Size", self_shape, name="self_rank")).named("lead")
-    leads = b.op("Reshape", lead, [1], name="leads")
-    padding = b.op("ConstantOfShape", leads, name="padding", value=b.array([1]))
-    # One more axis than S has: onnxruntime before 1.30 takes no axes for all of them if there are no elements.
-    padded_shape = b.op("Concat", [1], padding, self_shape, name="padded_shape", axis=0)
-    is_single = padded_shape.equal([1]).named("is_single")
-    axes = b.op("Squeeze", b.op("NonZero", is_single, name="single"), [0], name="axes")
-    terms_under_one = b.op("Unsqueeze", terms, [0], name="terms_under_one")
-    total = b.op("ReduceSum", terms_under_one, axes, name="total", keepdims=1)
-    return b.op("Reshape", total, self_shape, name="result", allowzero=1)
-
-
-def _covers(call: Call) -> bool:
-    """Whether self is sure to have the shape S already, so that nothing is summed; equal names are no equal sizes."""
-    own, target = call.shape("self"), call.shape("target")
-    return (
-        own is not None
-        and target is not None
-        and len(own) >= len(target)
-        and all(
-            y == 1 or (isinstance(x, int) and x != 1)
-            for x, y in zip(own[len(own) - len(target) :], target, strict=True)
-        )
-    )
-
-
 def _may_be_alike(call: Call) -> bool:
     """Whether self and target may have the same shape."""
     own, target = call.shape("self"), call.shape("target")
@@ -259,21 +258,28 @@ SPACE = IndexSpace({"grad_output": Role.INTO, "self": Role.SHAPE | Role.UNREAD, 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SPACE.shape(call)
-    call.check_choice("reduction", REDUCTIONS)
-    call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
+    check_attributes(call)
     return (TensorType(call.dtype("self"), call.shape("self")),)
 
 
 def kernel(call: Call) -> Loop:
     logarithms = bool(call.attributes["log_target"])
-    core = product_of_logarithms if logarithms else product
+    compute = computing_type(call, light=not logarithms)
+    core: Core = product
+    core_uniform: Core | None = product_with_one_gradient
+    summed: Core = product
+    if logarithms:
+        core = summed = double_product_of_logarithms
+        core_uniform = None
+        if compute != TensorProto.DOUBLE:
+            core, core_uniform = product_of_logarithms, product_of_logarithms_with_one_gradient
     return Loop(
         SPACE,
-        computing_type(call, light=not logarithms),
+        compute,
         core,
-        Sums(core, TensorProto.DOUBLE, Kept.LIKE_INPUT, like="self"),
+        Sums(summed, TensorProto.DOUBLE, Kept.LIKE_INPUT, like="self"),
         Reduction(call.attributes["reduction"]).divisor,
-        core_uniform=None if logarithms else product_with_one_gradient,
+        core_uniform=core_uniform,
         uniform=("grad_output",),
     )
 

@@ -1,0 +1,59 @@
+"""What the portable bodies of the Kullback-Leibler divergence share."""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.graph.builder import Value
+
+
+def load_in_double(b: Body, target: str) -> tuple[Value, Value]:
+    """A target and e to its power. Of a float one that power is kept in the range of double: no term needs more."""
+    narrow = b.compute != TensorProto.DOUBLE
+    b.widen()
+    q = b.load(target)
+    return q, b.op("Exp", b.op("Clip", q, -700.0, 700.0, name="moderate") if narrow else q, name="probability")
+
+
+def covers(call: Call, name: str, other: str) -> bool:
+    """Whether an input is sure to have the shape that it and another broadcast to, so that nothing is summed.
+
+    Equal names of dimensions are no equal sizes: one of them may be 1.
+    """
+    own, against = call.shape(name), call.shape(other)
+    return (
+        own is not None
+        and against is not None
+        and len(own) >= len(against)
+        and all(
+            y == 1 or (isinstance(x, int) and x != 1)
+            for x, y in zip(own[len(own) - len(against) :], against, strict=True)
+        )
+    )
+
+
+def sum_to_input(b: Body, terms: Value, name: str) -> Value:
+    """Terms summed over the axes along which an input has one element; where they have one too, nothing changes."""
+    shape = b.op("Shape", b.inputs[name], name=f"{name}_shape")
+    rank = b.op("Size", b.op("Shape", terms, name="space"), name="rank")
+    lead = (rank - b.op("Size", shape, name=f"{name}_rank")).named("lead")
+    leads = b.op("Reshape", lead, [1], name="leads")
+    padding = b.op("ConstantOfShape", leads, name="padding", value=b.array([1]))
+    # One more axis than the terms have: onnxruntime before 1.30 takes no axes for all of them if there are no elements.
+    padded_shape = b.op("Concat", [1], padding, shape, name="padded_shape", axis=0)
+    is_single = padded_shape.equal([1]).named("is_single")
+    axes = b.op("Squeeze", b.op("NonZero", is_single, name="single"), [0], name="axes")
+    terms_under_one = b.op("Unsqueeze", terms, [0], name="terms_under_one")
+    total = b.op("ReduceSum", terms_under_one, axes, name="total", keepdims=1)
+    return b.op("Reshape", total, shape, name="result", allowzero=1)
+
+
+def by_log_target(b: Body, of_probability: Value, of_logarithm: Value, name: str) -> Value:
+    """One of two, by the attribute `log_target`; both have been written, and the one that is not used is left out."""
+    log_target = b.attribute("log_target")
+    if log_target is not None:
+        return of_logarithm if log_target else of_probability
+    is_logarithm = b.value_of("log_target").cast(TensorProto.BOOL).named("is_logarithm")
+    return b.op("Where", is_logarithm, of_logarithm, of_probability, name=name)

@@ -1,0 +1,44 @@
+"""What the ops of the Kullback-Leibler divergence share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import attribute
+
+REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
+FARTHEST = 1400.0
+"""e to the power of this, or of minus this, times a float64 number is out of the range of results or vanishes, unless
+the number is so large or small as not to be the other factor of a term here."""
+
+
+def attributes() -> list[OpSchema.Attribute]:
+    """The attributes of all ops of the family, for their schemas."""
+    return [
+        attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum, 3 batchmean."),
+        attribute("log_target", 0, "1 if target holds logarithms of probabilities."),
+    ]
+
+
+def check_attributes(call: Call) -> None:
+    """Refuse values that the attributes cannot have."""
+    call.check_choice("reduction", REDUCTIONS)
+    call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
+
+
+def divisor(reduction: int, space: tuple[int, ...]) -> int:
+    """What the terms over a space are divided by; a scalar counts as a batch of 1."""
+    divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
+    return divisors.get(Reduction(reduction), 1)
+
+
+def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Terms summed over the axes along which an array of a shape was broadcast to theirs."""
+    lead = terms.ndim - len(shape)
+    summed = tuple(a for a, n in enumerate(terms.shape) if a < lead or shape[a - lead] != n)
+    return terms.sum(axis=summed).reshape(shape) if summed else terms
