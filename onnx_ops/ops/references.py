@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
+from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.types import promote
 
 
@@ -53,6 +54,14 @@ class Scaled:
     def value(self) -> np.ndarray:
         """The numbers in float64, rounded once where they are subnormal."""
         return np.ldexp(self.mantissa, self.exponent)
+
+
+def reduced(terms: np.ndarray, reduction: int, divisor: int) -> np.ndarray:
+    """A loss of float64 terms: the terms themselves, or their sum by a divisor. The sum is rounded to float64 once."""
+    if Reduction(reduction) is Reduction.NONE:
+        return terms
+    with np.errstate(all="ignore"):
+        return np.asarray(terms.sum(dtype=np.longdouble).astype(np.float64) / np.float64(divisor))
 
 
 def promoted(*arrays: np.ndarray) -> np.dtype:

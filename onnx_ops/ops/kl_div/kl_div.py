@@ -1,0 +1,152 @@
+"""KlDiv: the Kullback-Leibler divergence loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.losses import loss_of
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.primitives import exp_parts, log, wide
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.kl_div._bodies import by_log_target, load_in_double
+from onnx_ops.ops.kl_div._rules import FARTHEST, attributes, check_attributes, divisor
+from onnx_ops.ops.references import Scaled, reduced, rounded
+
+SCHEMA = OpSchema(
+    "KlDiv",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Kullback-Leibler divergence loss, whose gradient by self is KlDivBackward, and by target KlDivTargetBackward.
+
+    S   = broadcast(self, target)
+    l   = target * (log(target) - self)   if log_target is 0,      over S
+          exp(target) * (target - self)   if log_target is 1
+    out = l                 reduction 0 (none)
+          sum(l) / numel(S) reduction 1 (mean)
+          sum(l)            reduction 2 (sum)
+          sum(l) / S[0]     reduction 3 (batchmean); a scalar counts as a batch of 1
+
+Shapes: self and target broadcast with each other to S, rank 0 to 8. out has shape S with reduction 0, else it is a
+scalar.
+
+Dtypes: each input float16, bfloat16, float or double; out has self's dtype. Sums are taken in double, and rounded once.
+
+Edge rules: a target of weight 0, which is 0, or -inf as a logarithm, gives 0 whatever self is, be it infinite or NaN. A
+negative target gives NaN. A sum of no terms is 0, a mean of no terms is NaN. Other NaN and infinities go through the
+formula.
+
+Without a kernel: all values are computed as above, but that in double an exp(target) out of range counts as 0 or as
+infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("self", "T", "Logarithms of the probabilities that are compared with the target's."),
+        OpSchema.FormalParameter("target", "TTarget", "Target probabilities, or their logarithms."),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "The loss: a scalar, or of shape S with reduction 0.")],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TTarget", tensor_types(FLOATS), "Floating types."),
+    ],
+    attributes=attributes(),
+)
+
+
+def reference(
+    self: np.ndarray,
+    target: np.ndarray,
+    *,
+    reduction: int = Reduction.MEAN,
+    log_target: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        self, target: floating arrays that broadcast to S.
+        reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
+        log_target: 1 if target holds logarithms.
+        dtype: answer in this dtype instead of self's.
+
+    Returns:
+        Array of shape S with reduction 0, else of no dimensions.
+    """
+    x, q = np.broadcast_arrays(self.astype(np.float64), target.astype(np.float64))
+    with np.errstate(all="ignore"):
+        if log_target:
+            terms = np.where(q == -np.inf, 0.0, (Scaled.exp(q) * Scaled(q - x)).value())
+        else:
+            terms = np.where(q == 0, 0.0, q * (np.log(q) - x))
+    return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
+
+
+def divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target = operands[0], operands[1]
+    for i in range(count):
+        q = wide(target[i])
+        out[i] = q * (log(target[i]) - wide(x[i])) if q != 0 else 0.0
+
+
+def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target = operands[0], operands[1]
+    for i in range(count):
+        q = wide(target[i])
+        value, first, second = exp_parts(min(max(q, -FARTHEST), FARTHEST))
+        out[i] = (((q - wide(x[i])) * first) * value) * second if q != -math.inf else 0.0
+
+
+def body(b: Body) -> None:
+    q, probability = load_in_double(b, "target")
+    x = b.load("self")
+    weight = by_log_target(b, q, probability, "weight")
+    logarithm = by_log_target(b, b.op("Log", q, name="target_log"), q, "logarithm")
+    nothing = by_log_target(b, b.constant(0.0), b.constant(-math.inf), "nothing")
+    products = (weight * (logarithm - x).named("difference")).named("products")
+    b.store("out", loss_of(b, b.op("Where", q.equal(nothing).named("is_nothing"), 0.0, products, name="terms")), "self")
+
+
+SPACE = IndexSpace({"self": Role.SHAPE, "target": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    space = SPACE.shape(call)
+    check_attributes(call)
+    return (TensorType(call.dtype("self"), space if call.attributes["reduction"] == Reduction.NONE else ()),)
+
+
+def kernel(call: Call) -> Loop:
+    core = divergence_of_logarithms if call.attributes["log_target"] else divergence
+    compute = computing_type(call)
+    reduction = Reduction(call.attributes["reduction"])
+    if reduction is Reduction.NONE:
+        return Loop(SPACE, compute, core)
+    return Loop(SPACE, compute, sums=Sums(core, compute, Kept.NOTHING, divided=True), divisor=reduction.divisor)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # logarithms of halves, in a batch of 2
+        {"self": [[-math.log(2), -math.log(2)]] * 2, "target": [[0.5, 0.5], [1.0, 0.0]]},
+        {"out": math.log(2) / 2},
+        {"reduction": int(Reduction.BATCHMEAN)},
+    ),
+    typed_inputs=("self",),
+)

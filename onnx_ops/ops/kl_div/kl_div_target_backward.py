@@ -1,0 +1,165 @@
+"""KlDivTargetBackward: gradient of the Kullback-Leibler divergence loss by its target."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, log, wide
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.kl_div._bodies import by_log_target, covers, load_in_double, sum_to_input
+from onnx_ops.ops.kl_div._rules import FARTHEST, attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.references import Scaled, rounded
+
+SCHEMA = OpSchema(
+    "KlDivTargetBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of the Kullback-Leibler divergence loss, KlDiv, by its target.
+
+    S           = broadcast(self, target)
+    d           = grad_output * (log(target) - self + 1)           if log_target is 0,      over S
+                  grad_output * exp(target) * (target - self + 1)  if log_target is 1
+    grad_target = d              reduction 0 (none) and 2 (sum)
+                  d / numel(S)   reduction 1 (mean)
+                  d / S[0]       reduction 3 (batchmean); a scalar counts as a batch of 1
+
+Then grad_target is summed over the axes along which target was broadcast.
+
+Shapes: self and target broadcast with each other to S, grad_output broadcasts to S; grad_target has target's shape.
+Rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, and rounded
+once.
+
+Edge rules: a target of 0 gives -infinity times grad_output, and a negative one NaN, as the formula says. A target of
+-inf that is a logarithm gives 0. Other NaN and infinities go through the formula. Empty inputs give an empty output, a
+sum of no terms gives 0. In double the product grad_output * (target - self + 1) / n is out of range alone, also where
+exp(target) brings d back into it.
+
+Without a kernel: all values are computed as above, but that in double an exp(target) out of range counts as 0 or as
+infinite. Shapes that are known only at run
+time are not checked: they broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
+        OpSchema.FormalParameter("self", "TSelf", "Input of the loss: logarithms of probabilities."),
+        OpSchema.FormalParameter("target", "T", "Target probabilities, or their logarithms."),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_target", "T", "Gradient by target, of its shape.")],
+    type_constraints=[(name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "TSelf", "T")],
+    attributes=attributes(),
+)
+
+
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    target: np.ndarray,
+    *,
+    reduction: int = Reduction.MEAN,
+    log_target: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, computed in float64; no product on the way overflows or loses digits.
+
+    Args:
+        grad_output, self, target: floating arrays; self and target broadcast to S, grad_output to S.
+        reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
+        log_target: 1 if target holds logarithms.
+        dtype: answer in this dtype instead of target's.
+
+    Returns:
+        Array of target's shape.
+    """
+    x, q = np.broadcast_arrays(self.astype(np.float64), target.astype(np.float64))
+    with np.errstate(all="ignore"):
+        scale = Scaled(grad_output.astype(np.float64)) * Scaled(1 / np.float64(divisor(reduction, x.shape)))
+        if log_target:
+            terms = np.where(q == -np.inf, 0.0, (scale * Scaled.exp(q) * Scaled(q - x + 1)).value())
+        else:
+            terms = (scale * Scaled(np.log(q) - x + 1)).value()
+        return rounded(sum_to(terms, target.shape), target.dtype, dtype)
+
+
+def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal, and last the rounding error of that."""
+    grad_output, x, target = operands[0], operands[1], operands[2]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(count):
+        out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
+
+
+def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a target that holds logarithms."""
+    grad_output, x, target = operands[0], operands[1], operands[2]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(count):
+        q = wide(target[i])
+        value, first, second = exp_parts(min(max(q, -FARTHEST), FARTHEST))
+        slope = (q - wide(x[i])) + 1.0
+        product = ((((wide(grad_output[i]) * share) * slope) * first) * value) * second
+        out[i] = product if q != -math.inf else 0.0
+
+
+def body(b: Body) -> None:
+    q, probability = load_in_double(b, "target")
+    x = b.load("self")
+    logarithm = by_log_target(b, b.op("Log", q, name="target_log"), q, "logarithm")
+    slope = ((logarithm - x).named("difference") + 1.0).named("slope")
+    terms = b.scaled(slope, b.load("grad_output"))
+    weighted = (terms * probability).named("weighted")
+    of_logarithms = b.op("Where", q.equal(-math.inf).named("is_nothing"), 0.0, weighted, name="terms_of_logarithms")
+    terms = by_log_target(b, terms, of_logarithms, "terms")
+    is_whole = all(covers(c, "target", "self") for c in b.calls)
+    b.store("grad_target", terms if is_whole else sum_to_input(b, terms, "target"), "target")
+
+
+SPACE = IndexSpace({"grad_output": Role.INTO, "self": Role.SHAPE, "target": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
+    check_attributes(call)
+    return (TensorType(call.dtype("target"), call.shape("target")),)
+
+
+def kernel(call: Call) -> Loop:
+    core = gradient_of_logarithms if call.attributes["log_target"] else gradient
+    compute = computing_type(call)
+    return Loop(
+        SPACE,
+        compute,
+        core,
+        Sums(core, compute, Kept.LIKE_INPUT, like="target"),
+        Reduction(call.attributes["reduction"]).divisor,
+    )
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"grad_output": 2.0, "self": [[0.0, -1.0], [-2.0, 1.0]], "target": [[1.0, 1.0], [1.0, 1.0]]},
+        {"grad_target": [[1.0, 2.0], [3.0, 0.0]]},
+        {"reduction": int(Reduction.BATCHMEAN)},
+    ),
+    typed_inputs=("target",),
+)
