@@ -13,14 +13,22 @@ from onnx.defs import OpSchema
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
 from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.binary_cross_entropy._rules import (
+    MISSING,
+    ROLES,
+    check_reduction,
+    constraints,
+    grad_output_input,
+    loss_inputs,
+    reduction_attribute,
+)
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import Scaled, rounded
 
@@ -51,31 +59,11 @@ grad_output so small that grad_output / n is below it loses digits. In double a 
 pos_weight * target may, gives an infinity or NaN. So does a target within a millionth of the largest number. Shapes
 that are known only at run time are not checked: they broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to self."),
-        OpSchema.FormalParameter("self", "TSelf", "Logits."),
-        OpSchema.FormalParameter("target", "T", "Labels, meant to be in [0, 1]; self's shape."),
-        OpSchema.FormalParameter(
-            "weight",
-            "TWeight",
-            "Factor of each element's loss. Broadcasts to self.",
-            param_option=OpSchema.FormalParameterOption.Optional,
-        ),
-        OpSchema.FormalParameter(
-            "pos_weight",
-            "TPosWeight",
-            "Factor of the positive class. Broadcasts to self.",
-            param_option=OpSchema.FormalParameterOption.Optional,
-        ),
-    ],
+    inputs=[grad_output_input(), *loss_inputs()],
     outputs=[OpSchema.FormalParameter("out", "T", "Gradient by self, of its shape.")],
-    type_constraints=[
-        (name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "TSelf", "T", "TWeight", "TPosWeight")
-    ],
-    attributes=[attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum.")],
+    type_constraints=constraints("TGrad", "TSelf", "T", "TWeight", "TPosWeight"),
+    attributes=[reduction_attribute()],
 )
-
-REDUCTIONS = {int(r): r.name.lower() for r in (Reduction.NONE, Reduction.MEAN, Reduction.SUM)}
 
 
 def reference(
@@ -320,20 +308,12 @@ def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, sca
     return ((negative_term - positive_term).named("difference") * scale).named("scaled")
 
 
-SPACE = IndexSpace(
-    {
-        "grad_output": Role.INTO,
-        "self": Role.SHAPE,
-        "target": Role.SAME,
-        "weight": Role.INTO,
-        "pos_weight": Role.INTO,
-    }
-)
+SPACE = IndexSpace({"grad_output": Role.INTO, **ROLES})
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SPACE.shape(call)
-    call.check_choice("reduction", REDUCTIONS)
+    check_reduction(call)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
 
@@ -361,5 +341,5 @@ OP = Op(
         {"out": [-1 / 6, 1 / 4, -1 / 4]},
     ),
     typed_inputs=("target",),
-    missing={"weight": Missing(1.0), "pos_weight": Missing(1.0)},
+    missing=MISSING,
 )

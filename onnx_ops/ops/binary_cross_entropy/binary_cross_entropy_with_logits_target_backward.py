@@ -1,0 +1,161 @@
+"""BinaryCrossEntropyWithLogitsTargetBackward: gradient of the binary cross entropy of a sigmoid by its target."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.types import TensorType
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import LAST_PARAMETER, softplus_of_falling, wide
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
+from onnx_ops.ops.binary_cross_entropy._rules import (
+    MISSING,
+    ROLES,
+    check_reduction,
+    constraints,
+    grad_output_input,
+    loss_inputs,
+    reduction_attribute,
+)
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import Scaled, rounded
+
+SCHEMA = OpSchema(
+    "BinaryCrossEntropyWithLogitsTargetBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of the binary cross entropy of a sigmoid, BinaryCrossEntropyWithLogits, by its target.
+
+    x = self, w = weight, p = pos_weight, softplus(x) = log(1 + exp(x))
+    d           = grad_output * w * (p * softplus(-x) - softplus(x)), which is -x * w * grad_output for p = 1
+    grad_target = d              reduction 0 (none) and 2 (sum)
+                  d / numel(x)   reduction 1 (mean)
+
+Shapes: target and grad_target have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, and rounded
+once.
+
+Edge rules: target sets shape and dtype only, its values do not enter. A missing weight or pos_weight stands for ones.
+No logit overflows, and where p is 0 or 1 no digits cancel. NaN and infinities go through the formula, by which an
+infinite logit gives NaN where it meets a factor of 0. In double the product grad_output * w / n is out of range alone,
+also where x brings d back into it. Empty inputs give an empty output.
+
+Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
+checked: they broadcast as the operators do.
+""",
+    inputs=[grad_output_input(), *loss_inputs()],
+    outputs=[OpSchema.FormalParameter("grad_target", "T", "Gradient by target, of its shape.")],
+    type_constraints=constraints("TGrad", "TSelf", "T", "TWeight", "TPosWeight"),
+    attributes=[reduction_attribute()],
+)
+
+
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray | None = None,
+    pos_weight: np.ndarray | None = None,
+    *,
+    reduction: int = Reduction.MEAN,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    With L = log1p(exp(-|x|)), p*softplus(-x) - softplus(x) is (p - 1)*L - x for x > 0 and (p - 1)*L - p*x for x < 0.
+    Computed in float64, and no product of factors overflows or loses digits on the way.
+
+    Args:
+        grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        self, target: floating arrays of one shape.
+        reduction: 0 none, 1 mean, 2 sum.
+        dtype: answer in this dtype instead of target's.
+
+    Returns:
+        Array of self's shape.
+    """
+    g, x = grad_output.astype(np.float64), self.astype(np.float64)
+    w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
+    scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
+    with np.errstate(all="ignore"):
+        curved = (p - 1) * np.log1p(np.exp(-np.abs(x)))
+        straight = np.where(x < 0, p * -x, -x)
+        # At -infinity the formula has p * infinity - 0, also for an infinite p.
+        return rounded((scale * Scaled(np.where(x == -np.inf, 0.0, curved) + straight)).value(), target.dtype, dtype)
+
+
+def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal, and last the rounding error of that."""
+    grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(count):
+        x, p = wide(logits[i]), wide(pos_weight[i])
+        curved = (p - 1.0) * softplus_of_falling(-abs(logits[i])) if x != -math.inf else 0.0
+        straight = p * x if x < 0 else x
+        out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * (curved - straight)
+
+
+def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a pos_weight of ones."""
+    grad_output, logits, weight = operands[0], operands[1], operands[3]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for i in range(count):
+        out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * -wide(logits[i])
+
+
+def body(b: Body) -> None:
+    b.widen()
+    x, scale = b.load("self"), b.load("grad_output")
+    if b.has("weight"):
+        scale = (scale * b.load("weight")).named("weighted_grad")
+    slope = (-x).named("minus_x")
+    if b.has("pos_weight"):
+        p = b.load("pos_weight")
+        product = ((p - 1.0).named("excess") * written_softplus(b, x)).named("product")
+        curved = b.op("Where", x.equal(-math.inf).named("is_least"), 0.0, product, name="curved")
+        straight = b.op("Where", x.less(0.0).named("is_negative"), p * x, x, name="straight")
+        slope = (curved - straight).named("slope")
+    b.store("grad_target", b.scaled(slope, scale), "target")
+
+
+SPACE = IndexSpace({"grad_output": Role.INTO, **ROLES, "target": Role.SAME | Role.UNREAD})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    SPACE.shape(call)
+    check_reduction(call)
+    return (TensorType(call.dtype("target"), call.shape("self")),)
+
+
+def kernel(call: Call) -> Loop:
+    core = gradient if call.present("pos_weight") else gradient_without_pos_weight
+    return Loop(SPACE, computing_type(call), core, divisor=Reduction(call.attributes["reduction"]).divisor)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"grad_output": 1.0, "self": [0.0, 2.0, -3.0], "target": [1.0, 0.0, 0.5], "weight": [1.0, 2.0, 0.5]},
+        {"grad_target": [0.0, -4.0, 1.5]},
+        {"reduction": int(Reduction.SUM)},
+    ),
+    typed_inputs=("target",),
+    missing=MISSING,
+)
