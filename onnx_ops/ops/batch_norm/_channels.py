@@ -54,7 +54,9 @@ def inverse_deviation(variance: np.ndarray, eps: float) -> np.ndarray:
 
 def axes_but_channels(b: Body) -> Value:
     """The axes of `input` but for axis 1, in a portable body."""
-    rank = b.op("Size", b.op("Shape", b.inputs["input"], name="input_shape"), name="rank")
+    # Not by Size, for which onnxruntime takes the number of elements where it infers the values of shapes.
+    ranks = b.op("Shape", b.op("Shape", b.inputs["input"], name="input_shape"), name="ranks")
+    rank = b.op("Squeeze", ranks, [0], name="rank")
     return b.op("Concat", [0], b.op("Range", 2, rank, 1, name="later_axes"), name="axes", axis=0)
 
 
