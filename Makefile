@@ -10,7 +10,7 @@ OLDEST := .venv-oldest
 # The tests of what another version is likely to break.
 SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
 
-.PHONY: demo test lint types unit fuzz test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
+.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -26,6 +26,10 @@ types: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(RUN) -m pytest -q -n auto
+
+# All combinations of dtypes and attributes, where `make test` has every two of them together.
+test-full: $(VENV)/ready
+	$(RUN) -m pytest -q -n auto --full
 
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -q -n auto

@@ -18,9 +18,12 @@ TensorType = tuple[DTypeLike, Sequence[Dimension]]
 
 
 def single_op_model(
-    op_type: str, input_types: Sequence[TensorType | None], attributes: Mapping[str, Any] | None = None
+    op_type: str,
+    input_types: Sequence[TensorType | None],
+    attributes: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """A model whose only node is `op_type`; its inputs and its output are named as in the op's schema.
+    """A model whose only node is `op_type`; its inputs and its outputs are named as in the op's schema.
 
     Whatever can be written down is built, also what the op refuses (a bad shape, a missing input, an attribute out of
     range), so that a test can see who reports it.
@@ -30,9 +33,10 @@ def single_op_model(
         input_types: (dtype, shape) of each input, in the order of the schema; None leaves an input out, and inputs at
             the end may be missing altogether. A dimension may be a number, a name or None.
         attributes: the attributes to set; `reduction` also by name.
+        outputs: the outputs that are wanted; None for all.
 
     Returns:
-        The model. The output's type is the one that the schema infers, or where the schema refuses the node the type of
+        The model. The outputs' types are those that the schema infers, or where the schema refuses the node the type of
         the first input.
     """
     schema = onnx.defs.get_schema(op_type, onnx_ops.OPSET_VERSION, onnx_ops.DOMAIN)
@@ -40,39 +44,43 @@ def single_op_model(
     if len(input_types) > len(formal_names):
         raise ValueError(f"{op_type}: {len(input_types)} input types given, expected at most {len(formal_names)}")
     names = ["" if input_type is None else name for name, input_type in zip(formal_names, input_types, strict=False)]
-    (output,) = [parameter.name for parameter in schema.outputs]
+    wanted = [p.name if outputs is None or p.name in outputs else "" for p in schema.outputs]
+    while wanted and not wanted[-1]:
+        wanted.pop()
     settled = dict(attributes or {})
     if isinstance(settled.get("reduction"), str):
         settled["reduction"] = onnx_ops.Reduction[settled["reduction"].upper()]
 
     graph = helper.make_graph(
-        [helper.make_node(op_type, names, [output], domain=onnx_ops.DOMAIN, **settled)],
+        [helper.make_node(op_type, names, wanted, domain=onnx_ops.DOMAIN, **settled)],
         op_type,
         [
             helper.make_tensor_value_info(name, onnx_element_type(input_type[0]), input_type[1])
             for name, input_type in zip(names, input_types, strict=True)
             if input_type is not None
         ],
-        [helper.make_empty_tensor_value_info(output)],
+        [helper.make_empty_tensor_value_info(name) for name in wanted if name],
     )
     model = helper.make_model(
         graph,
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()],
     )
-    model.graph.output[0].type.CopyFrom(_output_type(model))
+    for value, inferred in zip(model.graph.output, _output_types(model), strict=True):
+        value.type.CopyFrom(inferred)
     return model
 
 
-def _output_type(model: onnx.ModelProto) -> onnx.TypeProto:
+def _output_types(model: onnx.ModelProto) -> list[onnx.TypeProto]:
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph
     except onnx_ops.OpError:
         inferred = onnx.GraphProto()
-    types = [value.type for value in [*inferred.output, *inferred.value_info] if value.type.HasField("tensor_type")]
+    known = {v.name: v.type for v in [*inferred.value_info, *inferred.output] if v.type.HasField("tensor_type")}
     # onnx.checker wants some type here before it looks at the node.
-    candidates = [*types, *(value.type for value in model.graph.input)]
-    return candidates[0] if candidates else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    others = [value.type for value in model.graph.input]
+    anything = others[0] if others else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    return [known.get(value.name, anything) for value in model.graph.output]
 
 
 def onnx_element_type(dtype: DTypeLike | int) -> int:

@@ -10,15 +10,18 @@ from typing import Any
 
 import cases
 import engines
-import golden
 import numpy as np
-import oracles
 import pytest
 from engines import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, Array, Engine, check
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ops import ctc_loss_backward
+from tests.ops._shared import arrays, ctc, numbers
+
 OP = "CtcLossBackward"
+# 1e-12 of the larger term, in units in the last place.
+SUM_ULPS = 1e-12 * 2**52
 INF, NAN = math.inf, math.nan
 TARGET_DTYPES = [np.dtype(t) for t in (np.int64, np.int32, np.bool_, np.float32, np.float16)]
 LENGTH_DTYPES = [np.dtype(t) for t in (np.uint8, np.int8, np.int16, np.int32, np.int64)]
@@ -61,14 +64,14 @@ def make(
     """
     shape = (max(input_lengths, default=0) if steps is None else steps, len(samples), classes)
     if log_probs is None:
-        log_probs = log_softmax(cases.normal(shape, np.float64, "logits", scale=2.0))
+        log_probs = log_softmax(arrays.normal(shape, np.float64, "logits", scale=2.0))
     log_probs = log_probs.astype(dtype)
     targets = np.array([label for sample in samples for label in sample], np.int64) if flat else padded(samples)
     lengths, target_lengths = np.array(input_lengths, np.int64), np.array([len(s) for s in samples], np.int64)
-    loss, log_alpha = oracles.ctc_loss(log_probs, targets, lengths, target_lengths, blank)
+    loss, log_alpha = ctc.forward(log_probs, targets, lengths, target_lengths, blank)
     kind = np.dtype(wide or dtype)
     if grad is None:
-        grad = cases.uniform((len(samples),), np.float64, "grad", low=-1.0, high=2.0)
+        grad = arrays.uniform((len(samples),), np.float64, "grad", low=-1.0, high=2.0)
     with np.errstate(over="ignore"):
         return [
             grad.astype(dtype), log_probs, targets, lengths, target_lengths, loss.astype(kind), log_alpha.astype(kind),
@@ -76,17 +79,6 @@ def make(
 
 
 # --- closed forms, hand-made numbers, brute force ------------------------------------------------------------------
-
-
-@engines.on_typed_engines
-@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
-def test_by_hand(engine: Engine, dtype: np.dtype) -> None:
-    """T = 2, classes blank and 1, target 1, all probabilities 1/2: paths 01, 10, 11, so P(1 at t) = 2/3."""
-    rows = np.full((2, 1, 2), math.log(0.5))
-    inputs = make([[1]], [2], 2, dtype=dtype, wide=FLOAT64, log_probs=rows, grad=np.ones(1))
-    expected = np.broadcast_to([0.5 - 1 / 3, 0.5 - 2 / 3], (2, 1, 2))
-    rtol = 0.02 if dtype.itemsize == 2 else 1e-6
-    np.testing.assert_allclose(engine(OP, inputs).astype(np.float64), expected, rtol=rtol)
 
 
 @engines.on_every_engine
@@ -100,7 +92,7 @@ def test_uniform_closed_form(engine: Engine, steps: int, length: int, label: int
     rows = np.full((steps, 1, classes), -math.log(classes))
     inputs = make([target], [steps], classes, log_probs=rows, grad=np.ones(1))
     counts = np.zeros((steps, classes))
-    for path in oracles.ctc_alignments(np.array(target, np.int64), steps, classes):
+    for path in ctc.alignments(np.array(target, np.int64), steps, classes):
         counts[np.arange(steps), path] += 1
     expected = through_log_softmax / classes - counts / counts[0].sum()
     actual = engine(OP, inputs, {"through_log_softmax": through_log_softmax})
@@ -148,7 +140,7 @@ def test_against_all_alignments(
     inputs = make(samples, input_lengths, 3, steps=5, blank=blank, flat=flat)
     settings = {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
     actual = engine(OP, inputs, settings)
-    expected = oracles.ctc_brute_force_gradient(*inputs[:5], **settings)
+    expected = ctc.brute_force_gradient(*inputs[:5], **settings)
     if not zero_infinity:  # NaN at every class of the sample, as in the formula
         impossible = np.isinf(inputs[5])
         inside = np.arange(5)[:, None] < inputs[3]
@@ -157,46 +149,7 @@ def test_against_all_alignments(
     check(engine, OP, inputs, settings)
 
 
-@engines.on_every_engine
-@pytest.mark.parametrize("through_log_softmax", [0, 1])
-@pytest.mark.parametrize("samples", [[[0, 1]], [[1, 0]], [[1, 0, 1], [0]], [[0, 0], [2, 0, 2]]])
-def test_target_that_contains_the_blank(engine: Engine, samples: list[list[int]], through_log_softmax: int) -> None:
-    """Both kinds of states of one class add up; no alignment means this, so the formula alone is the judge."""
-    check(engine, OP, make(samples, [6] * len(samples)), {"through_log_softmax": through_log_softmax})
-
-
 # --- dtypes --------------------------------------------------------------------------------------------------------
-
-
-@engines.on_every_engine
-@pytest.mark.parametrize(("dtype", "loss_dtype", "alpha_dtype"), WIDENINGS, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("through_log_softmax", [0, 1])
-def test_floating_dtypes(
-    engine: Engine, dtype: np.dtype, loss_dtype: np.dtype, alpha_dtype: np.dtype, through_log_softmax: int
-) -> None:
-    """Sums that use what is given, whatever is lost in it."""
-    inputs = make([[1, 2, 2], [3], []], [9, 7, 4], dtype=dtype)
-    wide = make([[1, 2, 2], [3], []], [9, 7, 4], dtype=dtype, wide=FLOAT64)
-    inputs[5], inputs[6] = wide[5].astype(loss_dtype), wide[6].astype(alpha_dtype)
-    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax})
-
-
-@pytest.mark.parametrize("engine", [KERNEL, engines.PORTABLE, engines.EVALUATOR], ids=str)
-@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
-@pytest.mark.parametrize("target_dtype", TARGET_DTYPES, ids=cases.shape_id)
-@pytest.mark.parametrize("input_dtype", LENGTH_DTYPES, ids=cases.shape_id)
-@pytest.mark.parametrize("length_dtype", LENGTH_DTYPES, ids=cases.shape_id)
-def test_integer_dtypes(
-    engine: Engine, target_dtype: np.dtype, input_dtype: np.dtype, length_dtype: np.dtype, flat: bool
-) -> None:
-    if target_dtype == np.bool_:
-        inputs = make([[1, 1], [0], [0, 1, 0]], [7, 3, 6], 3, flat=flat, blank=2)
-    else:
-        inputs = make([[0, 1], [1], [1, 1, 0]], [7, 3, 6], 3, flat=flat, blank=2)
-    expected = KERNEL(OP, inputs, {"blank": 2})
-    inputs[2:5] = inputs[2].astype(target_dtype), inputs[3].astype(input_dtype), inputs[4].astype(length_dtype)
-    engines.assert_same_bits(KERNEL(OP, inputs, {"blank": 2}), expected)
-    check(engine, OP, inputs, {"blank": 2})
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
@@ -208,26 +161,6 @@ def test_lengths_up_to_the_end_of_their_dtype(dtype: type) -> None:
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
-
-
-@engines.on_every_engine
-@pytest.mark.parametrize(("steps", "batch"), [(0, 0), (0, 3), (5, 0), (0, 1)], ids=["T0_N0", "T0_N3", "N0", "T0_N1"])
-@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
-def test_empty(engine: Engine, steps: int, batch: int, flat: bool) -> None:
-    inputs = make([[]] * batch, [0] * batch, steps=steps, flat=flat)
-    assert check(engine, OP, inputs).shape == (steps, batch, 4)
-
-
-@engines.on_every_engine
-def test_no_time_with_targets(engine: Engine) -> None:
-    """T = 0 and targets: nothing to write, nothing to refuse."""
-    assert check(engine, OP, make([[1, 2], [3]], [0, 0], steps=0)).shape == (0, 2, 4)
-
-
-@engines.on_every_engine
-def test_one_class(engine: Engine) -> None:
-    """Only the blank: the empty target has probability 1."""
-    np.testing.assert_allclose(check(engine, OP, make([[]], [4], 1)), np.zeros((4, 1, 1)), atol=1e-15)
 
 
 @engines.on_every_engine
@@ -299,36 +232,6 @@ def test_impossible_sample(engine: Engine, dtype: np.dtype, zero_infinity: int) 
 
 
 @engines.on_every_engine
-@pytest.mark.parametrize("zero_infinity", [0, 1])
-@pytest.mark.parametrize("through_log_softmax", [0, 1])
-def test_loss_of_infinity_from_probabilities(engine: Engine, zero_infinity: int, through_log_softmax: int) -> None:
-    """A sample that would fit, but every path through its label has probability 0."""
-    inputs = make([[1], [2]], [4, 4])
-    log_probs = inputs[1].copy()
-    log_probs[:, 0, 1] = -INF
-    inputs = make([[1], [2]], [4, 4], log_probs=log_probs)
-    assert np.isinf(inputs[5]).tolist() == [True, False]
-    check(engine, OP, inputs, {"zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax})
-
-
-@engines.on_typed_engines
-@pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
-@pytest.mark.parametrize("through_log_softmax", [0, 1])
-def test_masked_classes(engine: Engine, dtype: np.dtype, through_log_softmax: int) -> None:
-    """log_probs of -inf: gradient 0 and not NaN, in classes of the target at some steps and in others throughout."""
-    logits = cases.normal((8, 2, 5), np.float64, scale=2.0)
-    logits[:, :, 4] = -INF  # in no target
-    logits[:3, 0, 2] = -INF  # the last label, where it cannot be yet
-    logits[2, 1, 0] = -INF  # a blank in the middle
-    logits[5, 1, 1] = -INF
-    inputs = make([[1, 2], [1, 3, 1]], [8, 8], 5, dtype=dtype, log_probs=log_softmax(logits))
-    assert np.isfinite(inputs[5]).all()
-    actual = check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}).astype(np.float64)
-    assert np.isfinite(actual).all()
-    np.testing.assert_array_equal(actual[inputs[1] == -INF], 0)
-
-
-@engines.on_every_engine
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
 def test_nan_stays_in_its_sample(engine: Engine, through_log_softmax: int) -> None:
     inputs = make([[1, 2], [3], [2, 2]], [7, 7, 7], 5)
@@ -342,23 +245,13 @@ def test_nan_stays_in_its_sample(engine: Engine, through_log_softmax: int) -> No
 
 
 @engines.on_every_engine
-@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.0, -3.0])
-def test_gradients_of_the_loss(engine: Engine, value: float) -> None:
-    """grad_out is a factor of its sample alone."""
-    inputs = make([[1, 2], [3]], [6, 5], grad=np.array([value, 1.0]))
-    actual = check(engine, OP, inputs)
-    engines.assert_same_bits(actual[:, 1], engine(OP, [np.ones(2), *inputs[1:]])[:, 1])
-
-
-@engines.on_every_engine
 @pytest.mark.parametrize("scale", [-1000.0, 1000.0, -20.0, 3.0], ids=str)
 def test_the_loss_is_taken_as_given(engine: Engine, scale: float) -> None:
     """exp(1000) is infinite, exp(-1000) is 0, and exp(3) scales every posterior."""
     inputs = make([[1, 2], [3]], [6, 5])
     inputs[5] = inputs[5] + scale
-    actual = engine(OP, inputs, {"through_log_softmax": 0})
-    error = engines.errors(OP, actual, inputs, {"through_log_softmax": 0})
-    assert error.max() <= 1e-12 * max(1.0, np.exp(min(scale, 700.0)))
+    slack = 1e-12 * max(1.0, np.exp(min(scale, 700.0)))
+    check(engine, OP, inputs, {"through_log_softmax": 0}, slack=slack)
 
 
 @engines.on_every_engine
@@ -366,8 +259,8 @@ def test_the_loss_is_taken_as_given(engine: Engine, scale: float) -> None:
 def test_log_alpha_is_taken_as_given(engine: Engine, through_log_softmax: int) -> None:
     """Where no forward pass would have put it, too."""
     inputs = make([[1, 2], [3]], [6, 5])
-    inputs[6] = np.where(np.isfinite(inputs[6]), inputs[6] + cases.normal(inputs[6].shape, np.float64), -INF)
-    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}, limit=1e-11)
+    inputs[6] = np.where(np.isfinite(inputs[6]), inputs[6] + arrays.normal(inputs[6].shape, np.float64), -INF)
+    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}, slack=1e-11)
 
 
 @engines.on_every_engine
@@ -375,21 +268,21 @@ def test_log_alpha_is_taken_as_given(engine: Engine, through_log_softmax: int) -
 @pytest.mark.parametrize("level", [-1000.0, -300.0, 800.0], ids=str)
 def test_beyond_the_range_of_float64(engine: Engine, level: float, through_log_softmax: int) -> None:
     """Products of rows like these leave float64 after one step; sums of logarithms do not."""
-    log_probs = cases.uniform((12, 2, 4), np.float64, low=level - 5, high=level + 5)
+    log_probs = arrays.uniform((12, 2, 4), np.float64, low=level - 5, high=level + 5)
     inputs = make([[1, 2, 1], [3]], [12, 9], log_probs=log_probs, grad=np.ones(2))
     if level > 0 and through_log_softmax:
         pytest.skip("exp(log_probs) itself is infinite")
     settings = {"through_log_softmax": through_log_softmax}
-    check(engine, OP, inputs, settings, limit=1e-10)  # exponents of 12 * 1000, a few roundings
+    check(engine, OP, inputs, settings, slack=1e-10)  # exponents of 12 * 1000, a few roundings
 
 
 @engines.on_every_engine
 def test_one_unlikely_step(engine: Engine) -> None:
     """A bottleneck of e**-1000 that every path goes through, and classes e**-1000 apart in all rows."""
-    log_probs = log_softmax(cases.normal((30, 2, 4), np.float64))
+    log_probs = log_softmax(arrays.normal((30, 2, 4), np.float64))
     log_probs[15, 0] -= 1000
     log_probs[:, 1, 1:] -= np.array([0.0, 500.0, 1000.0])
-    check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), limit=1e-11)
+    check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), slack=1e-11)
 
 
 # --- tables that no forward pass made --------------------------------------------------------------------------------
@@ -500,7 +393,7 @@ def table(
     dtypes: of log_probs, neg_log_likelihood and log_alpha. share: how much of the floating inputs is NaN or infinite.
     reached: -inf in the states that no path can have reached. The lowest bits of the seed choose the settings.
     """
-    random = cases.rng("table", seed, share, reached)
+    random = arrays.rng("table", seed, share, reached)
     flat, through_log_softmax, zero_infinity, blank = ((seed >> bit) & 1 for bit in range(4))
     steps, batch, classes = int(random.integers(1, most_steps + 1)), int(random.integers(1, 5)), 4
     # The number of different labels is small, so that many are repeated.
@@ -531,7 +424,7 @@ def table(
 
 def judges_of(inputs: Sequence[Array], settings: dict[str, int]) -> tuple[Array, Array]:
     """The result, and the size of its larger term."""
-    oracle, largest_term = oracles.ctc_loss_backward, oracles.ctc_loss_backward_largest_term
+    oracle, largest_term = ctc_loss_backward.oracle, ctc_loss_backward.terms
     result = oracle(*inputs, **settings, dtype=np.longdouble)  # type: ignore[arg-type]
     return result, largest_term(*inputs, **settings, dtype=np.longdouble)  # type: ignore[arg-type]
 
@@ -554,8 +447,8 @@ def check_table(
     """
     actual = engine(OP, inputs, settings)
     expected, largest = judges or judges_of(inputs, settings)
-    error = oracles.ulp_error(actual, expected, largest)
-    limit = engines.SUM_ULPS if actual.dtype == FLOAT64 else 0.51
+    error = numbers.ulp_error(actual, expected, largest)
+    limit = SUM_ULPS if actual.dtype == FLOAT64 else 0.51
     worst = np.unravel_index(int(error.argmax()), error.shape) if error.size else ()
     assert error.max(initial=0.0) <= limit, f"{actual[worst]!r} at {worst}, expected {expected[worst]!r}"
     return actual
@@ -570,10 +463,10 @@ def test_oracles_agree_on_tables(share: float, reached: bool) -> None:
     """Recursions over time, and sums over all paths one by one, come to the same."""
     for seed in range(100):
         inputs, settings = table(seed, share=share, reached=reached, most_steps=5, most_labels=3)
-        actual = oracles.ctc_loss_backward(*inputs, **settings)
-        expected = oracles.ctc_brute_force_loss_backward(*inputs, **settings)
-        largest = oracles.ctc_loss_backward_largest_term(*inputs, **settings)
-        assert oracles.ulp_error(actual, expected, largest).max() <= engines.SUM_ULPS, seed
+        actual = ctc_loss_backward.oracle(*inputs, **settings)
+        expected = ctc.brute_force_loss_backward(*inputs, **settings)
+        largest = ctc_loss_backward.terms(*inputs, **settings)
+        assert numbers.ulp_error(actual, expected, largest).max() <= SUM_ULPS, seed
 
 
 @engines.on_every_engine
@@ -684,63 +577,22 @@ def test_long_sequences(
     through_log_softmax: int,
 ) -> None:
     """The formula's sums of exponents are rounded at the size of the loss, about `roundings` times."""
-    strides = cases.rng("labels", length).integers(1, classes - 1, length)
+    strides = arrays.rng("labels", length).integers(1, classes - 1, length)
     labels = 1 + np.cumsum(strides) % (classes - 1)  # no repeats, so that the longest target fits
-    log_probs = log_softmax(cases.normal((steps, 1, classes), np.float64, "long", scale=scale))
+    log_probs = log_softmax(arrays.normal((steps, 1, classes), np.float64, "long", scale=scale))
     dtype, wide = dtypes
     inputs = make([labels.tolist()], [steps], classes, dtype=dtype, wide=wide, log_probs=log_probs, grad=np.ones(1))
     assert np.isfinite(inputs[5]).all()
-    limit = None if dtype == FLOAT32 else max(1e-12, float(inputs[5][0]) * roundings * 2.0**-52)
-    check(KERNEL, OP, inputs, {"through_log_softmax": through_log_softmax}, limit=limit)
+    slack = None if dtype == FLOAT32 else max(1e-12, float(inputs[5][0]) * roundings * 2.0**-52)
+    check(KERNEL, OP, inputs, {"through_log_softmax": through_log_softmax}, slack=slack)
 
 
 def test_scaled_sums_grow_and_shrink() -> None:
     """Rows that are not normalized, whose products run from e**-600 to e**600 and back."""
     ramp = np.concatenate([np.full(60, -20.0), np.full(120, 15.0), np.full(60, -10.0)])
-    log_probs = cases.normal((240, 1, 5), np.float64) + ramp[:, None, None]
+    log_probs = arrays.normal((240, 1, 5), np.float64) + ramp[:, None, None]
     inputs = make([[1, 2, 3, 3, 4, 1]], [240], 5, log_probs=log_probs, grad=np.ones(1))
-    check(KERNEL, OP, inputs, {"through_log_softmax": 0}, limit=1e-11)
+    check(KERNEL, OP, inputs, {"through_log_softmax": 0}, slack=1e-11)
 
 
 # --- against others ------------------------------------------------------------------------------------------------
-
-
-@engines.on_typed_engines
-@pytest.mark.parametrize("case", cases.golden_cases("ctc_loss_backward"), ids=str)
-def test_golden(engine: Engine, case: golden.Golden) -> None:
-    actual = check(engine, OP, list(case.inputs.values()), case.attributes)
-    np.testing.assert_allclose(
-        actual.astype(np.float64), case.expected.astype(np.float64), rtol=2 * case.rtol, atol=2 * case.atol
-    )
-
-
-@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
-def test_against_torch(flat: bool) -> None:
-    torch = pytest.importorskip("torch")
-    samples, lengths = [[1, 2, 2, 3], [4], [], [1, 1]], [12, 9, 7, 3]
-    inputs = make(samples, lengths, 5, flat=flat)
-    leaf = torch.from_numpy(inputs[1]).requires_grad_()
-    targets = torch.from_numpy(np.maximum(inputs[2], 0))
-    given = [torch.from_numpy(a) for a in inputs[3:5]]
-    losses = torch.nn.functional.ctc_loss(leaf, targets, *given, reduction="none")
-    losses.backward(torch.from_numpy(inputs[0]))
-    np.testing.assert_allclose(losses.detach().numpy(), inputs[5], rtol=1e-13)
-    np.testing.assert_allclose(KERNEL(OP, inputs), leaf.grad.numpy(), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("blank", [0, 2])
-@pytest.mark.parametrize("samples", [[[1, 3], [3]], [[1, 1], []], [[3, 1, 3], [1, 3, 3]]])
-def test_is_the_derivative(samples: list[list[int]], blank: int) -> None:
-    """By log_probs on rows that are not normalized, and by the scores under log_softmax."""
-    rows = cases.normal((6, 2, 4), np.float64, "rows")
-    inputs = make(samples, [6, 5], blank=blank, log_probs=rows)
-
-    def loss(log_probs: Array) -> float:
-        return float(inputs[0] @ oracles.ctc_loss(log_probs, *inputs[2:5], blank)[0])
-
-    actual = KERNEL(OP, inputs, {"blank": blank, "through_log_softmax": 0})
-    np.testing.assert_allclose(actual, oracles.finite_difference(loss, rows), rtol=1e-6, atol=1e-8)
-
-    inputs = make(samples, [6, 5], blank=blank, log_probs=log_softmax(rows))
-    expected = oracles.finite_difference(lambda scores: loss(log_softmax(scores)), rows)
-    np.testing.assert_allclose(KERNEL(OP, inputs, {"blank": blank}), expected, rtol=1e-6, atol=1e-8)

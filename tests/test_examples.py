@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import oracles
 import pytest
-from engines import ENGINES, FLOATS, REFERENCE, Engine, assert_close, check, snake
+from engines import ENGINES, FLOATS, REFERENCE, Call, Engine, assert_close, check_call
 
 import onnx_ops
+from onnx_ops.core.op import Op
+from tests.ops import RECORDS
+from tests.ops._shared.record import DType
+
+each_op = pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
+
+
+def example_call(op: Op) -> Call:
+    return Call(op.name, op.example.arrays(), op.example.attributes, tuple(op.example.outputs), label="example")
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
-def test_example(op: onnx_ops.op.Op, engine: Engine) -> None:
-    arrays = op.example.arrays()
-    inputs = [arrays.get(name) for name in op.input_names]
-    actual = engine(op.name, inputs, op.example.attributes)
-    assert actual.dtype == (np.float64 if engine is REFERENCE else np.float32)
-    # The inputs are rounded to float32, and so is the result.
-    assert_close(actual, op.example.expected().astype(actual.dtype), rtol=3e-7, atol=6e-8)
+@each_op
+def test_example(op: Op, engine: Engine) -> None:
+    outputs = engine.run(example_call(op))
+    expected = op.example.expected()
+    assert list(outputs) == list(expected)
+    for name, actual in outputs.items():
+        assert actual.dtype == (np.float64 if engine is REFERENCE else np.float32)
+        # The inputs are rounded to float32, and so is the result.
+        assert_close(actual, expected[name].astype(actual.dtype), rtol=3e-7, atol=6e-8)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
-def test_every_dtype(op: onnx_ops.op.Op, dtype: np.dtype[Any], engine: Engine) -> None:
+@each_op
+def test_every_dtype(op: Op, dtype: DType, engine: Engine) -> None:
     """The call of the example, with all its floating inputs in one dtype."""
-    arrays = {name: a.astype(dtype) if a.dtype in FLOATS else a for name, a in op.example.arrays().items()}
-    check(engine, op.name, [arrays.get(name) for name in op.input_names], op.example.attributes)
+    call = example_call(op)
+    arrays = {name: a.astype(dtype) for name, a in call.given.items() if a.dtype in FLOATS}
+    check_call(engine, call.but(arrays))
 
 
-@pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
-def test_example_agrees_with_the_oracle(op: onnx_ops.op.Op) -> None:
-    arrays = op.example.arrays()
-    inputs = [arrays.get(name) for name in op.input_names]
-    expected = getattr(oracles, snake(op.name))(*inputs, **op.example.attributes, dtype=np.float64)
-    np.testing.assert_allclose(op.example.expected(), expected, rtol=3e-7, atol=6e-8)
+@each_op
+def test_example_agrees_with_the_oracle(op: Op) -> None:
+    expected = RECORDS[op.name].expected(example_call(op))
+    for name, array in op.example.expected().items():
+        np.testing.assert_allclose(array, expected[name], rtol=3e-7, atol=6e-8)

@@ -12,9 +12,16 @@ import cases
 import engines
 import ml_dtypes
 import numpy as np
-import oracles
 import pytest
 from engines import BFLOAT16, FLOAT16, KERNEL, PORTABLE, Array, Engine
+
+from tests.ops import (
+    batch_norm_elemt_backward,
+    binary_cross_entropy_with_logits_backward,
+    hardshrink_backward,
+    kl_div_backward,
+)
+from tests.ops._shared import arrays, numbers
 
 HALVES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=cases.shape_id)
 BODIES = pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
@@ -30,13 +37,13 @@ def _quiet() -> Iterator[None]:
 def assert_within_one_unit(actual: Array, expected: Array, largest: Array | None = None) -> None:
     """largest: the size of the terms where the result is a difference of theirs."""
     assert np.array_equal(np.isnan(actual), np.isnan(expected))
-    error = oracles.ulp_error(actual, expected, largest)
+    error = numbers.ulp_error(actual, expected, largest)
     worst = int(error.argmax())
     # 0.5 from the rounding; what float32 arithmetic adds shows only near ties.
     assert error.max() <= 0.51, f"{error.flat[worst]} at {worst}: {actual.flat[worst]}, not {expected.flat[worst]}"
-    numbers = np.isfinite(expected) & (np.abs(expected) >= float(ml_dtypes.finfo(actual.dtype).smallest_normal))
+    normal = np.isfinite(expected) & (np.abs(expected) >= float(ml_dtypes.finfo(actual.dtype).smallest_normal))
     if largest is None:
-        got, want = (a[numbers].view(np.int16).astype(int) for a in (actual, expected.astype(actual.dtype)))
+        got, want = (a[normal].view(np.int16).astype(int) for a in (actual, expected.astype(actual.dtype)))
         assert np.abs(got - want).max() <= 1  # in steps of the format, across powers of two as well
 
 
@@ -44,21 +51,21 @@ def assert_within_one_unit(actual: Array, expected: Array, largest: Array | None
 @BODIES
 @pytest.mark.parametrize("lambd", [0.0, 0.5, 0.123456789, 1e-7, 40000.0])
 def test_hardshrink_self(engine: Engine, dtype: np.dtype, lambd: float) -> None:
-    x = cases.all_bits(dtype)
+    x = arrays.all_bits(dtype)
     g = np.ones((), dtype)
     actual = engine("HardshrinkBackward", [g, x], {"lambd": lambd})
-    expected = oracles.hardshrink_backward(g, x, lambd).astype(dtype)
+    expected = hardshrink_backward.oracle(g, x, lambd).astype(dtype)
     engines.assert_same_bits(actual, expected)
 
 
 @HALVES
 def test_hardshrink_grad_output(dtype: np.dtype) -> None:
     """Every bit of the gradient, but for what kind of NaN a NaN is."""
-    g = cases.all_bits(dtype)
-    numbers = ~np.isnan(g)
+    g = arrays.all_bits(dtype)
+    kept = ~np.isnan(g)
     passed = KERNEL("HardshrinkBackward", [g, np.ones((), dtype)])
-    engines.assert_same_bits(passed[numbers], g[numbers])
-    assert np.isnan(passed[~numbers]).all()
+    engines.assert_same_bits(passed[kept], g[kept])
+    assert np.isnan(passed[~kept]).all()
     engines.assert_same_bits(KERNEL("HardshrinkBackward", [g, np.zeros((), dtype)]), np.zeros_like(g))
 
 
@@ -67,11 +74,11 @@ def test_hardshrink_grad_output(dtype: np.dtype) -> None:
 @pytest.mark.parametrize("log_target", [0, 1])
 @pytest.mark.parametrize(("grad", "reduction"), [(1.0, 0), (-0.7, 0), (0.75, 1), (1e-3, 0)])
 def test_kl_div_target(engine: Engine, dtype: np.dtype, grad: float, reduction: int, log_target: int) -> None:
-    q = cases.all_bits(dtype)
+    q = arrays.all_bits(dtype)
     inputs = [np.array(grad, dtype), q, q]
     attributes = {"reduction": reduction, "log_target": log_target}
     actual = engine("KlDivBackward", inputs, attributes)
-    expected = oracles.kl_div_backward(*inputs, **attributes)
+    expected = kl_div_backward.oracle(*inputs, **attributes)
     if dtype == BFLOAT16 and log_target and engine is PORTABLE:
         # exp beyond float32, which what it is multiplied with would bring back
         fits = ~(q.astype(np.float64) > 88.72)
@@ -81,11 +88,11 @@ def test_kl_div_target(engine: Engine, dtype: np.dtype, grad: float, reduction: 
 
 @HALVES
 def test_kl_div_grad_output(dtype: np.dtype) -> None:
-    g = cases.all_bits(dtype)
+    g = arrays.all_bits(dtype)
     inputs = [g, g, np.array(0.3, dtype)]
     for log_target in (0, 1):
         attributes = {"reduction": 0, "log_target": log_target}
-        expected = oracles.kl_div_backward(*inputs, **attributes)
+        expected = kl_div_backward.oracle(*inputs, **attributes)
         assert_within_one_unit(KERNEL("KlDivBackward", inputs, attributes), expected)
 
 
@@ -94,8 +101,8 @@ BCE = "BinaryCrossEntropyWithLogitsBackward"
 
 def _binary_cross_entropy(inputs: Sequence[Array | None]) -> tuple[Array, Array, Array]:
     attributes = {"reduction": 0}
-    expected = oracles.binary_cross_entropy_with_logits_backward_split(*inputs, **attributes)
-    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*inputs, **attributes)
+    expected = binary_cross_entropy_with_logits_backward.split(*inputs, **attributes)
+    largest = binary_cross_entropy_with_logits_backward.terms(*inputs, **attributes)
     return KERNEL(BCE, inputs, attributes), expected, largest
 
 
@@ -104,7 +111,7 @@ def _binary_cross_entropy(inputs: Sequence[Array | None]) -> tuple[Array, Array,
 @pytest.mark.parametrize("target", [0.0, 1.0, 0.25, 0.9, -0.5, 2.0])
 def test_binary_cross_entropy_logits(engine: Engine, dtype: np.dtype, target: float) -> None:
     """The kernel keeps its digits in the tails, so that it is judged by the result where only one term is left."""
-    x = cases.all_bits(dtype)
+    x = arrays.all_bits(dtype)
     inputs = [np.ones((), dtype), x, np.full(x.shape, target, dtype)]
     if engine.portable:
         engines.check(engine, BCE, inputs, {"reduction": 0})
@@ -115,7 +122,7 @@ def test_binary_cross_entropy_logits(engine: Engine, dtype: np.dtype, target: fl
 
 @HALVES
 def test_binary_cross_entropy_logits_with_weights(dtype: np.dtype) -> None:
-    x = cases.all_bits(dtype)
+    x = arrays.all_bits(dtype)
     y = np.full(x.shape, 1.0, dtype)
     inputs = [np.array(0.3, dtype), x, y, np.array(1.7, dtype), np.array(2.6, dtype)]
     actual, expected, _ = _binary_cross_entropy(inputs)
@@ -125,13 +132,13 @@ def test_binary_cross_entropy_logits_with_weights(dtype: np.dtype) -> None:
 @HALVES
 @pytest.mark.parametrize("logit", [0.0, -2.0, 1.3, 9.0])
 def test_binary_cross_entropy_target(dtype: np.dtype, logit: float) -> None:
-    y = cases.all_bits(dtype)
+    y = arrays.all_bits(dtype)
     x = np.full(y.shape, logit, dtype)
     op = "BinaryCrossEntropyWithLogitsBackward"
     inputs = [np.ones((), dtype), x, y]
     actual = KERNEL(op, inputs, {"reduction": 0})
-    expected = oracles.binary_cross_entropy_with_logits_backward(*inputs, reduction=0)
-    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term(*inputs, reduction=0)
+    expected = binary_cross_entropy_with_logits_backward.formula(*inputs, reduction=0)
+    largest = binary_cross_entropy_with_logits_backward.terms(*inputs, reduction=0)
     assert_within_one_unit(actual, expected, largest)
 
 
@@ -141,15 +148,15 @@ def test_binary_cross_entropy_target(dtype: np.dtype, logit: float) -> None:
 @pytest.mark.parametrize("place", [0, 1], ids=["grad_out", "input"])
 def test_batch_norm(engine: Engine, dtype: np.dtype, place: int, weighted: bool) -> None:
     """float32 statistics, as beside 16-bit activations; two channels, the bits of one operand along both."""
-    bits = cases.all_bits(dtype).reshape(2, 2, 128, 128)
+    bits = arrays.all_bits(dtype).reshape(2, 2, 128, 128)
     other = np.full(bits.shape, 0.3, dtype)
     statistics = [np.float32([0.1, -0.4]), np.float32([0.7, 1.9]), np.float32([1.3, -0.2]) if weighted else None]
     sums = [np.float32([3.1, -2.2]), np.float32([0.9, 5.3]), np.int32([3, 8])]
     inputs = [bits, other] if place == 0 else [other, bits]
     inputs = [*inputs, *statistics, *sums]
     actual = engine("BatchNormElemtBackward", inputs)
-    expected = oracles.batch_norm_elemt_backward(*inputs)
-    largest = oracles.batch_norm_elemt_backward_largest_term(*inputs)
+    expected = batch_norm_elemt_backward.oracle(*inputs)
+    largest = batch_norm_elemt_backward.terms(*inputs)
     sizes = np.abs(bits.astype(np.float64))
     fits = (sizes < 1e37) | ~np.isfinite(sizes)  # beyond, a product of float32 overflows on the way to a bfloat16
     assert_within_one_unit(actual[fits], expected[fits], largest[fits])
@@ -159,8 +166,8 @@ def test_batch_norm(engine: Engine, dtype: np.dtype, place: int, weighted: bool)
 @pytest.mark.parametrize("other", [np.float32, np.float64])
 def test_rounding_of_wider_numbers(dtype: np.dtype, other: type) -> None:
     """A wider operand leads past every tie of the format: halfway, a hair below and a hair above it."""
-    numbers = cases.all_bits(dtype)
-    finite = numbers[np.isfinite(numbers.astype(np.float64)) & (numbers.astype(np.float64) > 0)].astype(np.float64)
+    every = arrays.all_bits(dtype)
+    finite = every[np.isfinite(every.astype(np.float64)) & (every.astype(np.float64) > 0)].astype(np.float64)
     ties = (np.sort(finite)[1:] + np.sort(finite)[:-1]) / 2
     hair = 2.0 ** (-12 if other == np.float32 and dtype == FLOAT16 else -14 if other == np.float32 else -40)
     q = np.concatenate([ties, ties * (1 + hair), ties * (1 - hair)]).astype(other)

@@ -9,8 +9,22 @@ from typing import Any
 import golden
 import ml_dtypes
 import numpy as np
-import oracles
 import pytest
+
+from tests.ops import (
+    batch_norm_elemt,
+    batch_norm_elemt_backward,
+    batch_norm_reduce_backward,
+    batch_norm_stats,
+    binary_cross_entropy_with_logits,
+    binary_cross_entropy_with_logits_backward,
+    ctc_loss_backward,
+    hardshrink,
+    hardshrink_backward,
+    kl_div,
+    kl_div_backward,
+)
+from tests.ops._shared import ctc, numbers
 
 INF, NAN = math.inf, math.nan
 GOLDEN = golden.load_golden()
@@ -22,6 +36,19 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+def batch_norm(
+    x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Output, mean and invstd of batch norm in training."""
+    mean, invstd = batch_norm_stats.oracle(x, eps)
+    return batch_norm_elemt.oracle(x, weight, bias, mean, invstd), mean, invstd
+
+
+def reduced(grad_out: Any, x: Any, mean: Any) -> tuple[np.ndarray, ...]:
+    """The sums of one worker."""
+    return batch_norm_reduce_backward.oracle(grad_out, x, mean, np.ones_like(mean))[:2]
 
 
 def assert_equal(actual: np.ndarray, expected: Any) -> None:
@@ -42,24 +69,6 @@ def assert_close(actual: np.ndarray, expected: Any, tolerance: float = 1e-12) ->
 # PyTorch's stored numbers
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=str)
-def test_golden(case: golden.Golden) -> None:
-    actual = getattr(oracles, case.op)(*case.inputs.values(), **case.attributes)
-    expected = case.expected.astype(np.float64)
-    assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=case.rtol, atol=case.atol, equal_nan=True)
-
-
-@pytest.mark.parametrize("case", [case for case in GOLDEN if case.op != "ctc_loss_backward"], ids=str)
-def test_golden_in_ulps(case: golden.Golden) -> None:
-    """Half types are torch's float64 rounded once; float32 and float64 are rounded per step, statistics included."""
-    expected = getattr(oracles, case.op)(*case.inputs.values(), **case.attributes, dtype=np.longdouble)
-    largest = getattr(oracles, f"{case.op}_largest_term")(*case.inputs.values(), **case.attributes)
-    assert largest.shape == expected.shape
-    limit = 0.51 if case.expected.dtype.itemsize == 2 else 8
-    assert oracles.ulp_error(case.expected, expected, largest).max(initial=0.0) <= limit
-
-
 def test_golden_has_every_op_and_dtype() -> None:
     seen = {(case.op, case.expected.dtype.name) for case in GOLDEN}
     ops = {case.op for case in GOLDEN}
@@ -74,43 +83,20 @@ def test_golden_has_every_op_and_dtype() -> None:
 TARGET = [[1.0, 2.0], [0.0, -4.0], [0.5, 8.0]]
 
 
-@pytest.mark.parametrize(
-    ("reduction", "divisor"), [(0, 1), (1, 6), (2, 1), (3, 3)], ids=["none", "mean", "sum", "batchmean"]
-)
-def test_kl_div_backward_by_hand(reduction: int, divisor: int) -> None:
-    actual = oracles.kl_div_backward(2.0, np.full((3, 2), NAN), TARGET, reduction)
-    assert_equal(actual, np.array([[-2.0, -4.0], [0.0, 8.0], [-1.0, -16.0]]) / divisor)
-
-
-def test_kl_div_backward_sums_over_broadcast_axes_of_self() -> None:
-    assert_equal(oracles.kl_div_backward(1.0, np.zeros((1, 2)), TARGET, 2), [[-1.5, -6.0]])
-    assert_equal(oracles.kl_div_backward(1.0, np.zeros((3, 1)), TARGET, 2), [[-3.0], [4.0], [-8.5]])
-    assert_equal(oracles.kl_div_backward(1.0, np.zeros(2), TARGET, 1), [-0.25, -1.0])
-    assert_equal(oracles.kl_div_backward(1.0, 0.0, TARGET, 3), -2.5)
-    assert_equal(oracles.kl_div_backward([[1.0], [2.0]], np.zeros((1, 1, 1)), [[1.0], [3.0]], 0), [[[-7.0]]])
-
-
 def test_kl_div_backward_log_target() -> None:
-    actual = oracles.kl_div_backward([1.0, 3.0, 1.0], np.zeros(3), [0.0, math.log(2.0), -INF], 0, 1)
+    actual = kl_div_backward.oracle([1.0, 3.0, 1.0], np.zeros(3), [0.0, math.log(2.0), -INF], 0, 1)
     assert_close(actual, [-1.0, -6.0, 0.0])
 
 
-def test_kl_div_backward_rank_0_and_empty() -> None:
-    for reduction in range(4):
-        assert_equal(oracles.kl_div_backward(3.0, 0.0, 2.0, reduction), -6.0)
-    assert_equal(oracles.kl_div_backward(1.0, np.zeros((0, 2)), np.zeros((0, 2)), 1), np.zeros((0, 2)))
-    assert_equal(oracles.kl_div_backward(1.0, np.zeros((1, 2)), np.zeros((0, 2)), 1), np.zeros((1, 2)))
-
-
 def test_kl_div_backward_special_values() -> None:
-    actual = oracles.kl_div_backward([1.0, 1.0, INF, NAN], np.zeros(4), [INF, NAN, 0.0, 1.0], 0)
+    actual = kl_div_backward.oracle([1.0, 1.0, INF, NAN], np.zeros(4), [INF, NAN, 0.0, 1.0], 0)
     assert_equal(actual, [-INF, NAN, NAN, NAN])
 
 
 def test_kl_div_backward_largest_term() -> None:
-    assert_equal(oracles.kl_div_backward_largest_term(1.0, np.zeros((1, 2)), TARGET, 2), [[1.0, 8.0]])
-    assert_equal(oracles.kl_div_backward_largest_term(3.0, np.zeros((3, 1)), TARGET, 3), [[2.0], [4.0], [8.0]])
-    assert_equal(oracles.kl_div_backward_largest_term(1.0, np.zeros((1, 2)), np.zeros((0, 2)), 2), np.zeros((1, 2)))
+    assert_equal(kl_div_backward.terms(1.0, np.zeros((1, 2)), TARGET, 2), [[1.0, 8.0]])
+    assert_equal(kl_div_backward.terms(3.0, np.zeros((3, 1)), TARGET, 3), [[2.0], [4.0], [8.0]])
+    assert_equal(kl_div_backward.terms(1.0, np.zeros((1, 2)), np.zeros((0, 2)), 2), np.zeros((1, 2)))
 
 
 @pytest.mark.parametrize("log_target", [0, 1])
@@ -118,49 +104,23 @@ def test_kl_div_backward_largest_term() -> None:
 @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (4,), (3, 1)])
 def test_kl_div_backward_is_the_derivative(shape: tuple[int, ...], reduction: int, log_target: int) -> None:
     x, target = rng(1).normal(size=shape), rng(2).uniform(0.1, 1.0, size=(3, 4))
-    actual = oracles.kl_div_backward(1.7, x, target, reduction, log_target)
-    expected = oracles.finite_difference(lambda x: 1.7 * oracles.kl_div(x, target, reduction, log_target), x, 1e-4)
+    actual = kl_div_backward.oracle(1.7, x, target, reduction, log_target)
+    expected = numbers.finite_difference(lambda x: 1.7 * kl_div.oracle(x, target, reduction, log_target), x, 1e-4)
     assert_close(actual, expected, 1e-9)
 
 
 def test_kl_div_by_hand() -> None:
-    assert_close(oracles.kl_div([-1.0, -2.0], [0.0, 0.5], 0), [0.0, 0.5 * math.log(0.5) + 1.0])
-    assert_close(oracles.kl_div([-1.0], [math.log(3.0)], 0, 1), [3.0 * (math.log(3.0) + 1.0)])
-    assert_close(oracles.kl_div([[-1.0, -1.0]], [[1.0, 1.0]], 1), 1.0)
-    assert_close(oracles.kl_div([[-1.0, -1.0]], [[1.0, 1.0]], 3), 2.0)
-
-
-@pytest.mark.parametrize("log_target", [0, 1])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.filterwarnings("ignore:reduction. .mean. divides:UserWarning")
-def test_kl_div_against_torch(reduction: str, log_target: int) -> None:
-    torch = pytest.importorskip("torch")
-    number = ("none", "mean", "sum").index(reduction)
-    x, target = rng(3).normal(size=(1, 4)), rng(4).uniform(0.1, 1.0, size=(2, 3, 4))
-    grad = rng(5).normal(size=() if number else (2, 3, 4))
-    leaf = torch.tensor(x, requires_grad=True)
-    loss = torch.nn.functional.kl_div(leaf, torch.tensor(target), reduction=reduction, log_target=bool(log_target))
-    loss.backward(torch.tensor(grad))
-    assert_close(oracles.kl_div(x, target, number, log_target), loss.detach().numpy())
-    assert_close(oracles.kl_div_backward(grad, x, target, number, log_target), leaf.grad.numpy())
+    assert_close(kl_div.oracle([-1.0, -2.0], [0.0, 0.5], 0), [0.0, 0.5 * math.log(0.5) + 1.0])
+    assert_close(kl_div.oracle([-1.0], [math.log(3.0)], 0, 1), [3.0 * (math.log(3.0) + 1.0)])
+    assert_close(kl_div.oracle([[-1.0, -1.0]], [[1.0, 1.0]], 1), 1.0)
+    assert_close(kl_div.oracle([[-1.0, -1.0]], [[1.0, 1.0]], 3), 2.0)
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # BinaryCrossEntropyWithLogitsBackward
 
-bce_backward = oracles.binary_cross_entropy_with_logits_backward
-bce_split = oracles.binary_cross_entropy_with_logits_backward_split
-
-
-def test_bce_backward_by_hand() -> None:
-    """sigmoid(0) = 1/2, sigmoid(log 3) = 3/4."""
-    x, y = [0.0, 0.0, math.log(3.0), -math.log(3.0)], [0.0, 1.0, 1.0, 0.5]
-    assert_close(bce_backward(1.0, x, y, reduction=0), [0.5, -0.5, -0.25, -0.25])
-    assert_close(bce_backward(1.0, x, y), [0.125, -0.125, -0.0625, -0.0625])
-    assert_close(bce_backward(1.0, x, y, [1.0, 2.0, 4.0, 0.0], reduction=2), [0.5, -1.0, -1.0, 0.0])
-    # pos_weight 3: (3 * 1 + 1 - 1) * 3/4 - 3 = -3/4; (3/2 + 1/2) / 4 - 3/2 = -1
-    assert_close(bce_backward(1.0, x, y, None, 3.0, reduction=0), [0.5, -1.5, -0.75, -1.0])
-    assert_close(bce_backward([2.0, 0.0, 1.0, 1.0], x, y, 2.0, [3.0], reduction=0), [2.0, 0.0, -1.5, -2.0])
+bce_backward = binary_cross_entropy_with_logits_backward.formula
+bce_split = binary_cross_entropy_with_logits_backward.split
 
 
 def test_bce_backward_saturates() -> None:
@@ -188,7 +148,7 @@ def test_bce_backward_split_keeps_the_digits() -> None:
 
 
 def test_bce_backward_largest_term() -> None:
-    largest = oracles.binary_cross_entropy_with_logits_backward_largest_term
+    largest = binary_cross_entropy_with_logits_backward.terms
     assert_equal(largest(-2.0, [0.0, 0.0], [0.0, 1.0], None, 3.0, 1), [0.5, 3.0])
     assert_equal(largest(1.0, [INF, -INF], [0.0, 1.0], -2.0, None, 2), [2.0, 2.0])
 
@@ -198,38 +158,17 @@ def test_bce_backward_is_the_derivative(reduction: int) -> None:
     x, y = rng(1).normal(size=(3, 4)), rng(2).uniform(size=(3, 4))
     weight, pos_weight = rng(3).uniform(size=(3, 1)), rng(4).uniform(0.5, 3.0, size=4)
     actual = bce_backward(1.7, x, y, weight, pos_weight, reduction)
-    expected = oracles.finite_difference(
-        lambda x: 1.7 * oracles.binary_cross_entropy_with_logits(x, y, weight, pos_weight, reduction), x, 1e-4
+    expected = numbers.finite_difference(
+        lambda x: 1.7 * binary_cross_entropy_with_logits.oracle(x, y, weight, pos_weight, reduction), x, 1e-4
     )
     assert_close(actual, expected, 1e-7)
 
 
 def test_bce_by_hand() -> None:
-    loss = oracles.binary_cross_entropy_with_logits
+    loss = binary_cross_entropy_with_logits.oracle
     assert_close(loss([0.0, math.log(3.0)], [1.0, 0.0], reduction=0), [math.log(2.0), math.log(4.0)])
     assert_close(loss([0.0, 0.0], [1.0, 0.0], [1.0, 2.0], 3.0), 2.5 * math.log(2.0))
     assert_equal(loss([1e4, -1e4], [0.0, 1.0], reduction=0), [1e4, 1e4])
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("pos_weighted", [False, True])
-def test_bce_against_torch(reduction: str, weighted: bool, pos_weighted: bool) -> None:
-    torch = pytest.importorskip("torch")
-    number = ("none", "mean", "sum").index(reduction)
-    x, y = 20 * rng(3).normal(size=(3, 4)), rng(4).uniform(size=(3, 4))
-    weight = rng(5).uniform(size=(3, 1)) if weighted else None
-    pos_weight = rng(6).uniform(0.5, 3.0, size=4) if pos_weighted else None
-    grad = rng(7).normal(size=() if number else (3, 4))
-    leaf = torch.tensor(x, requires_grad=True)
-    options = {
-        "weight": None if weight is None else torch.tensor(weight),
-        "pos_weight": None if pos_weight is None else torch.tensor(pos_weight),
-    }
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(leaf, torch.tensor(y), reduction=reduction, **options)
-    loss.backward(torch.tensor(grad))
-    assert_close(oracles.binary_cross_entropy_with_logits(x, y, weight, pos_weight, number), loss.detach().numpy())
-    assert_close(bce_backward(grad, x, y, weight, pos_weight, number), leaf.grad.numpy())
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -266,12 +205,12 @@ def test_ctc_against_all_alignments(
     samples: list[list[int]], input_lengths: list[int], through_log_softmax: int
 ) -> None:
     inputs = ctc_inputs(samples, input_lengths)
-    loss, log_alpha = oracles.ctc_loss(*inputs)
+    loss, log_alpha = ctc.forward(*inputs)
     assert log_alpha.shape == (len(samples), 5, 2 * max(map(len, samples)) + 1)
-    assert_close(loss, oracles.ctc_brute_force_loss(*inputs))
+    assert_close(loss, ctc.brute_force_loss(*inputs))
     grad_out = rng(9).normal(size=len(samples))
-    actual = oracles.ctc_loss_backward(grad_out, *inputs, loss, log_alpha, 0, 0, through_log_softmax)
-    expected = oracles.ctc_brute_force_gradient(grad_out, *inputs, 0, 0, through_log_softmax)
+    actual = ctc_loss_backward.oracle(grad_out, *inputs, loss, log_alpha, 0, 0, through_log_softmax)
+    expected = ctc.brute_force_gradient(grad_out, *inputs, 0, 0, through_log_softmax)
     assert_close(actual, expected)
     for n, length in enumerate(input_lengths):
         assert not actual[length:, n].any()
@@ -281,23 +220,23 @@ def test_ctc_last_class_as_blank() -> None:
     log_probs, targets, lengths, target_lengths = ctc_inputs([[1, 2], [2, 2]], [5, 4])
     inputs = log_probs, 2 - targets, lengths, target_lengths
     mirrored = log_probs[:, :, ::-1], targets, lengths, target_lengths
-    loss, log_alpha = oracles.ctc_loss(*inputs, 2)
-    assert_equal(loss, oracles.ctc_loss(*mirrored)[0])
-    actual = oracles.ctc_loss_backward(np.ones(2), *inputs, loss, log_alpha, 2)
-    assert_close(actual, oracles.ctc_brute_force_gradient(np.ones(2), *inputs, 2))
+    loss, log_alpha = ctc.forward(*inputs, 2)
+    assert_equal(loss, ctc.forward(*mirrored)[0])
+    actual = ctc_loss_backward.oracle(np.ones(2), *inputs, loss, log_alpha, 2)
+    assert_close(actual, ctc.brute_force_gradient(np.ones(2), *inputs, 2))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.float16])
 def test_ctc_concatenated_targets(dtype: type) -> None:
     samples = [[1, 2], [], [2, 2, 1]]
     log_probs, targets, lengths, target_lengths = ctc_inputs(samples, [5, 4, 5])
-    loss, log_alpha = oracles.ctc_loss(log_probs, targets, lengths, target_lengths)
+    loss, log_alpha = ctc.forward(log_probs, targets, lengths, target_lengths)
     flat = np.array(list(itertools.chain(*samples)), dtype)
-    flat_loss, flat_alpha = oracles.ctc_loss(log_probs, flat, lengths, target_lengths)
+    flat_loss, flat_alpha = ctc.forward(log_probs, flat, lengths, target_lengths)
     assert_equal(flat_loss, loss)
     assert_equal(flat_alpha, log_alpha)
-    actual = oracles.ctc_loss_backward(np.ones(3), log_probs, flat, lengths, target_lengths, loss, log_alpha)
-    expected = oracles.ctc_loss_backward(np.ones(3), log_probs, targets, lengths, target_lengths, loss, log_alpha)
+    actual = ctc_loss_backward.oracle(np.ones(3), log_probs, flat, lengths, target_lengths, loss, log_alpha)
+    expected = ctc_loss_backward.oracle(np.ones(3), log_probs, targets, lengths, target_lengths, loss, log_alpha)
     assert_equal(actual, expected)
 
 
@@ -306,7 +245,7 @@ def test_ctc_uniform_closed_form(steps: int, length: int) -> None:
     """With a target of distinct labels, binomial(T + S, 2 S) alignments each have the probability C**-T."""
     classes = length + 2
     log_probs = np.full((steps, 1, classes), -math.log(classes))
-    loss, _ = oracles.ctc_loss(log_probs, np.arange(1, length + 1)[None], [steps], [length])
+    loss, _ = ctc.forward(log_probs, np.arange(1, length + 1)[None], [steps], [length])
     assert_close(loss, [steps * math.log(classes) - math.log(math.comb(steps + length, 2 * length))])
 
 
@@ -319,53 +258,40 @@ def test_ctc_single_path(sample: list[int]) -> None:
     log_probs = log_softmax(rng(5).normal(size=(len(path), 1, 4)))
     steps = np.arange(len(path))
     inputs = log_probs, [sample], [len(path)], [len(sample)]
-    loss, log_alpha = oracles.ctc_loss(*inputs)
+    loss, log_alpha = ctc.forward(*inputs)
     assert_close(loss, [-log_probs[steps, 0, path].sum()])
     expected = np.exp(log_probs)
     expected[steps, 0, path] -= 1
-    assert_close(oracles.ctc_loss_backward([1.0], *inputs, loss, log_alpha), expected)
-
-
-def test_ctc_by_hand() -> None:
-    """T = 2, target 1, probabilities of blank and 1: (1/4, 3/4), (1/2, 1/2). Paths 01, 10, 11: 1/8 + 3/8 + 3/8."""
-    log_probs = np.log([[[0.25, 0.75]], [[0.5, 0.5]]])
-    inputs = log_probs, [[1]], [2], [1]
-    loss, log_alpha = oracles.ctc_loss(*inputs)
-    assert_close(loss, [-math.log(7 / 8)])
-    assert_close(np.exp(log_alpha), [[[1 / 4, 3 / 4, 0], [1 / 8, 1 / 2, 3 / 8]]])
-    expected = [[[1 / 4 - 1 / 7, 3 / 4 - 6 / 7]], [[1 / 2 - 3 / 7, 1 / 2 - 4 / 7]]]
-    assert_close(oracles.ctc_loss_backward([1.0], *inputs, loss, log_alpha), expected)
-    expected = [[[-2 / 7, -12 / 7]], [[-6 / 7, -8 / 7]]]
-    assert_close(oracles.ctc_loss_backward([2.0], *inputs, loss, log_alpha, through_log_softmax=0), expected)
+    assert_close(ctc_loss_backward.oracle([1.0], *inputs, loss, log_alpha), expected)
 
 
 def test_ctc_extended_labels() -> None:
-    np.testing.assert_array_equal(oracles.ctc_extended_labels([3, 1, 1], 2), [2, 3, 2, 1, 2, 1, 2])
-    np.testing.assert_array_equal(oracles.ctc_extended_labels([], 2), [2])
+    np.testing.assert_array_equal(ctc.extended_labels([3, 1, 1], 2), [2, 3, 2, 1, 2, 1, 2])
+    np.testing.assert_array_equal(ctc.extended_labels([], 2), [2])
 
 
 def test_ctc_alignments() -> None:
-    assert list(oracles.ctc_alignments([1], 2, 2)) == [(0, 1), (1, 0), (1, 1)]
-    assert list(oracles.ctc_alignments([1, 1], 3, 2)) == [(1, 0, 1)]
-    assert list(oracles.ctc_alignments([], 2, 2)) == [(0, 0)]
-    assert list(oracles.ctc_alignments([1], 0, 2)) == []
+    assert list(ctc.alignments([1], 2, 2)) == [(0, 1), (1, 0), (1, 1)]
+    assert list(ctc.alignments([1, 1], 3, 2)) == [(1, 0, 1)]
+    assert list(ctc.alignments([], 2, 2)) == [(0, 0)]
+    assert list(ctc.alignments([1], 0, 2)) == []
 
 
 def test_ctc_impossible_sample() -> None:
     log_probs, targets, lengths, target_lengths = ctc_inputs([[1, 1, 1], [1, 2]], [4, 4])
     inputs = log_probs, targets, lengths, target_lengths
-    loss, log_alpha = oracles.ctc_loss(*inputs)
+    loss, log_alpha = ctc.forward(*inputs)
     assert loss[0] == INF
     assert np.isfinite(loss[1])
-    assert_equal(oracles.ctc_brute_force_loss(*inputs)[:1], [INF])
-    nan = oracles.ctc_loss_backward([0.0, 1.0], *inputs, loss, log_alpha)
+    assert_equal(ctc.brute_force_loss(*inputs)[:1], [INF])
+    nan = ctc_loss_backward.oracle([0.0, 1.0], *inputs, loss, log_alpha)
     assert np.isnan(nan[:4, 0]).all()
     assert not nan[4:].any()
-    zero = oracles.ctc_loss_backward([1.0, 1.0], *inputs, loss, log_alpha, zero_infinity=1)
+    zero = ctc_loss_backward.oracle([1.0, 1.0], *inputs, loss, log_alpha, zero_infinity=1)
     assert not zero[:, 0].any()
     assert_equal(zero[:, 1], nan[:, 1])
-    assert_close(zero, oracles.ctc_brute_force_gradient([1.0, 1.0], *inputs, zero_infinity=1))
-    assert_close(nan, oracles.ctc_brute_force_gradient([1.0, 1.0], *inputs))
+    assert_close(zero, ctc.brute_force_gradient([1.0, 1.0], *inputs, zero_infinity=1))
+    assert_close(nan, ctc.brute_force_gradient([1.0, 1.0], *inputs))
 
 
 def test_ctc_masked_class_has_no_gradient() -> None:
@@ -374,43 +300,43 @@ def test_ctc_masked_class_has_no_gradient() -> None:
     logits[:, :, 3] = -INF
     logits[0, 0, 2] = -INF
     inputs = log_softmax(logits), [[1, 2]], [4], [2]
-    loss, log_alpha = oracles.ctc_loss(*inputs)
+    loss, log_alpha = ctc.forward(*inputs)
     assert np.isfinite(loss).all()
     for through_log_softmax in (0, 1):
-        actual = oracles.ctc_loss_backward([1.0], *inputs, loss, log_alpha, through_log_softmax=through_log_softmax)
-        assert_close(actual, oracles.ctc_brute_force_gradient([1.0], *inputs, through_log_softmax=through_log_softmax))
+        actual = ctc_loss_backward.oracle([1.0], *inputs, loss, log_alpha, through_log_softmax=through_log_softmax)
+        assert_close(actual, ctc.brute_force_gradient([1.0], *inputs, through_log_softmax=through_log_softmax))
         assert not actual[:, :, 3].any()
         assert actual[0, 0, 2] == 0
 
 
 def test_ctc_uses_only_what_the_lengths_cover() -> None:
     log_probs, targets, lengths, target_lengths = ctc_inputs([[1, 2], [1]], [3, 5])
-    loss, log_alpha = oracles.ctc_loss(log_probs, targets, lengths, target_lengths)
-    expected = oracles.ctc_loss_backward(np.ones(2), log_probs, targets, lengths, target_lengths, loss, log_alpha)
+    loss, log_alpha = ctc.forward(log_probs, targets, lengths, target_lengths)
+    expected = ctc_loss_backward.oracle(np.ones(2), log_probs, targets, lengths, target_lengths, loss, log_alpha)
     poisoned = np.full((2, 5, 9), NAN)
     poisoned[0, :3, :5], poisoned[1, :, :3] = log_alpha[0, :3], log_alpha[1, :, :3]
     log_probs[3:, 0] = NAN
-    actual = oracles.ctc_loss_backward(np.ones(2), log_probs, targets, lengths, target_lengths, loss, poisoned)
+    actual = ctc_loss_backward.oracle(np.ones(2), log_probs, targets, lengths, target_lengths, loss, poisoned)
     assert_equal(actual, expected)
-    assert_equal(oracles.ctc_loss(log_probs, targets, lengths, target_lengths)[0], loss)
+    assert_equal(ctc.forward(log_probs, targets, lengths, target_lengths)[0], loss)
 
 
 def test_ctc_takes_the_loss_and_alpha_as_given() -> None:
     """Doubling a likelihood, or halving exp(alpha), halves the posteriors."""
     inputs = ctc_inputs([[1, 2]], [5])
-    loss, log_alpha = oracles.ctc_loss(*inputs)
-    once = oracles.ctc_loss_backward([1.0], *inputs, loss, log_alpha, through_log_softmax=0)
+    loss, log_alpha = ctc.forward(*inputs)
+    once = ctc_loss_backward.oracle([1.0], *inputs, loss, log_alpha, through_log_softmax=0)
     for changed in ((loss - math.log(2), log_alpha), (loss, log_alpha - math.log(2))):
-        assert_close(oracles.ctc_loss_backward([1.0], *inputs, *changed, through_log_softmax=0), once / 2)
+        assert_close(ctc_loss_backward.oracle([1.0], *inputs, *changed, through_log_softmax=0), once / 2)
 
 
 def test_ctc_empty_shapes() -> None:
-    loss, log_alpha = oracles.ctc_loss(np.zeros((3, 0, 4)), np.zeros((0, 2)), [], [])
+    loss, log_alpha = ctc.forward(np.zeros((3, 0, 4)), np.zeros((0, 2)), [], [])
     assert loss.shape == (0,)
-    assert log_alpha.shape == (0, 3, 1)
-    out = oracles.ctc_loss_backward([], np.zeros((3, 0, 4)), np.zeros((0, 2)), [], [], loss, log_alpha)
+    assert log_alpha.shape == (0, 3, 5)
+    out = ctc_loss_backward.oracle([], np.zeros((3, 0, 4)), np.zeros((0, 2)), [], [], loss, log_alpha)
     assert_equal(out, np.zeros((3, 0, 4)))
-    loss, log_alpha = oracles.ctc_loss(np.zeros((0, 2, 4)), [[], []], [0, 0], [0, 0])
+    loss, log_alpha = ctc.forward(np.zeros((0, 2, 4)), [[], []], [0, 0], [0, 0])
     assert_equal(loss, [0.0, 0.0])
     assert log_alpha.shape == (2, 0, 1)
 
@@ -422,11 +348,11 @@ def test_ctc_gradient_is_the_derivative(through_log_softmax: int) -> None:
     x, grad_out = rng(8).normal(size=(5, 3, 3)), rng(9).normal(size=3)
     transform = log_softmax if through_log_softmax else np.asarray
     rest = targets, lengths, target_lengths
-    loss, log_alpha = oracles.ctc_loss(transform(x), *rest)
-    actual = oracles.ctc_loss_backward(
+    loss, log_alpha = ctc.forward(transform(x), *rest)
+    actual = ctc_loss_backward.oracle(
         grad_out, transform(x), *rest, loss, log_alpha, through_log_softmax=through_log_softmax
     )
-    expected = oracles.finite_difference(lambda x: grad_out @ oracles.ctc_loss(transform(x), *rest)[0], x, 1e-4)
+    expected = numbers.finite_difference(lambda x: grad_out @ ctc.forward(transform(x), *rest)[0], x, 1e-4)
     assert_close(actual, expected, 1e-7)
 
 
@@ -435,33 +361,13 @@ def test_ctc_long_sequence() -> None:
     labels = rng(11).integers(1, 20, size=(1, 100))
     log_probs = log_softmax(rng(10).normal(size=(400, 1, 20)))
     inputs = log_probs, labels, [400], [100]
-    loss, log_alpha = oracles.ctc_loss(*inputs)
-    actual = oracles.ctc_loss_backward([1.0], *inputs, loss, log_alpha)
+    loss, log_alpha = ctc.forward(*inputs)
+    actual = ctc_loss_backward.oracle([1.0], *inputs, loss, log_alpha)
     np.testing.assert_allclose(actual.sum(axis=2), 0, atol=1e-10)
-    wide_loss, wide_alpha = oracles.ctc_loss(*inputs, dtype=np.longdouble)
-    wide = oracles.ctc_loss_backward([1.0], *inputs, wide_loss, wide_alpha, dtype=np.longdouble)
+    wide_loss, wide_alpha = ctc.forward(*inputs, dtype=np.longdouble)
+    wide = ctc_loss_backward.oracle([1.0], *inputs, wide_loss, wide_alpha, dtype=np.longdouble)
     assert wide.dtype == wide_alpha.dtype == np.longdouble
     np.testing.assert_allclose(actual, wide.astype(np.float64), atol=1e-10)
-
-
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize(("samples", "input_lengths"), CTC_BATCHES.values(), ids=CTC_BATCHES)
-def test_ctc_against_torch(samples: list[list[int]], input_lengths: list[int], flat: bool) -> None:
-    torch = pytest.importorskip("torch")
-    log_probs, targets, _, target_lengths = ctc_inputs(samples, input_lengths)
-    targets = np.array(list(itertools.chain(*samples)), np.int64) if flat else padded(samples, 0)
-    arguments = torch.tensor(log_probs), torch.tensor(targets), input_lengths, target_lengths.tolist()
-    torch_loss, torch_alpha = torch.ops.aten._ctc_loss(*arguments, 0, False)
-    loss, log_alpha = oracles.ctc_loss(log_probs, targets, input_lengths, target_lengths)
-    assert log_alpha.shape == torch_alpha.shape
-    assert_close(loss, torch_loss.numpy())
-    for n, (length, sample) in enumerate(zip(input_lengths, samples, strict=True)):
-        covered = (n, slice(length), slice(2 * len(sample) + 1))
-        assert_close(log_alpha[covered], torch_alpha.numpy()[covered])
-    grad_out = rng(9).normal(size=len(samples))
-    torch_out = torch.ops.aten._ctc_loss_backward(torch.tensor(grad_out), *arguments, torch_loss, torch_alpha, 0, False)
-    actual = oracles.ctc_loss_backward(grad_out, log_probs, targets, input_lengths, target_lengths, loss, log_alpha)
-    assert_close(actual, torch_out.numpy())
 
 
 @pytest.mark.parametrize("zero_infinity", [0, 1])
@@ -473,10 +379,8 @@ def test_ctc_impossible_against_torch(zero_infinity: int) -> None:
     torch_out = torch.ops.aten._ctc_loss_backward(
         torch.ones(2, dtype=torch.float64), *arguments, torch_loss, torch_alpha, 0, bool(zero_infinity)
     )
-    loss, log_alpha = oracles.ctc_loss(log_probs, targets, [4, 5], [3, 3])
-    actual = oracles.ctc_loss_backward(
-        np.ones(2), log_probs, targets, [4, 5], [3, 3], loss, log_alpha, 0, zero_infinity
-    )
+    loss, log_alpha = ctc.forward(log_probs, targets, [4, 5], [3, 3])
+    actual = ctc_loss_backward.oracle(np.ones(2), log_probs, targets, [4, 5], [3, 3], loss, log_alpha, 0, zero_infinity)
     assert_close(actual, torch_out.numpy())
 
 
@@ -485,13 +389,13 @@ def test_ctc_blank_inside_a_target_against_torch() -> None:
     torch = pytest.importorskip("torch")
     log_probs, targets, _, _ = ctc_inputs([[1, 0, 2]], [5])
     expected, _ = torch.ops.aten._ctc_loss(torch.tensor(log_probs), torch.tensor(targets), [5], [3], 0, False)
-    assert_close(oracles.ctc_loss(log_probs, targets, [5], [3])[0], expected.numpy())
+    assert_close(ctc.forward(log_probs, targets, [5], [3])[0], expected.numpy())
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # BatchNormElemtBackward
 
-bn_backward = oracles.batch_norm_elemt_backward
+bn_backward = batch_norm_elemt_backward.oracle
 
 
 def test_batch_norm_elemt_backward_by_hand() -> None:
@@ -500,13 +404,7 @@ def test_batch_norm_elemt_backward_by_hand() -> None:
     assert_equal(bn_backward(*arguments, np.array([1, 3], np.int32)), [[0.5], [0.5]])
     assert_equal(bn_backward(*arguments, np.array([[[4.0]]], np.float16)), [[0.5], [0.5]])
     assert_equal(bn_backward(*arguments[:4], None, *arguments[5:], 4.0), [[0.25], [0.25]])
-    assert_equal(oracles.batch_norm_elemt_backward_largest_term(*arguments, 4.0), [[1.0], [2.0]])
-
-
-def test_batch_norm_elemt_backward_channel_axis() -> None:
-    grad, zero, one = np.arange(12.0).reshape(1, 3, 2, 2), np.zeros(3), np.ones(3)
-    actual = bn_backward(grad, grad, zero, one, [1.0, 10.0, 100.0], zero, zero, 4.0)
-    assert_equal(actual, grad * np.array([1.0, 10.0, 100.0])[:, None, None])
+    assert_equal(batch_norm_elemt_backward.terms(*arguments, 4.0), [[1.0], [2.0]])
 
 
 def test_batch_norm_elemt_backward_special_values() -> None:
@@ -523,30 +421,30 @@ def test_batch_norm_elemt_backward_special_values() -> None:
 def test_batch_norm_elemt_backward_is_the_derivative(shape: tuple[int, ...], weighted: bool) -> None:
     x, grad = rng(1).normal(size=shape), rng(2).normal(size=shape)
     weight = rng(3).normal(size=shape[1]) if weighted else None
-    _, mean, invstd = oracles.batch_norm(x, weight)
-    sums = oracles.batch_norm_backward_reduce(grad, x, mean)
+    _, mean, invstd = batch_norm(x, weight)
+    sums = reduced(grad, x, mean)
     actual = bn_backward(grad, x, mean, invstd, weight, *sums, x.size // shape[1])
-    expected = oracles.finite_difference(lambda x: (grad * oracles.batch_norm(x, weight)[0]).sum(), x, 1e-4)
+    expected = numbers.finite_difference(lambda x: (grad * batch_norm(x, weight)[0]).sum(), x, 1e-4)
     assert_close(actual, expected, 1e-7)
 
 
 def test_batch_norm_elemt_backward_over_workers() -> None:
     """The workers' sums and counts add up, and each finishes its own rows."""
     x, grad = rng(1).normal(size=(7, 3, 2)), rng(2).normal(size=(7, 3, 2))
-    _, mean, invstd = oracles.batch_norm(x)
+    _, mean, invstd = batch_norm(x)
     rows = [slice(0, 2), slice(2, 7)]
-    sums = np.sum([oracles.batch_norm_backward_reduce(grad[row], x[row], mean) for row in rows], axis=0)
-    whole = bn_backward(grad, x, mean, invstd, None, *oracles.batch_norm_backward_reduce(grad, x, mean), [14])
+    sums = np.sum([reduced(grad[row], x[row], mean) for row in rows], axis=0)
+    whole = bn_backward(grad, x, mean, invstd, None, *reduced(grad, x, mean), [14])
     parts = [bn_backward(grad[row], x[row], mean, invstd, None, *sums, np.array([4, 10], np.int32)) for row in rows]
     assert_close(np.concatenate(parts), whole)
 
 
 def test_batch_norm_by_hand() -> None:
-    output, mean, invstd = oracles.batch_norm([[1.0], [3.0]], [10.0], [1.0], 0.0)
+    output, mean, invstd = batch_norm([[1.0], [3.0]], [10.0], [1.0], 0.0)
     assert_equal(output, [[-9.0], [11.0]])
     assert_equal(mean, [2.0])
     assert_equal(invstd, [1.0])
-    sum_dy, sum_dy_xmu = oracles.batch_norm_backward_reduce([[5.0], [7.0]], [[1.0], [3.0]], [2.0])
+    sum_dy, sum_dy_xmu = reduced([[5.0], [7.0]], [[1.0], [3.0]], [2.0])
     assert_equal(sum_dy, [12.0])
     assert_equal(sum_dy_xmu, [2.0])
 
@@ -558,12 +456,12 @@ def test_batch_norm_against_torch(shape: tuple[int, ...]) -> None:
     weight, bias = rng(3).normal(size=3), rng(4).normal(size=3)
     leaf = torch.tensor(x, requires_grad=True)
     torch_output = torch.nn.functional.batch_norm(
-        leaf, None, None, torch.tensor(weight), torch.tensor(bias), training=True, eps=1e-3
+        leaf, None, None, torch.tensor(weight), torch.tensor(bias), training=True, eps=2.0**-10
     )
     torch_output.backward(torch.tensor(grad))
-    output, mean, invstd = oracles.batch_norm(x, weight, bias, 1e-3)
+    output, mean, invstd = batch_norm(x, weight, bias, 2.0**-10)
     assert_close(output, torch_output.detach().numpy())
-    sums = oracles.batch_norm_backward_reduce(grad, x, mean)
+    sums = reduced(grad, x, mean)
     assert_close(bn_backward(grad, x, mean, invstd, weight, *sums, x.size // 3), leaf.grad.numpy())
 
 
@@ -571,18 +469,8 @@ def test_batch_norm_against_torch(shape: tuple[int, ...]) -> None:
 # HardshrinkBackward
 
 
-def test_hardshrink_backward_by_hand() -> None:
-    x = [-2.0, -0.5, -0.25, 0.0, 0.5, 0.75, NAN, INF, -INF]
-    grad = np.arange(1.0, 10.0)
-    assert_equal(oracles.hardshrink_backward(grad, x), [1.0, 0.0, 0.0, 0.0, 0.0, 6.0, 0.0, 8.0, 9.0])
-    assert_equal(oracles.hardshrink_backward(grad, x, 0.0), [1.0, 2.0, 3.0, 0.0, 5.0, 6.0, 0.0, 8.0, 9.0])
-    assert_equal(oracles.hardshrink_backward(grad, x, -3.0), oracles.hardshrink_backward(grad, x, 0.0))
-    assert_equal(oracles.hardshrink_backward(grad, x, INF), np.zeros(9))
-    assert_equal(oracles.hardshrink_backward_largest_term(-grad, x), oracles.hardshrink_backward(grad, x))
-
-
 def test_hardshrink_backward_off_is_plus_zero() -> None:
-    actual = oracles.hardshrink_backward([NAN, INF, -1.0, -0.0, -0.0, NAN], [0.0, 0.0, 0.0, 0.0, 1.0, 1.0])
+    actual = hardshrink_backward.oracle([NAN, INF, -1.0, -0.0, -0.0, NAN], [0.0, 0.0, 0.0, 0.0, 1.0, 1.0])
     assert_equal(actual, [0.0, 0.0, 0.0, 0.0, 0.0, NAN])
     np.testing.assert_array_equal(np.signbit(actual[:5]), [False, False, False, False, True])
 
@@ -590,33 +478,13 @@ def test_hardshrink_backward_off_is_plus_zero() -> None:
 def test_hardshrink_backward_lambd_is_float32() -> None:
     limit = float(np.float32(0.3))  # 0.3000000119
     x = np.array([limit, np.nextafter(limit, 1.0), 0.3, -limit, -np.nextafter(limit, 1.0)])
-    assert_equal(oracles.hardshrink_backward(np.ones(5), x, 0.3), [0.0, 1.0, 0.0, 0.0, 1.0])
-
-
-def test_hardshrink_backward_broadcasts() -> None:
-    assert_equal(oracles.hardshrink_backward([[1.0], [2.0]], [0.0, 1.0]), [[0.0, 1.0], [0.0, 2.0]])
-    assert_equal(oracles.hardshrink_backward(1.0, -1.0), 1.0)
-    assert_equal(oracles.hardshrink_backward(np.zeros((0, 1)), [1.0, 2.0]), np.zeros((0, 2)))
+    assert_equal(hardshrink_backward.oracle(np.ones(5), x, 0.3), [0.0, 1.0, 0.0, 0.0, 1.0])
 
 
 def test_hardshrink_backward_is_the_derivative() -> None:
     x, grad = rng(1).normal(size=(4, 5)), rng(2).normal(size=(4, 5))
-    expected = oracles.finite_difference(lambda x: (grad * oracles.hardshrink(x)).sum(), x)
-    assert_close(oracles.hardshrink_backward(grad, x), expected, 1e-8)
-
-
-def test_hardshrink_by_hand() -> None:
-    assert_equal(oracles.hardshrink([-1.0, -0.5, 0.25, 0.5, 2.0, NAN]), [-1.0, 0.0, 0.0, 0.0, 2.0, NAN])
-
-
-@pytest.mark.parametrize("lambd", [0.0, 0.5, 1.5])
-def test_hardshrink_against_torch(lambd: float) -> None:
-    torch = pytest.importorskip("torch")
-    x, grad = rng(1).normal(size=(4, 5)), rng(2).normal(size=(4, 5))
-    x[0] = [lambd, -lambd, 0.0, INF, -INF]
-    expected = torch.ops.aten.hardshrink_backward(torch.tensor(grad), torch.tensor(x), lambd)
-    assert_equal(oracles.hardshrink_backward(grad, x, lambd), expected.numpy())
-    assert_equal(oracles.hardshrink(x, lambd), torch.nn.functional.hardshrink(torch.tensor(x), lambd).numpy())
+    expected = numbers.finite_difference(lambda x: (grad * hardshrink.oracle(x)).sum(), x)
+    assert_close(hardshrink_backward.oracle(grad, x), expected, 1e-8)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -629,8 +497,8 @@ def test_dtypes_are_widened_exactly(dtype: type, wide: type) -> None:
     x = rng().normal(size=(4, 3)).astype(dtype)
     one = np.ones(3, dtype)
     results = [
-        oracles.hardshrink_backward(x, np.full((4, 3), 2, dtype), dtype=wide),
-        -oracles.kl_div_backward(one, np.zeros((4, 3), dtype), x, 0, dtype=wide),
+        hardshrink_backward.oracle(x, np.full((4, 3), 2, dtype), dtype=wide),
+        -kl_div_backward.oracle(one, np.zeros((4, 3), dtype), x, 0, dtype=wide),
         bn_backward(x, x, 0 * one, one, one, 0 * one, 0 * one, np.array([4], np.int32), dtype=wide),
         2 * bce_backward(x, np.zeros((4, 3), dtype), np.zeros((4, 3), dtype), one, reduction=0, dtype=wide),
     ]
@@ -641,11 +509,11 @@ def test_dtypes_are_widened_exactly(dtype: type, wide: type) -> None:
 
 def test_reduction_is_checked() -> None:
     with pytest.raises(ValueError, match="reduction is 4, expected 0, 1, 2 or 3"):
-        oracles.kl_div_backward(1.0, 1.0, 1.0, 4)
+        kl_div_backward.oracle(1.0, 1.0, 1.0, 4)
 
 
 def test_finite_difference() -> None:
-    actual = oracles.finite_difference(lambda a: a[0, 0] ** 2 * a[0, 1], np.array([[3.0, 5.0]]), 1e-4)
+    actual = numbers.finite_difference(lambda a: a[0, 0] ** 2 * a[0, 1], np.array([[3.0, 5.0]]), 1e-4)
     np.testing.assert_allclose(actual, [[30.0, 9.0]], rtol=1e-9)
 
 
@@ -661,7 +529,7 @@ def test_finite_difference() -> None:
 def test_ulp_error(dtype: Any, epsilon: float, tiny: float, largest: float) -> None:
     def error(actual: float, expected: float, term: float | None = None) -> float:
         terms = None if term is None else np.array([term])
-        return float(oracles.ulp_error(np.array([actual]).astype(dtype), np.array([expected]), terms)[0])
+        return float(numbers.ulp_error(np.array([actual]).astype(dtype), np.array([expected]), terms)[0])
 
     assert error(1.0, 1.0) == 0
     assert error(1 + epsilon, 1.0) == 1
@@ -681,12 +549,12 @@ def test_ulp_error(dtype: Any, epsilon: float, tiny: float, largest: float) -> N
 
 def test_ulp_error_of_overflow_and_longdouble() -> None:
     half = np.array([INF, INF, 65504.0], np.float16)
-    np.testing.assert_allclose(oracles.ulp_error(half, [1e6, 65519.0, 65528.0]), [0.0, 17 / 32, 0.75])
+    np.testing.assert_allclose(numbers.ulp_error(half, [1e6, 65519.0, 65528.0]), [0.0, 17 / 32, 0.75])
     if np.finfo(np.longdouble).nmant > 52:
         third = np.longdouble(1) / 3
-        assert 0 < oracles.ulp_error(np.array(1 / 3), third) <= 0.5
+        assert 0 < numbers.ulp_error(np.array(1 / 3), third) <= 0.5
 
 
 def test_ulp_error_checks_shapes() -> None:
     with pytest.raises(ValueError, match="shape"):
-        oracles.ulp_error(np.zeros(2), np.zeros((2, 1)))
+        numbers.ulp_error(np.zeros(2), np.zeros((2, 1)))

@@ -5,91 +5,26 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cases
+import engines
 import onnx
 import pytest
 from onnx import TensorProto, checker, helper, parser, shape_inference
 from onnx.defs import OpSchema
 
 import onnx_ops
+from tests.ops import RECORDS
+from tests.ops._shared.record import DType, Record, onnx_name
 
 # --- the contract: names, order, types, defaults ---------------------------------------------------------------------
 
 FLOATS = frozenset({"float16", "bfloat16", "float", "double"})
-LENGTHS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
-
-
-@dataclass(frozen=True)
-class Contract:
-    """inputs and output: name to dtypes ("name?" is optional); attributes: name to default; like: the input whose dtype
-    the output has."""
-
-    inputs: Mapping[str, frozenset[str]]
-    output: str
-    attributes: Mapping[str, int | float]
-    like: str | None
-    words: tuple[str, ...]
-
-
-CONTRACTS = {
-    "KlDivBackward": Contract(
-        inputs={"grad_output": FLOATS, "self": FLOATS, "target": FLOATS},
-        output="out",
-        attributes={"reduction": 1, "log_target": 0},
-        like="self",
-        words=("-target * grad_output", "batchmean", "numel(S)", "exp(target)", "summed over the axes", "NaN"),
-    ),
-    "BinaryCrossEntropyWithLogitsBackward": Contract(
-        inputs={"grad_output": FLOATS, "self": FLOATS, "target": FLOATS, "weight?": FLOATS, "pos_weight?": FLOATS},
-        output="out",
-        attributes={"reduction": 1},
-        like="target",
-        words=("(p*y + 1 - y) * s - p*y", "numel(x)", "stands for ones", "overflows", "NaN"),
-    ),
-    "CtcLossBackward": Contract(
-        inputs={
-            "grad_out": FLOATS,
-            "log_probs": FLOATS,
-            "targets": frozenset({"int64", "int32", "bool", "float", "float16"}),
-            "input_lengths": LENGTHS,
-            "target_lengths": LENGTHS,
-            "neg_log_likelihood": FLOATS,
-            "log_alpha": FLOATS,
-        },
-        output="out",
-        attributes={"blank": 0, "zero_infinity": 0, "through_log_softmax": 1},
-        like="log_probs",
-        words=("log_alpha", "log_beta", "Graves", "(T, N, C)", "zero_infinity", "blank", "-inf"),
-    ),
-    "BatchNormElemtBackward": Contract(
-        inputs={
-            "grad_out": FLOATS,
-            "input": FLOATS,
-            "mean": FLOATS,
-            "invstd": FLOATS,
-            "weight?": FLOATS,
-            "sum_dy": FLOATS,
-            "sum_dy_xmu": FLOATS,
-            "counter": frozenset({"int32", "float16", "bfloat16", "float"}),
-        },
-        output="grad_input",
-        attributes={},
-        like="input",
-        words=("sum(counter)", "invstd^2", "sum_dy_xmu/n", "(N, C, ...)", "stands for ones", "NaN"),
-    ),
-    "HardshrinkBackward": Contract(
-        inputs={"grad_output": FLOATS, "self": FLOATS},
-        output="grad_input",
-        attributes={"lambd": 0.5},
-        like=None,
-        words=("self > lambd or self < -lambd", "boundary", "NaN", "below 0 counts as 0", "+0"),
-    ),
-}
-each_op = pytest.mark.parametrize("op_type", CONTRACTS)
+PRESENT = [record for name, record in RECORDS.items() if name in onnx_ops.OPS]
+each_op = pytest.mark.parametrize("record", PRESENT, ids=str)
 
 
 def schema_of(op_type: str) -> OpSchema:
@@ -122,9 +57,9 @@ def test_public_names_exist() -> None:
     assert not [name for name in onnx_ops.__all__ if not hasattr(onnx_ops, name)]
 
 
-def test_registered_ops_are_those_of_the_contract() -> None:
+def test_all_ops_are_registered() -> None:
     registered = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "aclnn"}
-    assert registered == set(CONTRACTS) == set(onnx_ops.OPS)
+    assert registered == set(onnx_ops.OPS)
 
 
 def test_registered_by_import_alone() -> None:
@@ -134,57 +69,66 @@ def test_registered_by_import_alone() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+def types_of(dtypes: Iterable[DType]) -> set[str]:
+    return {f"tensor({onnx_name(dtype)})" for dtype in dtypes}
+
+
 @each_op
-def test_inputs_by_name_order_and_option(op_type: str) -> None:
+def test_inputs_by_name_order_and_option(record: Record) -> None:
     option = OpSchema.FormalParameterOption
-    found = [p.name + ("?" if p.option == option.Optional else "") for p in schema_of(op_type).inputs]
-    assert found == list(CONTRACTS[op_type].inputs)
-    assert {p.option for p in schema_of(op_type).inputs} <= {option.Single, option.Optional}
+    found = [(p.name, p.option) for p in schema_of(record.op).inputs]
+    optional = {name: option.Optional if given.optional else option.Single for name, given in record.inputs.items()}
+    assert found == list(optional.items())
 
 
 @each_op
-def test_input_dtypes(op_type: str) -> None:
-    schema = schema_of(op_type)
-    for parameter, (name, dtypes) in zip(schema.inputs, CONTRACTS[op_type].inputs.items(), strict=True):
-        assert cases.allowed_types(schema, parameter) == {f"tensor({d})" for d in dtypes}, name
+def test_outputs_by_name_order_and_option(record: Record) -> None:
+    option = OpSchema.FormalParameterOption
+    found = [(p.name, p.option) for p in schema_of(record.op).outputs]
+    optional = {name: option.Optional if output.optional else option.Single for name, output in record.outputs.items()}
+    assert found == list(optional.items())
 
 
 @each_op
-def test_output(op_type: str) -> None:
-    contract = CONTRACTS[op_type]
-    (output,) = schema_of(op_type).outputs
-    assert output.name == contract.output
-    assert cases.allowed_types(schema_of(op_type), output) == {f"tensor({d})" for d in FLOATS}
-    if contract.like:
-        (like,) = [p for p in schema_of(op_type).inputs if p.name == contract.like]
-        assert output.type_str == like.type_str
+def test_input_dtypes(record: Record) -> None:
+    schema = schema_of(record.op)
+    for parameter, given in zip(schema.inputs, record.inputs.values(), strict=True):
+        assert cases.allowed_types(schema, parameter) == types_of(given.dtypes), parameter.name
 
 
 @each_op
-def test_inputs_of_different_dtypes_have_type_variables_of_their_own(op_type: str) -> None:
-    """All mixtures are allowed, but for CtcLossBackward's grad_out, log_probs and out."""
-    variables = [p.type_str for p in schema_of(op_type).inputs]
-    shared = {v for v in variables if variables.count(v) > 1}
-    assert shared == ({"T"} if op_type == "CtcLossBackward" else set())
-    if shared:
-        assert [p.name for p in schema_of(op_type).inputs if p.type_str in shared] == ["grad_out", "log_probs"]
+def test_output_dtypes(record: Record) -> None:
+    schema = schema_of(record.op)
+    for parameter, output in zip(schema.outputs, record.outputs.values(), strict=True):
+        assert cases.allowed_types(schema, parameter) == types_of(output.dtypes), parameter.name
+        if output.like:
+            (like,) = [p for p in schema.inputs if p.name == output.like]
+            assert parameter.type_str == like.type_str
 
 
 @each_op
-def test_attributes_with_types_and_defaults(op_type: str) -> None:
-    schema = schema_of(op_type)
+def test_inputs_of_different_dtypes_have_type_variables_of_their_own(record: Record) -> None:
+    """All mixtures are allowed, but where the record says that inputs share a variable."""
+    for first, second in itertools.combinations(schema_of(record.op).inputs, 2):
+        variables = [record.inputs[p.name].variable for p in (first, second)]
+        assert (first.type_str == second.type_str) == (variables[0] == variables[1] != "")
+
+
+@each_op
+def test_attributes_with_types_and_defaults(record: Record) -> None:
+    schema = schema_of(record.op)
     found = {name: helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items()}
-    assert found == CONTRACTS[op_type].attributes
-    for name, default in CONTRACTS[op_type].attributes.items():
+    assert found == pytest.approx(record.defaults, rel=1e-7)  # of floats, which ONNX keeps in float32
+    for name, default in record.defaults.items():
         wanted = OpSchema.AttrType.FLOAT if isinstance(default, float) else OpSchema.AttrType.INT
         assert schema.attributes[name].type == wanted
         assert not schema.attributes[name].required
 
 
 @each_op
-def test_documentation(op_type: str) -> None:
-    schema = schema_of(op_type)
-    for part in ("Shapes:", "Dtypes:", "Edge rules:", f"aclnn{op_type}", "    ", *CONTRACTS[op_type].words):
+def test_documentation(record: Record) -> None:
+    schema = schema_of(record.op)
+    for part in ("Shapes:", "Dtypes:", "Edge rules:", f"aclnn{record.op}", "    ", *record.documented):
         assert part in schema.doc, part
     for described in (*schema.inputs, *schema.outputs, *schema.attributes.values()):
         assert described.description.strip().endswith("."), described.name
@@ -193,10 +137,28 @@ def test_documentation(op_type: str) -> None:
 
 
 @each_op
-def test_one_version_that_is_neither_deprecated_nor_a_function(op_type: str) -> None:
-    schema = schema_of(op_type)
+def test_one_version_that_is_neither_deprecated_nor_a_function(record: Record) -> None:
+    schema = schema_of(record.op)
     assert (schema.since_version, schema.deprecated, schema.has_function) == (1, False, False)
     assert schema.has_type_and_shape_inference_function
+
+
+@each_op
+def test_dtypes_are_inferred(record: Record) -> None:
+    """Each output has the dtype that the record says, and the shape that comes out."""
+    for call in record.combinations():
+        model = engines.model_of(replace(call, static=True))
+        inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
+        expected = record.expected(call)
+        for value in inferred.output:
+            tensor = value.type.tensor_type
+            assert TensorProto.DataType.Name(tensor.elem_type).lower() == onnx_name(
+                record.output_dtype(call, value.name)
+            )
+            dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+            assert len(dims) == expected[value.name].ndim
+            known = [(d, n) for d, n in zip(dims, expected[value.name].shape, strict=True) if d is not None]
+            assert all(d == n for d, n in known)
 
 
 # --- inference -------------------------------------------------------------------------------------------------------
@@ -764,13 +726,13 @@ def test_node_is_refused(name: str) -> None:
 
 
 @each_op
-def test_node_of_every_op_passes_the_checker(op_type: str) -> None:
-    contract = CONTRACTS[op_type]
-    names = [name.removesuffix("?") for name in contract.inputs]
+def test_node_of_every_op_passes_the_checker(record: Record) -> None:
+    names, outputs = list(record.inputs), list(record.outputs)
     for inputs in (names, dict(zip(names, names, strict=True))):
-        node = onnx_ops.make_node(op_type, inputs, ["o"], **contract.attributes)
+        node = onnx_ops.make_node(record.op, inputs, outputs, **record.defaults)
         assert list(node.input) == names
-        assert set(attributes_of(node)) == set(contract.attributes)
+        assert list(node.output) == outputs
+        assert set(attributes_of(node)) == set(record.attributes)
         context = checker.C.CheckerContext()
         context.ir_version, context.opset_imports = 10, {"": 21, "aclnn": 1}
         checker.check_node(node, context)

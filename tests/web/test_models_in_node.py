@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cases
 import engines
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ from onnxruntime_web import WEB, Node, Session, WebError, without_bfloat16
 import onnx_ops
 from models import digits
 from models.single_op import single_op_model
+from tests.ops._shared import arrays
 
 Array = np.ndarray[Any, Any]
 CTC = test_ctc_loss_backward.OP
@@ -47,8 +47,8 @@ def test_training(node: Node, hidden: tuple[int, ...], self_contained: SelfConta
     model = self_contained(digits.training_step(hidden))
     here = ort.InferenceSession(model.SerializeToString(), engines.options(), providers=["CPUExecutionProvider"])
     there = Session(node, model)
-    images = cases.uniform((50, digits.PIXELS), np.float32, "images")
-    targets = np.eye(digits.DIGITS, dtype=np.float32)[cases.rng("labels").integers(digits.DIGITS, size=50)]
+    images = arrays.uniform((50, digits.PIXELS), np.float32, "images")
+    targets = np.eye(digits.DIGITS, dtype=np.float32)[arrays.rng("labels").integers(digits.DIGITS, size=50)]
     batch = {"images": images, "targets": targets, "learning_rate": np.array(0.5, np.float32)}
     state = digits.initial_state(hidden)
 

@@ -1,0 +1,28 @@
+"""What hardshrink and its gradient share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.ops._shared.arrays import INF, NAN
+from tests.ops._shared.numbers import Array
+from tests.ops._shared.record import Attribute, DType
+
+LAMBDS = (0.5, 0.0, -1.0, 0.123456789)
+LAMBD = Attribute(0.5, LAMBDS)
+EDGES = (0.0, -0.0, -1.0, -INF, 0.3, 0.123456789, 1e-45, 1e-30, 3.4e38, INF)
+
+
+def threshold(lambd: float) -> np.float64:
+    """lambd rounded to float32, at least 0, widened exactly."""
+    return np.float64(max(np.float32(lambd), np.float32(0)))
+
+
+def around(lambd: float, dtype: DType) -> Array:
+    """Both thresholds, their neighbours in float32 and in float64, and numbers that are far from them."""
+    limit = np.float32(threshold(lambd))
+    with np.errstate(over="ignore", under="ignore"):
+        near = np.array([limit, np.nextafter(limit, np.float32(INF)), np.nextafter(limit, np.float32(-INF))])
+        wide = np.array([np.nextafter(np.float64(limit), INF), np.nextafter(np.float64(limit), -INF)])
+        x = np.concatenate([near, wide, [0.0, 1.0, INF]]).astype(dtype)
+    return np.concatenate([x, -x, np.array([NAN], dtype)])

@@ -1,0 +1,164 @@
+"""What the ops refuse, and with which words.
+
+A wrong call is seen by whoever can see it first: what the model tells, by the checker, by strict shape inference, by
+`link` and when a session is made; shapes that the model leaves open, and values, by the run. The reference evaluator
+sees all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import engines
+import numpy as np
+import onnx
+import pytest
+from engines import Array
+from onnx.reference import ReferenceEvaluator
+
+import onnx_ops
+from models.single_op import single_op_model
+from onnx_ops import OPS
+from tests.ops import RECORDS
+from tests.ops._shared.record import MISSING, Call, Record, Refusal
+
+
+@dataclass(frozen=True)
+class Row:
+    """A wrong call of an op."""
+
+    record: Record
+    refusal: Refusal
+    call: Call
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.refusal.label}"
+
+    @property
+    def op(self) -> str:
+        return self.record.op
+
+    @property
+    def good(self) -> dict[str, Array]:
+        """The call that it differs from, with all inputs."""
+        return self.record.plain.given
+
+    @property
+    def given(self) -> dict[str, Array]:
+        return self.call.given
+
+    @property
+    def by_shapes(self) -> bool:
+        """Whether it takes the numbers of a shape to see it, more than dtypes, ranks, attributes and presence."""
+        change = self.refusal.change
+        shapes = any(a is not None and a.shape != self.good[name].shape for name, a in change.items())
+        dtypes = any(a is None or a.dtype != self.good[name].dtype for name, a in change.items())
+        return shapes and not dtypes and not self.refusal.by_rank and not self.refusal.by_values
+
+    def judge(self, message: str) -> None:
+        for word in (self.op, *self.refusal.words, *self.refusal.status):
+            assert word in message, f"{word!r} is not in {message!r}"
+
+
+ROWS = [
+    Row(record, refusal, call)
+    for name, record in RECORDS.items()
+    if name in OPS
+    for refusal, call in record.wrong_calls()
+]
+STATIC = [row for row in ROWS if not row.refusal.by_values]
+every = functools.partial(pytest.mark.parametrize, "row", ids=str)
+
+
+def model_of(row: Row, known: str = "shapes") -> onnx.ModelProto:
+    """A model of the wrong call that tells the inputs' shapes, or only their ranks, or nothing but dtypes."""
+    types: list[Any] = []
+    for name, a in zip(OPS[row.op].input_names, row.record.arrays(row.call), strict=True):
+        dimensions = [f"{name}_{i}" for i in range(0 if a is None else a.ndim)]
+        types.append(None if a is None else (a.dtype, {"shapes": a.shape, "ranks": dimensions, "dtypes": None}[known]))
+    model = single_op_model(row.op, types, row.call.attributes, row.call.outputs)
+    for value in model.graph.output:
+        if known == "shapes" and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one before it looks at the node
+    return model
+
+
+def test_every_input_and_attribute_is_refused_somewhere() -> None:
+    """Each input by dtype, each required one by being left out, each attribute of whole numbers by its value."""
+    assert len({str(row) for row in ROWS}) == len(ROWS)
+    for name, op in OPS.items():
+        words = " ".join(" ".join(row.refusal.words) for row in ROWS if row.op == name)
+        whole = [a for a, kind in op.schema.attributes.items() if kind.default_value.type == onnx.AttributeProto.INT]
+        for wanted in [*op.input_names, *whole]:
+            assert f"'{wanted}'" in words, (name, wanted)
+
+
+@every(STATIC)
+def test_checker(row: Row) -> None:
+    """What the checker finds before it asks the op, a missing input, it says in its own words."""
+    with pytest.raises((onnx_ops.OpError, onnx.checker.ValidationError)) as raised:
+        onnx.checker.check_model(model_of(row), full_check=True)
+    if row.refusal.status == MISSING and isinstance(raised.value, onnx.checker.ValidationError):
+        assert row.op in str(raised.value)
+    else:
+        row.judge(str(raised.value))
+
+
+@every([row for row in STATIC if row.refusal.status != MISSING])
+def test_strict_shape_inference(row: Row) -> None:
+    with pytest.raises(onnx_ops.OpError) as raised:
+        onnx.shape_inference.infer_shapes(model_of(row), check_type=True, strict_mode=True)
+    row.judge(str(raised.value))
+
+
+@every(STATIC)
+def test_link(row: Row) -> None:
+    model = model_of(row)
+    before = model.SerializeToString()
+    with pytest.raises(onnx_ops.OpError) as raised:
+        onnx_ops.link(model)
+    row.judge(str(raised.value))
+    assert raised.value.op_type == row.op
+    assert (raised.value.status.name, str(int(raised.value.status))) == row.refusal.status
+    assert model.SerializeToString() == before
+
+
+@every(STATIC)
+def test_session_creation(row: Row) -> None:
+    with pytest.raises(Exception, match=row.op) as raised:
+        onnx_ops.InferenceSession(model_of(row), engines.options())
+    row.judge(str(raised.value))
+
+
+@every(ROWS)
+def test_reference_evaluator(row: Row) -> None:
+    evaluator = ReferenceEvaluator(model_of(row, "ranks"), new_ops=onnx_ops.reference_ops())
+    with pytest.raises(onnx_ops.OpError) as raised:
+        evaluator.run(None, row.given)
+    row.judge(str(raised.value))
+
+
+AT_RUN = [("ranks", row) for row in ROWS if row.by_shapes or row.refusal.by_values]
+AT_RUN += [("dtypes", row) for row in ROWS if row.by_shapes or row.refusal.by_rank or row.refusal.by_values]
+
+
+@pytest.mark.parametrize(("known", "row"), AT_RUN, ids=str)
+def test_run(row: Row, known: str) -> None:
+    """The session, whose model tells no shapes, refuses when it runs, and then runs the good call as it did before."""
+    session = onnx_ops.InferenceSession(model_of(row, known), engines.options())
+    good = dict(row.good)
+    targets = row.given.get("targets")
+    if targets is not None:  # there are several right ranks and dtypes of these
+        good["targets"] = np.array([1, 2, 3] if targets.ndim == 1 else [[1, 2], [3, 0]], targets.dtype)
+    # A session that knows a wrong rank takes no other.
+    fits = known == "dtypes" or all(a.ndim == row.given[name].ndim for name, a in good.items())
+    expected = engines.run_outputs(session, good) if fits else None
+    for _ in range(2):
+        with pytest.raises(Exception, match=row.op) as raised:
+            engines.run_outputs(session, row.given)
+        row.judge(str(raised.value))
+        if expected is not None:
+            for output, array in engines.run_outputs(session, good).items():
+                engines.assert_same_bits(array, expected[output])

@@ -1,0 +1,147 @@
+"""What the ops compute, on every engine: the calls of their records against the records' oracles.
+
+What is particular to an op is in a file of its own, `test_<op>.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import engines
+import numpy as np
+import pytest
+from engines import FLOAT32, FLOAT64, FLOATS, KERNEL, REFERENCE, Engine, check_call
+
+import onnx_ops
+from onnx_ops import OPS
+from tests.ops import RECORDS
+from tests.ops._shared.record import Call, DType, Record
+
+PRESENT = [record for name, record in RECORDS.items() if name in OPS]
+each_record = pytest.mark.parametrize("record", PRESENT, ids=str)
+
+
+def test_every_op_has_a_record() -> None:
+    assert set(OPS) <= set(RECORDS)
+
+
+def _named(calls: Iterator[Call]) -> list[Call]:
+    made = list(calls)
+    labels = [str(call) for call in made]
+    assert len(set(labels)) == len(labels), [label for label in labels if labels.count(label) > 1]
+    return made
+
+
+PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in PRESENT))
+CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("call", PAIRS, ids=str)
+def test_pairs(engine: Engine, call: Call) -> None:
+    """Every two dtypes, attributes and forms meet."""
+    check_call(engine, call)
+
+
+@pytest.mark.full
+@engines.on_every_engine
+@each_record
+def test_all_combinations(engine: Engine, record: Record) -> None:
+    """All dtypes with all attributes; for an op of many inputs, every three of them."""
+    count = 1
+    for taken in record.inputs.values():
+        count *= len(taken.dtypes) + taken.optional
+    for call in record.combinations(None if count <= 256 else 3):
+        check_call(engine, call)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_calls(engine: Engine, call: Call) -> None:
+    """Shapes that broadcast, empty tensors, special values, the ends of the range."""
+    if call.careful and engine.portable:
+        pytest.skip("a portable body may lose what is small")
+    check_call(engine, call)
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@each_record
+def test_worked(record: Record, dtype: DType, engine: Engine) -> None:
+    """Results that are known without computing them."""
+    for worked in record.worked(dtype):
+        outputs = engine.run(worked.call)
+        assert tuple(outputs) == record.wanted(worked.call)
+        for name, expected in worked.outputs.items():
+            actual = outputs[name]
+            kind = FLOAT64 if engine is REFERENCE else record.output_dtype(worked.call, name)
+            assert actual.dtype == kind, worked.call.label
+            wanted = np.asarray(expected, np.float64)
+            assert actual.shape == wanted.shape, worked.call.label
+            np.testing.assert_allclose(
+                actual.astype(np.float64), wanted, worked.rtol, worked.atol, err_msg=worked.call.label
+            )
+
+
+@engines.on_every_engine
+@pytest.mark.parametrize("record", [r for r in PRESENT if any(o.optional for o in r.outputs.values())], ids=str)
+def test_outputs_left_out(record: Record, engine: Engine) -> None:
+    """The others are the same without them."""
+    whole = engine.run(record.plain)
+    required = [name for name, output in record.outputs.items() if not output.optional]
+    optional = [name for name, output in record.outputs.items() if output.optional]
+    for count in range(len(optional) + 1):
+        for some in itertools.combinations(optional, count):
+            wanted = tuple(name for name in record.outputs if name in (*required, *some))
+            if wanted:
+                call = Call(record.op, record.plain.inputs, record.plain.attributes, outputs=wanted)
+                outputs = engine.run(call)
+                assert tuple(outputs) == wanted
+                for name, array in outputs.items():
+                    engines.assert_same_bits(array, whole[name])
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@engines.on_every_engine
+@each_record
+def test_inputs_are_not_written_to(record: Record, engine: Engine) -> None:
+    before = {name: array.copy() for name, array in record.plain.given.items()}
+    engine.run(record.plain)
+    for name, array in record.plain.given.items():
+        engines.assert_same_bits(array, before[name])
+
+
+LAYOUTS = {
+    "transposed": lambda a: np.asarray(a.T.copy(order="C").T),
+    "every_other": lambda a: np.repeat(a, 2, axis=-1)[..., ::2] if a.ndim else a,
+    "backwards": lambda a: np.asarray(a[::-1].copy()[::-1]) if a.ndim else a,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@engines.on_every_engine
+@each_record
+def test_memory_layout_does_not_matter(record: Record, engine: Engine, layout: str) -> None:
+    """NumPy arrays that do not lie in memory in order."""
+    expected = engine.run(record.plain)
+    changed = record.plain.but({name: LAYOUTS[layout](array) for name, array in record.plain.given.items()})
+    for name, array in engine.run(changed).items():
+        engines.assert_same_bits(array, expected[name])
+
+
+# --- the same bits whatever the number of threads ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), FLOAT32, FLOAT64], ids=str)
+@each_record
+def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> None:
+    for call in record.large(dtype):
+        model, expected = engines.model_of(call), check_call(KERNEL, call)
+        for threads in (1, 2, 3):
+            session = onnx_ops.InferenceSession(model, engines.options(threads))
+            for _ in range(2):
+                for name, array in engines.run_outputs(session, call.given).items():
+                    engines.assert_same_bits(array, expected[name])
