@@ -327,7 +327,10 @@ def recur(values, channels, layout):
 
 @njit(**OPTIONS)
 def find_pivots(kernel, loop, job, layout, target, kept):
-    """For each kept place the median of a few elements that lie far from each other; 0 if that is not finite."""
+    """For each kept place the median of a few elements that lie far from each other.
+
+    It is 0 where 0 is as typical, so that a sum of differences is the sum itself, and where the median is not finite.
+    """
     source, element_type = job.data[loop.pivot], kernel.element_type[loop.pivot]
     count = layout.size // max(kept, 1)
     inner = layout.inner if loop.kept == CHANNELS else count
@@ -343,6 +346,8 @@ def find_pivots(kernel, loop, job, layout, target, kept):
                 place -= 1
             samples[place] = value
         pivot = samples[taken // 2] if taken > 0 else 0.0
+        if taken > 0 and samples[taken // 4] <= 0.0 <= samples[taken - 1 - taken // 4]:
+            pivot = 0.0
         pivots[c] = pivot if pivot - pivot == 0.0 else 0.0
 
 
