@@ -69,6 +69,35 @@ def softplus_of_falling(x: Any) -> Any:
     return np.log1p(np.exp(np.float64(x)))
 
 
+NO_POWER = -1e200
+"""The power of two of a 0: below that of any number, also when millions of them are added up."""
+
+
+def exp_and_power(x: Any) -> tuple[Any, Any]:
+    """e**x of a float64 as value * 2**power, the value 0 or from 0.7 to 1.5 and the power a whole float64.
+
+    For -1e12 <= x <= 1e12; of -infinity it is 0 with the power NO_POWER.
+    """
+    if x == -np.inf:
+        return np.float64(0), np.float64(NO_POWER)
+    ln2 = np.log(np.longdouble(2))
+    power = np.rint(np.float64(x / ln2))
+    return np.exp(np.float64(x - power * ln2)), power
+
+
+def value_and_power(x: Any) -> tuple[Any, Any]:
+    """A positive normal float64 as value * 2**power, the value from 0.7 to 1.5; of 0 it is 0 and the power NO_POWER."""
+    if x == 0:
+        return np.float64(0), np.float64(NO_POWER)
+    value, power = np.frexp(x)
+    return (value, np.float64(power)) if value > np.sqrt(0.5) else (2 * value, np.float64(power - 1))
+
+
+def power_of_two(power: Any) -> Any:
+    """2**power of a whole float64 from -1022 to 1023; 0 for -1023."""
+    return np.float64(0) if power == -1023 else np.ldexp(1.0, int(power))
+
+
 def like(value: Any, other: Any) -> Any:
     """A number in the dtype of another."""
     return type(other)(value)

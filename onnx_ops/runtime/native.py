@@ -319,7 +319,7 @@ def _exp_parts4(x):
 
 @njit(**OPTIONS)
 def _reduced8(y):
-    """e**y as a number in [0.7, 1.5] and the power of two that it lacks."""
+    """e**y as a number in [0.7, 1.5], and the power of two that it lacks plus ROUND8."""
     shifted = y * LOG2E + ROUND8
     n = shifted - ROUND8
     r = (y - n * LN2_HIGH8) - n * LN2_LOW8
@@ -327,7 +327,7 @@ def _reduced8(y):
     s = r * r
     even = ((((Q8[1] * s + Q8[3]) * s + Q8[5]) * s + Q8[7]) * s) + Q8[9]
     odd = (((Q8[0] * s + Q8[2]) * s + Q8[4]) * s + Q8[6]) * s + Q8[8]
-    return ((odd * r + even) * s + r) + 1.0, _bitcast(shifted, i8(0)) - _bitcast(ROUND8, i8(0))
+    return ((odd * r + even) * s + r) + 1.0, shifted
 
 
 @njit(**OPTIONS)
@@ -340,7 +340,8 @@ def _exp_parts8(x):
     low, high = x < -1416.0, x > 1417.0
     y = -1416.0 if low else x
     y = 1417.0 if high else y
-    value, power = _reduced8(y)
+    value, shifted = _reduced8(y)
+    power = _bitcast(shifted, i8(0)) - _bitcast(ROUND8, i8(0))
     half = power >> i8(1)
     second = _power8(power - half)
     second = 0.0 if low else second
@@ -520,6 +521,38 @@ def _softplus_of_falling(x):
         return _log1p8((value * first) * second)
 
     return double
+
+
+# --- numbers with a power of two of their own ---------------------------------------------------------------------
+
+
+@njit(**OPTIONS)
+def _exp_and_power(x):
+    y = max(x, -2e12)
+    value, shifted = _reduced8(y)
+    return (value, shifted - ROUND8) if x >= -1e12 else (0.0, primitives.NO_POWER)
+
+
+@njit(**OPTIONS)
+def _value_and_power(x):
+    value, power = _mantissa_and_exponent(x)
+    return (value, power) if x > 0 else (0.0, primitives.NO_POWER)
+
+
+@overload(primitives.exp_and_power, jit_options=OPTIONS)
+def _exp_and_power_of(x):
+    return lambda x: _exp_and_power(x)
+
+
+@overload(primitives.value_and_power, jit_options=OPTIONS)
+def _value_and_power_of(x):
+    return lambda x: _value_and_power(x)
+
+
+@overload(primitives.power_of_two, jit_options=OPTIONS)
+def _power_of_two(power):
+    # The sum has power + 1023 in its low bits, and the shift leaves these alone.
+    return lambda power: _bitcast(_bitcast(power + (ROUND8 + 1023.0), i8(0)) << i8(52), f8(0))
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
