@@ -1,0 +1,243 @@
+"""The backward recursion of CTC over the states of a sample, native: beta and the posteriors of the classes.
+
+Where most classes are neither the blank nor in the target, which is `sparse`, only those that are take part in it, by
+their places among them: `carried`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import (
+    DOUBLE,
+    exp_parts,
+    helper,
+    item_size,
+    number_at,
+    read_numbers,
+    short_exp,
+    total_of,
+    write_numbers,
+)
+from onnx_ops.loops.records import CHUNK
+from onnx_ops.ops.ctc._native import log_product, log_sum, whole
+
+LOST = 2
+"""What a step returns if float64 cannot hold its results, instead of the change of the scale."""
+LARGEST_EXPONENT = 650.0
+"""Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, it lost < 1e-20."""
+SMALL, LARGE = 2.0**-64, 2.0**64
+
+
+@helper
+def carried_classes(labels: Any, length: int, blank: int, classes: int, places: Any, carried: Any) -> int:
+    """The classes that the blank and the labels are, ascending, and how many there are.
+
+    places[c] is then the place of class c among them, and labels[k] the place of its class.
+    """
+    for c in range(classes):
+        places[c] = -1
+    places[blank] = 0
+    for k in range(length):
+        places[labels[k]] = 0
+    count = 0
+    for c in range(classes):
+        if places[c] == 0:
+            places[c] = count
+            carried[count] = c
+            count += 1
+    for k in range(length):
+        labels[k] = places[labels[k]]
+    return count
+
+
+@helper
+def read_row(
+    kernel: Any, source: int, element_type: int, sparse: bool, carried: Any, count: int, row_address: int, row: Any
+) -> None:
+    """log_probs of the classes that take part."""
+    if sparse:
+        for i in range(count):
+            row[i] = number_at(source, element_type, carried[i])
+    else:
+        read_numbers(kernel.read, source, element_type, count, row_address)
+
+
+@helper
+def write_row(
+    kernel: Any,
+    source: int,
+    element_type: int,
+    classes: int,
+    target: int,
+    grad: float,
+    through: int,
+    sparse: bool,
+    carried: Any,
+    count: int,
+    result_address: int,
+    result: Any,
+    exponents_address: int,
+    exponents: Any,
+    numbers_address: int,
+    numbers: Any,
+) -> None:
+    """A row of the gradient: `result` for the classes that take part, grad * exp(log_probs) for all others."""
+    if not sparse:
+        write_numbers(kernel.write, result_address, element_type, classes, target)
+        return
+    i = 0
+    for first in range(0, classes, CHUNK):
+        size, offset = min(CHUNK, classes - first), first * item_size(element_type)
+        if through:
+            read_numbers(kernel.read, source + offset, element_type, size, exponents_address)
+            if element_type == DOUBLE:
+                exponentials(exponents, whole(size), numbers)
+            else:
+                for k in range(whole(size)):
+                    numbers[k] = short_exp(np.float32(exponents[k]))
+            for k in range(size):
+                numbers[k] *= grad
+        else:
+            for k in range(size):
+                numbers[k] = 0.0 * grad
+        while i < count and carried[i] < first + size:
+            numbers[carried[i] - first] = result[i]
+            i += 1
+        write_numbers(kernel.write, numbers_address, element_type, size, target + offset)
+
+
+@helper
+def write_constant(
+    kernel: Any, value: float, element_type: int, classes: int, target: int, numbers_address: int, numbers: Any
+) -> None:
+    """A row of the gradient that is the same for all classes."""
+    for k in range(min(CHUNK, classes)):
+        numbers[k] = value
+    for first in range(0, classes, CHUNK):
+        address = target + first * item_size(element_type)
+        write_numbers(kernel.write, numbers_address, element_type, min(CHUNK, classes - first), address)
+
+
+@helper
+def exponentials(x: Any, count: int, out: Any) -> None:
+    for i in range(count):
+        value, first, second = exp_parts(x[i])
+        out[i] = (value * first) * second
+
+
+@helper
+def scaled_step(
+    length: int,
+    used: int,
+    t: int,
+    offset: float,
+    offset_lost: float,
+    labels: Any,
+    blank: int,
+    skips: Any,
+    probabilities: Any,
+    alpha: Any,
+    blanks: Any,
+    labelled: Any,
+    sums: Any,
+    label_sums: Any,
+    emitted: Any,
+    weights: Any,
+    result: Any,
+    classes: int,
+) -> int:
+    """Step of beta from t + 1 to t in linear float64, and the posteriors of the classes at t, into `result`.
+
+    beta[t, s] is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times a power of 2**64 that keeps the numbers
+    near 1; offset + offset_lost is what takes it back, plus the loss. The answer is how the power changes, or LOST
+    where this cannot give the result: float64 may not have held all of beta, there is NaN or +inf, or log_alpha is
+    above -inf in a state that no path can have reached by t. Beta of those is not worked out, nor that of states that
+    none can leave for the end in time.
+    """
+    unreached = 0
+    for s in range(2 * t + 2, 2 * length + 1):
+        unreached += 0 if alpha[s] == -np.inf else 1
+    if unreached > 0:
+        return LOST
+    rest = used - t
+    blank_low, blank_high = max(0, length - rest + 1), min(length, t)
+    label_low, label_high = max(0, length - rest), min(length - 1, t)
+    low, high = min(2 * blank_low, 2 * label_low + 1), max(2 * blank_high, 2 * label_high + 1)
+    if t == used - 1:
+        sums[length] = 1.0
+        if length > 0:
+            label_sums[length - 1] = 1.0
+    else:
+        for k in range(blank_low, blank_high + 1):
+            sums[k] = blanks[k] + labelled[k]
+        for k in range(label_low, label_high + 1):
+            label_sums[k] = (labelled[k] + blanks[k + 1]) + skips[k] * labelled[k + 1]
+
+    outside = 0
+    for s in range(low, low + whole(high + 1 - low)):
+        exponent = (alpha[s] + offset) + offset_lost
+        outside += 0 if exponent <= LARGEST_EXPONENT else 1
+        value, first, second = exp_parts(exponent)
+        weights[s] = (value * first) * second
+    # One loop for each array: LLVM vectorises all but the one that adds up labels, whose indices may coincide.
+    silence = probabilities[blank]
+    for c in range(classes):
+        result[c] = 0.0
+    for k in range(label_low, label_high + 1):
+        emitted[k] = weights[2 * k + 1] * label_sums[k]
+    for k in range(label_low, label_high + 1):
+        result[labels[k]] += emitted[k]
+    for k in range(blank_low, blank_high + 1):
+        emitted[k] = weights[2 * k] * sums[k]
+    result[blank] += total_of(emitted, blank_low, blank_high + 1 - blank_low)
+
+    for k in range(label_low, label_high + 1):
+        emitted[k] = probabilities[labels[k]]
+    for k in range(blank_low, blank_high + 1):
+        blanks[k] = sums[k] * silence
+    for k in range(label_low, label_high + 1):
+        labelled[k] = label_sums[k] * emitted[k]
+    fair, large = 0, 0  # counts: LLVM does not vectorise a maximum that respects NaN
+    for k in range(blank_low, blank_high + 1):
+        fair += 1 if blanks[k] >= SMALL else 0
+        large += 0 if blanks[k] <= LARGE else 1
+    for k in range(label_low, label_high + 1):
+        fair += 1 if labelled[k] >= SMALL else 0
+        large += 0 if labelled[k] <= LARGE else 1
+    if outside > 0:
+        return LOST
+    if fair > 0 and large == 0:
+        return 0
+    factor, total = SMALL if large > 0 else LARGE, 0.0
+    for k in range(blank_low, blank_high + 1):
+        blanks[k] *= factor
+        total += blanks[k]
+    for k in range(label_low, label_high + 1):
+        labelled[k] *= factor
+        total += labelled[k]
+    if not 0.0 < total < np.inf:
+        return LOST
+    return -1 if large > 0 else 1
+
+
+@helper
+def log_step(
+    length: int, last: bool, labels: Any, blank: int, skips: Any, row: Any, alpha: Any, beta: Any, result: Any,
+    classes: int,
+) -> None:  # fmt: skip
+    """Step of log beta from t + 1 to t, and log(sum of alpha*beta) of each class at t, into `result`."""
+    for c in range(classes):
+        result[c] = -np.inf
+    for s in range(2 * length + 1):
+        label = labels[s // 2] if s % 2 else blank
+        if last:
+            beta[s] = 0.0 if s >= 2 * length - 1 else -np.inf
+        else:
+            beta[s] = log_sum(beta[s], beta[s + 1])
+            if s % 2 and skips[s // 2] > 0:
+                beta[s] = log_sum(beta[s], beta[s + 2])
+        beta[s] = log_product(beta[s], row[label])
+        result[label] = log_sum(result[label], log_product(alpha[s], beta[s]))

@@ -1,0 +1,99 @@
+"""What the kernels of CtcLoss and CtcLossBackward share.
+
+The inputs that both have follow one another, from log_probs on, whose place is the argument `first`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import array_at, helper, number_at
+
+LANES = 8
+"""float64 numbers in the widest vector."""
+
+
+@helper
+def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
+    """The greatest target length; -1 if shapes, lengths, labels or blank are not what the op takes."""
+    targets, input_lengths, target_lengths = first + 1, first + 2, first + 3
+    if job.rank[first] != 3:
+        return -1
+    steps, batch, classes = job.dims[first, 0], job.dims[first, 1], job.dims[first, 2]
+    for i in range(input_lengths, target_lengths + 1):
+        if job.rank[i] != 1 or job.dims[i, 0] != batch:
+            return -1
+    padded = job.rank[targets] == 2
+    if not padded and job.rank[targets] != 1:
+        return -1
+    if padded and job.dims[targets, 0] != batch:
+        return -1
+    if blank < 0 or blank >= classes:
+        return -1
+    room = job.dims[targets, 1] if padded else job.dims[targets, 0]
+    longest, total = 0, 0
+    for n in range(batch):
+        used = number_at(job.data[input_lengths], kernel.element_type[input_lengths], n)
+        length = number_at(job.data[target_lengths], kernel.element_type[target_lengths], n)
+        if used < 0 or used > steps or length < 0 or length > room:
+            return -1
+        begin = n * room if padded else total
+        total += int(length)
+        if not padded and total > room:
+            return -1
+        for k in range(int(length)):
+            label = number_at(job.data[targets], kernel.element_type[targets], begin + k)
+            if not (label >= 0 and label < classes and label == np.floor(label)):
+                return -1
+        longest = max(longest, int(length))
+    if not padded and total != room:
+        return -1
+    return longest
+
+
+@helper
+def write_offsets(kernel: Any, job: Any, first: int) -> None:
+    """Where the labels of each sample begin, into the scratch memory: int64, one for each."""
+    targets, target_lengths = first + 1, first + 3
+    batch = job.dims[first, 1]
+    offsets, total = array_at(job.scratch, batch, np.int64), 0
+    for n in range(batch):
+        offsets[n] = n * job.dims[targets, 1] if job.rank[targets] == 2 else total
+        total += int(number_at(job.data[target_lengths], kernel.element_type[target_lengths], n))
+
+
+@helper
+def length_of(kernel: Any, job: Any, lengths: int, n: int) -> int:
+    """The length of sample n in the input at the place `lengths`."""
+    return int(number_at(job.data[lengths], kernel.element_type[lengths], n))
+
+
+@helper
+def read_labels(kernel: Any, job: Any, first: int, n: int, length: int, labels: Any) -> None:
+    """The labels of sample n."""
+    offset = array_at(job.scratch, job.dims[first, 1], np.int64)[n]
+    for k in range(length):
+        labels[k] = int(number_at(job.data[first + 1], kernel.element_type[first + 1], offset + k))
+
+
+@helper
+def whole(count: int) -> int:
+    """A count rounded up to whole vectors."""
+    return (count + LANES - 1) // LANES * LANES
+
+
+@helper
+def log_sum(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    high, low = (a, b) if a > b else (b, a)
+    if np.isinf(low):
+        return high
+    return high + np.log1p(np.exp(low - high))
+
+
+@helper
+def log_product(a: float, b: float) -> float:
+    """log(exp(a) * exp(b)), where 0 times anything is 0."""
+    return -np.inf if a == -np.inf or b == -np.inf else a + b
