@@ -1,0 +1,110 @@
+"""The forward recursion of CTC over the states of a sample, native: log_alpha one time step after another.
+
+A state s is a place in blank, t1, blank, ..., tS, blank. Arrays over the states begin with two more that no path comes
+through, so that every state has two before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import NO_POWER, exp_and_power, helper, log, number_at, power_of_two, value_and_power
+from onnx_ops.ops.ctc._native import log_product, log_sum
+
+BEFORE = 2
+"""States before the first one."""
+BARRED = 1e50 * NO_POWER
+"""Added to the power of two of a state that no path skips from: below that of any state."""
+LARGEST = 1e12
+"""log_probs up to this size are computed as a value times a power of two."""
+STEPS_WITHIN_RANGE = 16
+"""Steps that the values of states are multiplied for before their own powers of two are taken out of them."""
+# ln(2) in two parts, the first of which gives an exact product with a whole number below 2**20
+LN2_HIGH, LN2_LOW = 0.693147180369123816, 1.9082149292705877e-10
+
+
+@helper
+def read_row(row: int, element_type: int, labels: Any, length: int, blank: int, log_probs: Any) -> bool:
+    """log_probs of the labels and, after them, of the blank; whether `scaled_step` can take all of them."""
+    for k in range(length):
+        log_probs[k] = number_at(row, element_type, labels[k])
+    log_probs[length] = number_at(row, element_type, blank)
+    outside = 0
+    for k in range(length + 1):
+        outside += 0 if abs(log_probs[k]) <= LARGEST or log_probs[k] == -np.inf else 1
+    return outside == 0
+
+
+@helper
+def start(states: int, values: Any, powers: Any, next_values: Any, next_powers: Any) -> None:
+    """Before the first step the path is in the state 0, from where it goes to the states 0 and 1."""
+    for s in range(BEFORE + states):
+        values[s], powers[s] = 0.0, NO_POWER
+        next_values[s], next_powers[s] = 0.0, NO_POWER
+    values[BEFORE], powers[BEFORE] = 1.0, 0.0
+
+
+@helper
+def scaled_step(
+    length: int,
+    log_probs: Any,
+    probabilities: Any,
+    probability_powers: Any,
+    bars: Any,
+    values: Any,
+    powers: Any,
+    emitted: Any,
+    emitted_powers: Any,
+    next_values: Any,
+    next_powers: Any,
+) -> None:
+    """A step of alpha, where that of a state is values * 2**powers. bars: BARRED where no path skips, else 0."""
+    states = 2 * length + 1
+    for k in range(length + 1):
+        value, power = exp_and_power(log_probs[k])
+        probabilities[k] = value
+        probability_powers[k] = power
+    silence, silence_power = probabilities[length], probability_powers[length]
+    for k in range(length):
+        emitted[2 * k] = silence
+        emitted[2 * k + 1] = probabilities[k]
+    for k in range(length):
+        emitted_powers[2 * k] = silence_power
+        emitted_powers[2 * k + 1] = probability_powers[k]
+    emitted[2 * length], emitted_powers[2 * length] = silence, silence_power
+    for s in range(states):
+        stay, step, skip = powers[s + 2], powers[s + 1], powers[s] + bars[s]
+        highest = max(stay, max(step, skip))
+        total = values[s + 2] * power_of_two(max(stay - highest, -1023.0))
+        total += values[s + 1] * power_of_two(max(step - highest, -1023.0))
+        total += values[s] * power_of_two(max(skip - highest, -1023.0))
+        next_values[s + 2] = total * emitted[s]
+        next_powers[s + 2] = highest + emitted_powers[s]
+
+
+@helper
+def normalize(states: int, values: Any, powers: Any) -> None:
+    """Take the power of two out of each value."""
+    for s in range(BEFORE, BEFORE + states):
+        value, power = value_and_power(values[s])
+        values[s] = value
+        powers[s] += power
+
+
+@helper
+def logarithms(states: int, values: Any, powers: Any, log_alpha: Any) -> None:
+    for s in range(states):
+        power = powers[s + 2]
+        log_alpha[s] = power * LN2_HIGH + (log(values[s + 2]) + power * LN2_LOW)
+
+
+@helper
+def log_step(length: int, log_probs: Any, bars: Any, log_alpha: Any) -> None:
+    """A step of log_alpha, in place, for any log_probs."""
+    for s in range(2 * length, -1, -1):
+        total = log_sum(log_alpha[s + 2], log_alpha[s + 1])
+        if bars[s] == 0.0:
+            total = log_sum(total, log_alpha[s])
+        log_alpha[s + 2] = log_product(total, log_probs[s // 2] if s % 2 else log_probs[length])

@@ -1,0 +1,333 @@
+"""CtcLoss: the connectionist temporal classification loss (Graves et al., 2006)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx import helper as onnx_helper
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType, dtype_name
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import array_at, free, item_size, malloc, record_at, write_numbers
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.ctc import _body, _forward
+from onnx_ops.ops.ctc._native import LANES, length_of, log_sum, longest_target, read_labels, write_offsets
+from onnx_ops.ops.ctc._rules import (
+    LENGTHS,
+    TARGETS,
+    check_inputs,
+    check_labels,
+    extended_labels,
+    is_narrower,
+    labels_of_samples,
+    log_product,
+    skips_to,
+)
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "CtcLoss",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+The connectionist temporal classification (CTC) loss (aclnnCtcLoss; Graves et al., 2006, eq. 5-8), with the forward
+variables that CtcLossBackward wants.
+
+For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, blank, ..., tS, blank:
+
+    log_alpha[n, t, s]    = logsum of log_alpha[n, t-1, s], log_alpha[n, t-1, s-1] and, if l'[s] and l'[s-2]
+                            differ, log_alpha[n, t-1, s-2], plus log_probs[t, n, l'[s]];
+                            it starts at t = 0 in the first two states
+    neg_log_likelihood[n] = -logsum of log_alpha[n, Tn-1, s] over the last two states s
+    loss[n]               = 0 if zero_infinity is 1 and neg_log_likelihood[n] is +inf, else neg_log_likelihood[n]
+
+This is the loss of each sample; no mean is taken.
+
+Shapes: T time, N batch, C classes, S target length. log_probs (T, N, C); targets (N, S), or (sum of target_lengths) for
+the targets one after another; input_lengths and target_lengths (N); neg_log_likelihood and loss (N); log_alpha
+(N, T, A) with A = 2*S+1 states, and for targets one after another A = 2*max(target_lengths)+1.
+
+Dtypes: log_probs and loss one of float16, bfloat16, float, double; neg_log_likelihood and log_alpha the one that
+stash_type names; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
+computed in double and rounded once.
+
+Edge rules: log_alpha is -inf in states that no path has reached, for t >= Tn, and in states past the end of a shorter
+target, whatever the inputs hold. A target that no path spells, be it for want of time or by probabilities of 0, has a
+neg_log_likelihood of +inf, whatever zero_infinity is. Tn = 0 gives 0 for an empty target and +inf for any other.
+Entries of padded targets beyond the target length are ignored. A label that equals blank is computed as the formulas
+say. A blank or a target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+
+A probability of 0 makes a product 0: log_alpha is -inf where log_probs of the class is, and where only such states lead
+to the state, even if other factors are NaN or +inf. Otherwise NaN and infinities give what the formulas give.
+
+With float32 log_probs of some thousand time steps, a float32 log_alpha has few digits left after the point;
+stash_type = 11 keeps them for CtcLossBackward.
+
+Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN in
+neg_log_likelihood and loss; concatenated targets whose lengths do not add up give that to all samples. What all other
+samples get is right. Of shapes that are known only at run time those of the lengths (N) alone are checked.
+""",
+    inputs=[
+        OpSchema.FormalParameter("log_probs", "T", "Logarithms of the class probabilities, (T, N, C)."),
+        OpSchema.FormalParameter("targets", "TTargets", "Labels, (N, S) padded or concatenated to one dimension."),
+        OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),
+        OpSchema.FormalParameter("target_lengths", "TTargetLengths", "Labels of each sample, (N)."),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("neg_log_likelihood", "TStash", "Loss of each sample, +inf where no path is, (N)."),
+        OpSchema.FormalParameter("log_alpha", "TStash", "Logarithms of the forward variables, (N, T, A)."),
+        OpSchema.FormalParameter(
+            "loss",
+            "T",
+            "Loss of each sample, (N).",
+            param_option=OpSchema.FormalParameterOption.Optional,
+        ),
+    ],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TTargets", tensor_types(TARGETS), "Types of labels."),
+        ("TInputLengths", tensor_types(LENGTHS), "Types of lengths."),
+        ("TTargetLengths", tensor_types(LENGTHS), "Types of lengths."),
+        ("TStash", tensor_types(FLOATS), "The type that stash_type names."),
+    ],
+    attributes=[
+        attribute("blank", 0, "The class that stands for no label."),
+        attribute("zero_infinity", 0, "1: a sample that no path spells has loss 0; neg_log_likelihood stays +inf."),
+        attribute(
+            "stash_type",
+            0,
+            "Type of neg_log_likelihood and log_alpha: 0 that of log_probs, 1 float, 11 double; none that is narrower.",
+        ),
+    ],
+)
+
+STASH_TYPES = {0: "that of 'log_probs'", int(TensorProto.FLOAT): "float", int(TensorProto.DOUBLE): "double"}
+
+
+def reference(
+    log_probs: np.ndarray,
+    targets: np.ndarray,
+    input_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    *,
+    blank: int = 0,
+    zero_infinity: int = 0,
+    stash_type: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The definition in NumPy, in float64 and in log space throughout.
+
+    Args:
+        log_probs: (T, N, C). targets: (N, S) or concatenated. input_lengths, target_lengths: (N).
+        blank, zero_infinity, stash_type: as in the schema.
+        dtype: answer in this dtype instead of those of the outputs.
+
+    Returns:
+        neg_log_likelihood (N), log_alpha (N, T, A) and loss (N).
+    """
+    lp = log_probs.astype(np.float64)
+    steps, batch, _ = lp.shape
+    longest = targets.shape[1] if targets.ndim == 2 else max(target_lengths.tolist(), default=0)
+    log_alpha = np.full((batch, steps, 2 * longest + 1), -np.inf)
+    losses = np.empty(batch)
+    with np.errstate(invalid="ignore"):
+        for n, labels in enumerate(labels_of_samples(targets, target_lengths)):
+            extended = extended_labels(labels, blank)
+            skips = skips_to(extended)
+            alpha = np.full(extended.size + 2, -np.inf)  # with two states before the first
+            alpha[2] = 0
+            for t in range(int(input_lengths[n])):
+                skipped = np.where(skips, alpha[:-2], -np.inf)
+                total = np.logaddexp(np.logaddexp(alpha[2:], alpha[1:-1]), skipped)
+                alpha[2:] = log_product(total, lp[t, n, extended])
+                log_alpha[n, t, : extended.size] = alpha[2:]
+            losses[n] = 0 - np.logaddexp(alpha[-1], alpha[-2])
+    given = np.where((losses == np.inf) & (zero_infinity == 1), 0, losses)
+    stash = onnx_helper.tensor_dtype_to_np_dtype(stash_type) if stash_type else log_probs.dtype
+    return rounded(losses, stash, dtype), rounded(log_alpha, stash, dtype), rounded(given, log_probs.dtype, dtype)
+
+
+# --- the kernel: one task per sample --------------------------------------------------------------------------------
+
+LOG_PROBS, TARGETS_GIVEN, INPUT_LENGTH, TARGET_LENGTH = range(4)
+LOSS, LOG_ALPHA, GIVEN_LOSS = range(3)
+ATTRIBUTES = attributes_of(SCHEMA)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes, lengths and labels; one task for each sample."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    longest = longest_target(kernel, job, LOG_PROBS, attributes.blank)
+    if longest < 0:
+        return REFUSED
+    if job.rank[TARGETS_GIVEN] == 2:
+        longest = job.dims[TARGETS_GIVEN, 1]
+    steps, batch = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1]
+    job.output_rank[LOSS], job.output_rank[LOG_ALPHA], job.output_rank[GIVEN_LOSS] = 1, 3, 1
+    job.output_dims[LOSS, 0] = batch
+    job.output_dims[GIVEN_LOSS, 0] = batch
+    job.output_dims[LOG_ALPHA, 0] = batch
+    job.output_dims[LOG_ALPHA, 1] = steps
+    job.output_dims[LOG_ALPHA, 2] = 2 * longest + 1
+    job.tasks = batch
+    job.scratch_bytes = 8 * batch
+    return OK
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Where each sample's targets begin, into the scratch memory."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    if job.tasks > 0:
+        write_offsets(kernel, job, LOG_PROBS)
+
+
+def task(job_address: int, n: int) -> None:
+    """Losses and log_alpha of sample n."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]
+    used = length_of(kernel, job, INPUT_LENGTH, n)
+    length = length_of(kernel, job, TARGET_LENGTH, n)
+    states, columns = 2 * length + 1, job.output_dims[LOG_ALPHA, 2]
+
+    # Room for whole vectors: what is left over one by one would take as long as all the others.
+    wide, wide_states = length + 1 + LANES, states + _forward.BEFORE + LANES
+    memory = malloc(8 * (4 * wide + 7 * wide_states + columns + _forward.BEFORE))
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    labels = array_at(memory, wide, np.int64)
+    log_probs = array_at(memory + 8 * wide, wide, np.float64)
+    probabilities = array_at(memory + 16 * wide, wide, np.float64)
+    probability_powers = array_at(memory + 24 * wide, wide, np.float64)
+    address = memory + 32 * wide
+    bars = array_at(address, wide_states, np.float64)
+    values = array_at(address + 8 * wide_states, wide_states, np.float64)
+    powers = array_at(address + 16 * wide_states, wide_states, np.float64)
+    next_values = array_at(address + 24 * wide_states, wide_states, np.float64)
+    next_powers = array_at(address + 32 * wide_states, wide_states, np.float64)
+    emitted = array_at(address + 40 * wide_states, wide_states, np.float64)
+    emitted_powers = array_at(address + 48 * wide_states, wide_states, np.float64)
+    log_alpha = array_at(address + 56 * wide_states, columns + _forward.BEFORE, np.float64)
+    row_address = address + 56 * wide_states + 8 * _forward.BEFORE
+    row = array_at(row_address, columns, np.float64)
+
+    read_labels(kernel, job, LOG_PROBS, n, length, labels)
+    for s in range(states):
+        bars[s] = _forward.BARRED
+    for k in range(length):
+        if k > 0 and labels[k] != labels[k - 1]:
+            bars[2 * k + 1] = 0.0
+
+    probs_type, alpha_type = kernel.element_type[LOG_PROBS], kernel.output_type[LOG_ALPHA]
+    probs_step, alpha_step = batch * classes * item_size(probs_type), columns * item_size(alpha_type)
+    probs = job.data[LOG_PROBS] + n * classes * item_size(probs_type)
+    alphas = job.output[LOG_ALPHA] + n * steps * alpha_step
+
+    for s in range(columns):
+        row[s] = -np.inf
+    for t in range(used, steps):
+        write_numbers(kernel.write, row_address, alpha_type, columns, alphas + t * alpha_step)
+    _forward.start(states, values, powers, next_values, next_powers)
+    t, in_range = 0, True
+    while in_range and t < used:
+        in_range = _forward.read_row(probs + t * probs_step, probs_type, labels, length, attributes.blank, log_probs)
+        _forward.scaled_step(
+            length, log_probs, probabilities, probability_powers, bars, values, powers, emitted, emitted_powers,
+            next_values, next_powers,
+        )  # fmt: skip
+        values, next_values = next_values, values
+        powers, next_powers = next_powers, powers
+        if t % _forward.STEPS_WITHIN_RANGE == 0:
+            _forward.normalize(states, values, powers)
+        _forward.logarithms(states, values, powers, row)
+        write_numbers(kernel.write, row_address, alpha_type, columns, alphas + t * alpha_step)
+        t += 1
+    if not in_range:
+        for s in range(columns + _forward.BEFORE):
+            log_alpha[s] = -np.inf
+        log_alpha[_forward.BEFORE] = 0.0
+        for t in range(used):
+            _forward.read_row(probs + t * probs_step, probs_type, labels, length, attributes.blank, log_probs)
+            _forward.log_step(length, log_probs, bars, log_alpha)
+            write_numbers(kernel.write, row_address, alpha_type, columns, alphas + t * alpha_step)
+
+    loss = 0.0 - (log_sum(row[states - 1], row[states - 2]) if length > 0 else row[0])
+    if used == 0:
+        loss = np.inf if length > 0 else 0.0
+    row[0] = loss
+    loss_type, given_type = kernel.output_type[LOSS], kernel.output_type[GIVEN_LOSS]
+    write_numbers(kernel.write, row_address, loss_type, 1, job.output[LOSS] + n * item_size(loss_type))
+    if job.output[GIVEN_LOSS] != 0:
+        row[0] = 0.0 if loss == np.inf and attributes.zero_infinity != 0 else loss
+        write_numbers(kernel.write, row_address, given_type, 1, job.output[GIVEN_LOSS] + n * item_size(given_type))
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task, begin)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    steps, batch, _ = check_inputs(call)
+    call.check_choice("stash_type", STASH_TYPES)
+    dtype = call.dtype("log_probs")
+    stash: int | None = call.attributes["stash_type"] or dtype
+    if dtype is not None and stash is not None and is_narrower(stash, dtype):
+        raise call.error(
+            f"attribute 'stash_type' is {stash} ({dtype_name(stash)}), expected the dtype of 'log_probs' or a wider"
+            f" one, {dtype_name(dtype)}"
+        )
+    targets = call.shape("targets")
+    padded = targets[1] if targets is not None and len(targets) == 2 else None
+    states = 2 * padded + 1 if isinstance(padded, int) else None
+    known = call.shape("log_probs") is not None
+    return (
+        TensorType(stash, (batch,) if known else None),
+        TensorType(stash, (batch, steps, states) if known else None),
+        TensorType(dtype, (batch,) if known else None),
+    )
+
+
+def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+    check_labels(call, *(np.asarray(a) for a in arrays))
+
+
+_HALF = math.log(1 / 2)
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    _body.forward,
+    Example(
+        # Two time steps, blank and one label, both of probability 1/2: three of the four paths spell the label.
+        {
+            "log_probs": [[[_HALF] * 2]] * 2,
+            "targets": [[1]],
+            "input_lengths": [2],
+            "target_lengths": [1],
+        },
+        {
+            "neg_log_likelihood": [-math.log(3 / 4)],
+            "log_alpha": [[[_HALF, _HALF, -math.inf], [2 * _HALF, _HALF, 2 * _HALF]]],
+            "loss": [-math.log(3 / 4)],
+        },
+    ),
+    typed_inputs=("log_probs",),
+    outputs_typed_by_attributes=("neg_log_likelihood", "log_alpha"),
+    check_values=check_values,
+    body_opset=16,
+)
