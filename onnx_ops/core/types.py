@@ -16,6 +16,7 @@ Dim = int | str | None
 Shape = tuple[Dim, ...]
 
 MAX_RANK = 8
+NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
 

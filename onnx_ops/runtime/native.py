@@ -482,6 +482,45 @@ def _log8(x):
     return _with_limits(exponent * LN2_HIGH8 - (rest - f), x)
 
 
+# log(1 + f) as f - f*f/2 + f*f*f*p(f), with a relative error of 2e-8.
+P8 = tuple(
+    map(
+        f4,
+        (
+            -0.07902657332430531, 0.12623324592866522, -0.12998601366832238, 0.14214404488829827,
+            -0.16641243987532217, 0.2000104704998093, -0.2500030706279144, 0.3333333072195835,
+        ),
+    )
+)  # fmt: skip
+ROOT_HALF4 = i4(0x3F3504F3)
+FROM_ROOT_HALF4 = i4(0x3F800000 - 0x3F3504F3)
+
+
+@njit(**OPTIONS)
+def _short_log(x):
+    subnormal = x < f4(1.17549435e-38)
+    bits = i4(_bitcast(x * f4(16777216) if subnormal else x, i4(0)) + FROM_ROOT_HALF4)
+    f = _bitcast(i4((bits & i4(0x7FFFFF)) + ROOT_HALF4), f4(0)) - f4(1)
+    exponent = f4(i4(bits >> i4(23)) - (i4(151) if subnormal else i4(127)))
+    p = P8[0]
+    p = p * f + P8[1]
+    p = p * f + P8[2]
+    p = p * f + P8[3]
+    p = p * f + P8[4]
+    p = p * f + P8[5]
+    p = p * f + P8[6]
+    p = p * f + P8[7]
+    s = f * f
+    logarithm = exponent * f4(LN2) + (p * (s * f) + (f - f4(0.5) * s))
+    inside = logarithm if x < f4(np.inf) else x
+    return inside if x > 0 else (f4(-np.inf) if x == 0 else f4(np.nan))
+
+
+@overload(primitives.short_log, jit_options=OPTIONS)
+def _short_log_of_float(x):
+    return (lambda x: _short_log(x)) if x == types.float32 else None
+
+
 @overload(primitives.log, jit_options=OPTIONS)
 def _log(x):
     if x == types.float32:

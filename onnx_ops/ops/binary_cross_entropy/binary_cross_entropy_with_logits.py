@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -18,7 +19,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import softplus_of_falling, wide
+from onnx_ops.loops.primitives import add_any_order, helper, softplus_of_falling, wide
 from onnx_ops.loops.space import IndexSpace
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import (
@@ -103,17 +104,28 @@ def _weighted(weight: np.ndarray, term: np.ndarray) -> np.ndarray:
     return np.where(weight == 0, 0.0, weight * term)
 
 
+@helper
+def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
+    """In float64. With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L."""
+    curved = softplus_of_falling(-abs(logit))
+    negative, positive = 1.0 - wide(y), wide(p) * wide(y)
+    far, near = (positive, negative) if logit < 0 else (negative, positive)
+    far_term = far * (curved + abs(wide(logit))) if far != 0 else 0.0
+    near_term = near * curved if near != 0 else 0.0
+    return wide(w) * (far_term + near_term) if w != 0 else 0.0
+
+
 def loss(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L."""
-    logits, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
+    x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
     for i in range(count):
-        x, y, w = wide(logits[i]), wide(target[i]), wide(weight[i])
-        curved = softplus_of_falling(-abs(logits[i]))
-        negative, positive = 1.0 - y, wide(pos_weight[i]) * y
-        far, near = (positive, negative) if x < 0 else (negative, positive)
-        far_term = far * (curved + abs(x)) if far != 0 else 0.0
-        near_term = near * curved if near != 0 else 0.0
-        out[i] = w * (far_term + near_term) if w != 0 else 0.0
+        out[i] = term(x[i], target[i], weight[i], pos_weight[i])
+
+
+def total_loss(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
+    for i in range(count):
+        total = add_any_order(total, term(x[i], target[i], weight[i], pos_weight[i]))
+    out[0] = total
 
 
 def body(b: Body) -> None:
@@ -150,7 +162,10 @@ def kernel(call: Call) -> Loop:
     compute, reduction = computing_type(call), Reduction(call.attributes["reduction"])
     if reduction is Reduction.NONE:
         return Loop(SPACE, compute, loss)
-    return Loop(SPACE, compute, sums=Sums(loss, compute, Kept.NOTHING, divided=True), divisor=reduction.divisor)
+    # Terms that are added up in any order are good to the last place of float32, but not of double.
+    totals = None if compute == TensorProto.DOUBLE else total_loss
+    sums = Sums(loss, compute, Kept.NOTHING, totals=totals, divided=True)
+    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor)
 
 
 OP = Op(

@@ -16,7 +16,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import LAST_PARAMETER, softplus_of_falling, wide
+from onnx_ops.loops.primitives import LAST_PARAMETER, like, softplus_of_falling, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import (
@@ -97,6 +97,10 @@ def reference(
         return rounded((scale * Scaled(np.where(x == -np.inf, 0.0, curved) + straight)).value(), target.dtype, dtype)
 
 
+LEAST, LARGE = 2.0**-100, 2.0**100
+"""A number between these is a float32 number, and no subnormal one."""
+
+
 def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal, and last the rounding error of that."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
@@ -114,6 +118,20 @@ def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters:
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
         out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * -wide(logits[i])
+
+
+def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output and a weight of one value each."""
+    grad_output, logits, weight = operands[0][0], operands[1], operands[3][0]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    exact = -(wide(grad_output) * wide(weight)) * share
+    scale = like(exact, parameters[0])
+    if LEAST < abs(exact) < LARGE:
+        for i in range(count):
+            out[i] = logits[i] * scale
+    else:
+        for i in range(count):
+            out[i] = wide(logits[i]) * exact
 
 
 def body(b: Body) -> None:
@@ -141,8 +159,17 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    core = gradient if call.present("pos_weight") else gradient_without_pos_weight
-    return Loop(SPACE, computing_type(call), core, divisor=Reduction(call.attributes["reduction"]).divisor)
+    divisor = Reduction(call.attributes["reduction"]).divisor
+    if call.present("pos_weight"):
+        return Loop(SPACE, computing_type(call), gradient, divisor=divisor)
+    return Loop(
+        SPACE,
+        computing_type(call, light=True),
+        gradient_without_pos_weight,
+        divisor=divisor,
+        core_uniform=gradient_of_scalars,
+        uniform=("grad_output", "weight"),
+    )
 
 
 OP = Op(

@@ -12,6 +12,14 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute
 
 REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
+SPAN = 512
+"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
+NEAR = np.float32(87)
+"""To this power, and to minus this power, e is a normal float32 number."""
+LEAST = np.float32(2.0**-100)
+"""A smaller number may have lost digits, in float32."""
+LARGE = np.float32(2.0**100)
+"""Times any e**NEAR or less a smaller number is a float32 number, or its product with e**NEAR is out of range."""
 FARTHEST = 1400.0
 """e to the power of this, or of minus this, times a float64 number is out of the range of results or vanishes, unless
 the number is so large or small as not to be the other factor of a term here."""

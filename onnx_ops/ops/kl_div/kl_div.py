@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -16,13 +17,13 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
-from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import exp_parts, log, wide
+from onnx_ops.core.types import FLOATS, NARROW, TensorType
+from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.primitives import add_any_order, exp_parts, fma, helper, log, near_exp_parts, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target, load_in_double
-from onnx_ops.ops.kl_div._rules import FARTHEST, attributes, check_attributes, divisor
+from onnx_ops.ops.kl_div._rules import FARTHEST, NEAR, SPAN, attributes, check_attributes, divisor
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
 SCHEMA = OpSchema(
@@ -93,19 +94,79 @@ def reference(
     return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
 
 
+@helper
+def term(x: Any, q: Any) -> Any:
+    """One term in float64, of a target q."""
+    return wide(q) * (log(q) - wide(x)) if q != 0 else 0.0
+
+
+@helper
+def term_of_logarithm(x: Any, q: Any) -> Any:
+    """The same of a target that is a logarithm."""
+    value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
+    product = (((wide(q) - wide(x)) * first) * value) * second
+    return product if q != -math.inf else 0.0
+
+
+@helper
+def short_term_of_logarithm(x: Any, q: Any) -> Any:
+    """The same in float32, of a target that is NEAR."""
+    excess, power = near_exp_parts(q)
+    return fma((q - x) * power, excess, (q - x) * power)
+
+
 def divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target = operands[0], operands[1]
     for i in range(count):
-        q = wide(target[i])
-        out[i] = q * (log(target[i]) - wide(x[i])) if q != 0 else 0.0
+        out[i] = term(operands[0][i], operands[1][i])
+
+
+def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target, total = operands[0], operands[1], 0.0
+    for i in range(count):
+        total = add_any_order(total, term(x[i], target[i]))
+    out[0] = total
 
 
 def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     x, target = operands[0], operands[1]
     for i in range(count):
-        q = wide(target[i])
-        value, first, second = exp_parts(min(max(q, -FARTHEST), FARTHEST))
-        out[i] = (((q - wide(x[i])) * first) * value) * second if q != -math.inf else 0.0
+        out[i] = term_of_logarithm(x[i], target[i])
+
+
+def total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target, total = operands[0], operands[1], 0.0
+    for i in range(count):
+        total = add_any_order(total, term_of_logarithm(x[i], target[i]))
+    out[0] = total
+
+
+def short_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """In float32, where no target is extreme."""
+    x, target = operands[0], operands[1]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            out[i] = short_term_of_logarithm(x[i], target[i])
+            extreme = extreme | (not abs(target[i]) < NEAR)
+        if extreme:
+            for i in range(start, stop):
+                out[i] = term_of_logarithm(x[i], target[i])
+
+
+def short_total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """Terms in float32, where no target is extreme; for results of 16 bits."""
+    x, target, total = operands[0], operands[1], 0.0
+    for start in range(0, count, SPAN):
+        stop, extreme, part = min(start + SPAN, count), False, 0.0
+        for i in range(start, stop):
+            part = add_any_order(part, wide(short_term_of_logarithm(x[i], target[i])))
+            extreme = extreme | (not abs(target[i]) < NEAR)
+        if extreme:
+            part = 0.0
+            for i in range(start, stop):
+                part = add_any_order(part, term_of_logarithm(x[i], target[i]))
+        total += part
+    out[0] = total
 
 
 def body(b: Body) -> None:
@@ -128,12 +189,22 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    core = divergence_of_logarithms if call.attributes["log_target"] else divergence
-    compute = computing_type(call)
-    reduction = Reduction(call.attributes["reduction"])
+    compute, reduction = computing_type(call), Reduction(call.attributes["reduction"])
+    in_double = compute == TensorProto.DOUBLE
+    if call.attributes["log_target"]:
+        core: Core = divergence_of_logarithms
+        total: Core = total_divergence_of_logarithms
+        if reduction is Reduction.NONE and not in_double:
+            core = short_divergence_of_logarithms
+        if all(call.dtype(name) in NARROW for name in call.inputs):
+            total = short_total_divergence_of_logarithms
+    else:
+        core, total = divergence, total_divergence
     if reduction is Reduction.NONE:
         return Loop(SPACE, compute, core)
-    return Loop(SPACE, compute, sums=Sums(core, compute, Kept.NOTHING, divided=True), divisor=reduction.divisor)
+    # Terms that are added up in any order are good to the last place of float32, but not of double.
+    sums = Sums(core, compute, Kept.NOTHING, totals=None if in_double else total, divided=True)
+    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor)
 
 
 OP = Op(

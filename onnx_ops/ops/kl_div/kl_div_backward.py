@@ -22,7 +22,7 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, fma, helper, li
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.kl_div._rules import LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -98,10 +98,6 @@ def reference(
     return rounded(out, self.dtype, dtype)
 
 
-LEAST = np.float32(2.0**-100)
-"""A smaller number may have lost digits, in float32."""
-
-
 def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """parameters: the divisor's reciprocal, which goes with the larger factor: so no product is out of range alone."""
     grad_output, target = operands[0], operands[2]
@@ -124,12 +120,6 @@ def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: A
         return
     for i in range(count):
         out[i] = target[i] * scale
-
-
-SPAN = 512
-"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
-NEAR = np.float32(87)
-"""To this power, and to minus this power, e is a normal float32 number."""
 
 
 @helper

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -15,13 +16,13 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
-from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, log, wide
+from onnx_ops.core.types import FLOATS, NARROW, TensorType
+from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_parts, fma, helper, log, near_exp_parts, short_log, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, load_in_double, sum_to_input
-from onnx_ops.ops.kl_div._rules import FARTHEST, attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.kl_div._rules import FARTHEST, LARGE, LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -104,16 +105,46 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
 
 
+def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same with logarithms in float32."""
+    grad_output, x, target = operands[0], operands[1], operands[2]
+    share = wide(parameters[0])
+    for i in range(count):
+        out[i] = (wide(grad_output[i]) * share) * wide((short_log(target[i]) - x[i]) + ONE)
+
+
+@helper
+def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
+    """scale * exp(q) * (q - x + 1) in float64."""
+    value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
+    product = (((scale * ((wide(q) - wide(x)) + 1.0)) * first) * value) * second
+    return product if q != -math.inf else 0.0
+
+
 def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a target that holds logarithms."""
+    """For a target that holds logarithms."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
-        q = wide(target[i])
-        value, first, second = exp_parts(min(max(q, -FARTHEST), FARTHEST))
-        slope = (q - wide(x[i])) + 1.0
-        product = ((((wide(grad_output[i]) * share) * slope) * first) * value) * second
-        out[i] = product if q != -math.inf else 0.0
+        out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
+
+
+def short_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same in float32, where no number is extreme."""
+    grad_output, x, target = operands[0], operands[1], operands[2]
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            q, scale = target[i], grad_output[i] * parameters[0]
+            excess, power = near_exp_parts(q)
+            product = scale * ((q - x[i]) + ONE)
+            out[i] = fma(product * power, excess, product * power)
+            small = (abs(scale) < LEAST) & (scale != 0)
+            extreme = extreme | small | (not abs(q) < NEAR) | (not abs(product) < LARGE)
+        if extreme:
+            for i in range(start, stop):
+                out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
 
 
 def body(b: Body) -> None:
@@ -139,13 +170,18 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    core = gradient_of_logarithms if call.attributes["log_target"] else gradient
     compute = computing_type(call)
+    if call.attributes["log_target"]:
+        summed: Core = gradient_of_logarithms
+        core: Core = summed if compute == TensorProto.DOUBLE else short_gradient_of_logarithms
+    else:
+        summed = gradient
+        core = gradient_of_16_bits if all(call.dtype(name) in NARROW for name in call.inputs) else gradient
     return Loop(
         SPACE,
         compute,
         core,
-        Sums(core, compute, Kept.LIKE_INPUT, like="target"),
+        Sums(summed, compute, Kept.LIKE_INPUT, like="target"),
         Reduction(call.attributes["reduction"]).divisor,
     )
 
