@@ -2,7 +2,7 @@
 
 - `single_op`: a graph of one node, for any of the ops, dtypes and shapes.
 - `digits`: a classifier of 8x8 digit images: its training step, its inference, its gradient on the pixels.
-- `ctc`: the forward pass of the CTC loss in NumPy, which supplies two of the inputs of `CtcLossBackward`.
+- `digit_training`: the images and the settings that it is trained with.
 - `synchronized_batch_norm`: batch normalization over a batch that several workers share, and its gradient.
 - `digit_lines`: lines of several digits side by side, and the windows of columns that a reader slides over them.
 """

@@ -1,20 +1,24 @@
 """A classifier of 8x8 digit images: one or more hidden layers of ReLU units, ten sigmoid outputs, one per digit.
 
-Each output answers "is this the digit k?" on its own (one against all), so the loss is binary cross-entropy with
-logits, and the backward pass starts at the op `BinaryCrossEntropyWithLogitsBackward`. All the rest is standard ONNX.
+Each output answers "is this the digit k?" on its own (one against all), so the loss is the op
+`BinaryCrossEntropyWithLogits`, and the backward pass starts at its gradient, `BinaryCrossEntropyWithLogitsBackward`.
+All the rest is standard ONNX.
 
 Letters: N images in the batch, P = 64 pixels, H hidden units, K = 10 digits. The parameters of layer i are
 `weight{i}` (inputs, outputs) and `bias{i}` (outputs).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import onnx
-from onnx import parser
+from onnx import TensorProto, helper
 
 import onnx_ops
+from onnx_ops.core.types import Dim, TensorType
+from onnx_ops.graph.builder import Builder, Value
 
 SIDE = 8
 PIXELS = SIDE * SIDE
@@ -30,55 +34,49 @@ def training_step(hidden: Sequence[int] = (64,), batch: str = "N", momentum: flo
     every parameter, and for every parameter its `velocity_...`.
     Outputs: `loss` (), the mean over N and K, then `next_...` of every tensor of the state, in the same order.
     """
+    b = Builder()
+    images, targets = b.input("images", _floats(batch, PIXELS)), b.input("targets", _floats(batch, DIGITS))
+    learning_rate = b.input("learning_rate", _floats())
     shapes = parameter_shapes(hidden)
-    state = _typed(_state_shapes(shapes))
-    next_state = _typed({f"next_{name}": shape for name, shape in _state_shapes(shapes).items()})
-    return _model(
-        "training_step",
-        inputs=f"{_images(batch)}, float[{batch}, {DIGITS}] targets, float learning_rate, {state}",
-        outputs=f"float loss, {next_state}",
-        body=f"""
-            one = Constant <value = float {{1.0}}> ()
-            zero = Constant <value = float {{0.0}}> ()
-            batch_axis = Constant <value = int64[1] {{0}}> ()
-            momentum = Constant <value = float {{{momentum}}}> ()
-            {_forward(len(hidden))}
-            {_LOSS}
-            {_backward(len(hidden))}
-            {_parameter_gradients(len(hidden))}
-            {_update(shapes)}
-        """,
-    )
+    parameters = _inputs(b, shapes)
+    velocities = _inputs(b, shapes, "velocity_")
+
+    network = _forward(b, images, parameters)
+    b.output("loss", _loss(b, "BinaryCrossEntropyWithLogits", network.logits, targets, name="loss"), _floats())
+
+    gradients: dict[str, Value] = {}
+    for layer, grad_sum in enumerate(_backward(b, network, targets, parameters), start=1):
+        below = network.layer_inputs[layer - 1]
+        gradients[f"weight{layer}"] = b.op("Gemm", below, grad_sum, transA=1, name=f"grad_weight{layer}")
+        gradients[f"bias{layer}"] = b.op("ReduceSum", grad_sum, [0], keepdims=0, name=f"grad_bias{layer}")
+
+    next_velocities = {name: momentum * velocities[name] + gradient for name, gradient in gradients.items()}
+    for name, shape in shapes.items():
+        b.output(f"next_{name}", parameters[name] - learning_rate * next_velocities[name], _floats(*shape))
+    for name, shape in shapes.items():
+        b.output(f"next_velocity_{name}", next_velocities[name], _floats(*shape))
+    return _model(b, "training_step")
 
 
 def inference(hidden: Sequence[int] = (64,), batch: str = "N") -> onnx.ModelProto:
     """From `images` (N, P) and the parameters to `logits` (N, K), `probabilities` (N, K) and `predictions` (N)."""
-    return _model(
-        "inference",
-        inputs=f"{_images(batch)}, {_typed(parameter_shapes(hidden))}",
-        outputs=f"float[{batch}, {DIGITS}] logits, float[{batch}, {DIGITS}] probabilities, int64[{batch}] predictions",
-        body=f"""
-            {_forward(len(hidden))}
-            probabilities = Sigmoid (logits)
-            predictions = ArgMax <axis = 1, keepdims = 0> (logits)
-        """,
-    )
+    b = Builder()
+    images = b.input("images", _floats(batch, PIXELS))
+    logits = _forward(b, images, _inputs(b, parameter_shapes(hidden))).logits
+    b.output("logits", logits, _floats(batch, DIGITS))
+    b.output("probabilities", b.op("Sigmoid", logits), _floats(batch, DIGITS))
+    b.output("predictions", b.op("ArgMax", logits, axis=1, keepdims=0), TensorType(TensorProto.INT64, (batch,)))
+    return _model(b, "inference")
 
 
 def pixel_gradient(hidden: Sequence[int] = (64,), batch: str = "N") -> onnx.ModelProto:
     """The gradient of the loss on the pixels: from `images`, `targets` and the parameters to `grad_images` (N, P)."""
-    return _model(
-        "pixel_gradient",
-        inputs=f"{_images(batch)}, float[{batch}, {DIGITS}] targets, {_typed(parameter_shapes(hidden))}",
-        outputs=f"float[{batch}, {PIXELS}] grad_images",
-        body=f"""
-            one = Constant <value = float {{1.0}}> ()
-            zero = Constant <value = float {{0.0}}> ()
-            {_forward(len(hidden))}
-            {_backward(len(hidden))}
-            grad_images = Gemm <transB = 1> ({_grad_above(0, len(hidden))}, weight1)
-        """,
-    )
+    b = Builder()
+    images, targets = b.input("images", _floats(batch, PIXELS)), b.input("targets", _floats(batch, DIGITS))
+    parameters = _inputs(b, parameter_shapes(hidden))
+    first, *_ = _backward(b, _forward(b, images, parameters), targets, parameters)
+    b.output("grad_images", b.op("Gemm", first, parameters["weight1"], transB=1), _floats(batch, PIXELS))
+    return _model(b, "pixel_gradient")
 
 
 def parameter_shapes(hidden: Sequence[int] = (64,)) -> dict[str, tuple[int, ...]]:
@@ -94,11 +92,17 @@ def parameter_shapes(hidden: Sequence[int] = (64,)) -> dict[str, tuple[int, ...]
 def initial_state(hidden: Sequence[int] = (64,), seed: int = 0) -> dict[str, np.ndarray]:
     """What `training_step` starts from: random weights of variance 2 / inputs (He et al., 2015), all else zero."""
     rng = np.random.default_rng(seed)
-    state = {name: np.zeros(shape, np.float32) for name, shape in _state_shapes(parameter_shapes(hidden)).items()}
-    for name, shape in parameter_shapes(hidden).items():
+    shapes = parameter_shapes(hidden)
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
         if name.startswith("weight"):
-            state[name] = rng.normal(0.0, np.sqrt(2.0 / shape[0]), shape).astype(np.float32)
-    return state
+            parameters[name] = rng.normal(0.0, np.sqrt(2.0 / shape[0]), shape).astype(np.float32)
+    return parameters | {f"velocity_{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def one_hot(labels: np.ndarray) -> np.ndarray:
+    """From labels (N) to targets (N, K)."""
+    return np.eye(DIGITS, dtype=np.float32)[labels]
 
 
 def nudged(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -109,91 +113,52 @@ def nudged(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return moved[np.arange(len(images)), down, right].reshape(-1, PIXELS)
 
 
-# Forward: sum{i} is the input of layer i's units, hidden{i} their output. The last sum is the logits.
+@dataclass(frozen=True)
+class _Network:
+    """The forward pass: what goes into each layer, the sums that each hidden layer makes of it, and the logits."""
+
+    layer_inputs: list[Value]
+    hidden_sums: list[Value]
+    logits: Value
 
 
-def _forward(n_hidden: int) -> str:
-    lines = []
-    below = "images"
-    for layer in range(1, n_hidden + 1):
-        lines.append(f"sum{layer} = Gemm ({below}, weight{layer}, bias{layer})")
-        lines.append(f"hidden{layer} = Relu (sum{layer})")
-        below = f"hidden{layer}"
-    lines.append(f"logits = Gemm ({below}, weight{n_hidden + 1}, bias{n_hidden + 1})")
-    return "\n".join(lines)
+def _forward(b: Builder, images: Value, parameters: dict[str, Value]) -> _Network:
+    layers = len(parameters) // 2
+    layer_inputs, sums = [images], []
+    for layer in range(1, layers + 1):
+        name = f"sum{layer}" if layer < layers else "logits"
+        weight, bias = parameters[f"weight{layer}"], parameters[f"bias{layer}"]
+        sums.append(b.op("Gemm", layer_inputs[-1], weight, bias, name=name))
+        if layer < layers:
+            layer_inputs.append(b.op("Relu", sums[-1], name=f"hidden{layer}"))
+    return _Network(layer_inputs, sums[:-1], sums[-1])
 
 
-# log(1 + exp(x)) - x·y, arranged so that exp never sees a positive number.
-_LOSS = """
-    positive_part = Relu (logits)
-    linear_part = Mul (logits, targets)
-    magnitude = Abs (logits)
-    minus_magnitude = Neg (magnitude)
-    small = Exp (minus_magnitude)
-    one_plus_small = Add (small, one)
-    log_part = Log (one_plus_small)
-    difference = Sub (positive_part, linear_part)
-    losses = Add (difference, log_part)
-    loss = ReduceMean <keepdims = 0> (losses)
-"""
+def _backward(b: Builder, network: _Network, targets: Value, parameters: dict[str, Value]) -> list[Value]:
+    """The gradients of the loss by the sums of each layer, first layer first."""
+    op = "BinaryCrossEntropyWithLogitsBackward"
+    gradients = [_loss(b, op, 1.0, network.logits, targets, name="grad_logits")]
+    for layer in range(len(network.hidden_sums), 0, -1):
+        grad = b.op("Gemm", gradients[0], parameters[f"weight{layer + 1}"], transB=1, name=f"grad_hidden{layer}")
+        is_active = network.hidden_sums[layer - 1].greater(0.0).named(f"active{layer}")
+        gradients.insert(0, b.op("Where", is_active, grad, 0.0, name=f"grad_sum{layer}"))
+    return gradients
 
 
-def _backward(n_hidden: int) -> str:
-    """grad_logits, then grad_hidden{i} and grad_sum{i} from the last hidden layer down to the first."""
-    mean = int(onnx_ops.Reduction.MEAN)
-    lines = [
-        f"grad_logits = {onnx_ops.DOMAIN}.BinaryCrossEntropyWithLogitsBackward <reduction = {mean}>"
-        " (one, logits, targets)"
-    ]
-    for layer in range(n_hidden, 0, -1):
-        lines.append(f"grad_hidden{layer} = Gemm <transB = 1> ({_grad_above(layer, n_hidden)}, weight{layer + 1})")
-        lines.append(f"active{layer} = Greater (sum{layer}, zero)")
-        lines.append(f"grad_sum{layer} = Where (active{layer}, grad_hidden{layer}, zero)")
-    return "\n".join(lines)
+def _loss(b: Builder, op_type: str, *inputs: Value | float, name: str) -> Value:
+    """The mean binary cross entropy, or its gradient."""
+    return b.op(op_type, *inputs, name=name, domain=onnx_ops.DOMAIN, reduction=int(onnx_ops.Reduction.MEAN))
 
 
-def _parameter_gradients(n_hidden: int) -> str:
-    lines = []
-    for layer in range(1, n_hidden + 2):
-        below = f"hidden{layer - 1}" if layer > 1 else "images"
-        grad = _grad_above(layer - 1, n_hidden)
-        lines.append(f"grad_weight{layer} = Gemm <transA = 1> ({below}, {grad})")
-        lines.append(f"grad_bias{layer} = ReduceSum <keepdims = 0> ({grad}, batch_axis)")
-    return "\n".join(lines)
+def _inputs(b: Builder, shapes: dict[str, tuple[int, ...]], prefix: str = "") -> dict[str, Value]:
+    """Inputs of these shapes, by name without the prefix."""
+    return {name: b.input(prefix + name, _floats(*shape)) for name, shape in shapes.items()}
 
 
-def _grad_above(layer: int, n_hidden: int) -> str:
-    """The gradient on the sums of the next layer up, which the last one calls logits."""
-    return f"grad_sum{layer + 1}" if layer < n_hidden else "grad_logits"
+def _floats(*shape: Dim) -> TensorType:
+    return TensorType(TensorProto.FLOAT, shape)
 
 
-def _update(names: Iterable[str]) -> str:
-    lines = []
-    for name in names:
-        lines.append(f"kept_{name} = Mul (momentum, velocity_{name})")
-        lines.append(f"next_velocity_{name} = Add (kept_{name}, grad_{name})")
-        lines.append(f"step_{name} = Mul (learning_rate, next_velocity_{name})")
-        lines.append(f"next_{name} = Sub ({name}, step_{name})")
-    return "\n".join(lines)
-
-
-def _state_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return shapes | {f"velocity_{name}": shape for name, shape in shapes.items()}
-
-
-def _images(batch: str) -> str:
-    return f"float[{batch}, {PIXELS}] images"
-
-
-def _typed(shapes: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
-
-
-def _model(name: str, inputs: str, outputs: str, body: str) -> onnx.ModelProto:
-    return parser.parse_model(f"""
-        <ir_version: {IR_VERSION}, opset_import: ["": {ONNX_OPSET}, "{onnx_ops.DOMAIN}": {onnx_ops.OPSET_VERSION}]>
-        {name} ({inputs}) => ({outputs})
-        {{
-            {body}
-        }}
-    """)
+def _model(b: Builder, name: str) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
+    return helper.make_model(b.graph(name), ir_version=IR_VERSION, opset_imports=opsets)

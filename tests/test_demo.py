@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+from models import digit_training
 from scripts import demo
 
 EPOCHS = 30  # enough for the accuracy that the demo asks of the network
@@ -16,7 +17,7 @@ EPOCHS = 30  # enough for the accuracy that the demo asks of the network
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "EPOCHS", EPOCHS)
+    monkeypatch.setattr(digit_training, "EPOCHS", EPOCHS)
     monkeypatch.setattr(demo, "TIMED_RUNS", 3)
 
 
@@ -39,8 +40,7 @@ def test_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress bar in place of the lines."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    images, labels = demo.load_images()
-    demo.train(*demo.split(images, labels))
+    demo.train(digit_training.load())
     output = capsys.readouterr()
     assert output.err == ""
     assert f"| {EPOCHS}/{EPOCHS} " in output.out.split("\r")[-1]

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 import onnx_ops
-from models import digits
-from scripts import demo
+from models import digit_training, digits
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "page"
@@ -109,8 +108,8 @@ def contents() -> dict[str, Content]:
         for prefix, (package, names) in PACKAGES.items()
         for name in names
     }
-    result["/training_step.onnx"] = onnx_ops.link(digits.training_step(demo.HIDDEN)).SerializeToString()
-    result["/inference.onnx"] = onnx_ops.link(digits.inference(demo.HIDDEN)).SerializeToString()
+    result["/training_step.onnx"] = onnx_ops.link(digits.training_step(digit_training.HIDDEN)).SerializeToString()
+    result["/inference.onnx"] = onnx_ops.link(digits.inference(digit_training.HIDDEN)).SerializeToString()
     result["/setup.json"] = json.dumps(setup()).encode()
     return result
 
@@ -120,24 +119,24 @@ def missing_packages() -> list[str]:
 
 
 def setup() -> dict[str, Any]:
-    """What the demo trains with and on, without the windows that straddle two digits: the page reads no lines.
+    """What the page trains with and on: as the demo, but without windows that straddle digits, for it reads no lines.
 
     Arrays are flat. JSON keeps each float32 exactly: it is written as the float64 of the same value.
     """
-    images, held_out, labels, held_out_labels = demo.split(*demo.load_images())
-    (hidden,) = demo.HIDDEN  # the page speaks of one hidden layer
+    data = digit_training.load()
+    (hidden,) = digit_training.HIDDEN  # the page speaks of one hidden layer
     return {
-        "seed": demo.SEED,
-        "batch": demo.BATCH,
+        "seed": digit_training.SEED,
+        "batch": digit_training.BATCH,
         "hidden": hidden,
-        "learningRates": [demo.learning_rate(epoch) for epoch in range(demo.EPOCHS)],
+        "learningRates": [digit_training.learning_rate(epoch) for epoch in range(digit_training.EPOCHS)],
         "side": digits.SIDE,
         "digits": digits.DIGITS,
-        "learned": {"images": flat(images), "labels": flat(labels)},
-        "heldOut": {"images": flat(held_out), "labels": flat(held_out_labels)},
+        "learned": {"images": flat(data.images), "labels": flat(data.labels)},
+        "heldOut": {"images": flat(data.held_out_images), "labels": flat(data.held_out_labels)},
         "state": {
             name: {"shape": value.shape, "values": flat(value)}
-            for name, value in digits.initial_state(demo.HIDDEN, demo.SEED).items()
+            for name, value in digits.initial_state(digit_training.HIDDEN, digit_training.SEED).items()
         },
     }
 

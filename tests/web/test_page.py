@@ -21,8 +21,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 import onnx_ops
-from models import digits
-from scripts import demo
+from models import digit_training, digits
 from scripts.web import __main__ as web
 
 ROOT = Path(__file__).parents[2]
@@ -249,13 +248,13 @@ class TestPage:
         page.click("#start")
         wait_for(page, "done")
         after = history(page)
-        losses = np.array(after["losses"]).reshape(demo.EPOCHS, -1).mean(axis=1)
+        losses = np.array(after["losses"]).reshape(digit_training.EPOCHS, -1).mean(axis=1)
         accuracies = {point["step"]: point["accuracy"] for point in after["accuracies"]}
-        steps_per_epoch = len(after["losses"]) // demo.EPOCHS
+        steps_per_epoch = len(after["losses"]) // digit_training.EPOCHS
         assert losses[0] > losses[1] > losses[4] > losses[20] > losses[-1]
         assert losses[0] > 10 * losses[-1]
         assert accuracies[20 * steps_per_epoch] > 0.9
-        assert accuracies[demo.EPOCHS * steps_per_epoch] >= demo.REQUIRED_ACCURACY
+        assert accuracies[digit_training.EPOCHS * steps_per_epoch] >= digit_training.REQUIRED_ACCURACY
 
         labels = np.array(page.evaluate("async () => (await (await fetch('setup.json')).json()).heldOut.labels"))
         predictions = np.array(after["predictions"])
@@ -263,7 +262,7 @@ class TestPage:
         figures = shown(page)
         assert figures["accuracy"] == accuracy
         assert figures["loss"] == f"{losses[-1]:.4f}"
-        assert figures["epoch"] == f"{demo.EPOCHS}.0"
+        assert figures["epoch"] == f"{digit_training.EPOCHS}.0"
         assert float(figures["speed"]) > 0.1
         assert accuracy in figures["status"]
         assert page.get_attribute("#progress", "value") == "1"
@@ -294,7 +293,7 @@ class TestPage:
 
     def test_there_is_time_to_pause(self, page: Page) -> None:
         """At the speed that the page begins with, training takes 20 s; a slower one can be chosen meanwhile."""
-        steps_per_epoch = len(demo.split(*demo.load_images())[0]) // demo.BATCH
+        steps_per_epoch = len(digit_training.load().images) // digit_training.BATCH
         start = time.monotonic()
         page.click("#start")
         page.wait_for_timeout(2000)
@@ -313,21 +312,23 @@ class TestPage:
         assert 0.1 < float(shown(page)["speed"]) < 1.5
 
     def test_settings_are_those_of_the_training(self, page: Page) -> None:
-        learned = demo.split(*demo.load_images())[0]
+        learned = digit_training.load().images
         (batches,) = drawn(page, 1)
         sizes = sorted({len(images) for images, _ in batches})
-        (hidden,) = demo.HIDDEN
+        (hidden,) = digit_training.HIDDEN
         text = page.inner_text("footer")
         for words in (
             f"{len(learned)} images to learn from",
             f"one layer of {hidden} hidden units",
-            f"{demo.EPOCHS} epochs of {len(batches)} steps",
+            f"{digit_training.EPOCHS} epochs of {len(batches)} steps",
             f"with {' or '.join(map(str, sizes))} images in a step",
-            f"in a straight line from {demo.LEARNING_RATE:g} towards 0",
+            f"in a straight line from {digit_training.LEARNING_RATE:g} towards 0",
         ):
             assert words in text
         sent = page.evaluate("async () => (await (await fetch('setup.json')).json()).learningRates")
-        np.testing.assert_allclose(sent, np.linspace(demo.LEARNING_RATE, 0, demo.EPOCHS, endpoint=False), rtol=1e-12)
+        np.testing.assert_allclose(
+            sent, np.linspace(digit_training.LEARNING_RATE, 0, digit_training.EPOCHS, endpoint=False), rtol=1e-12
+        )
 
     def test_reset(self, page: Page) -> None:
         beginning = shown(page), history(page)
@@ -344,17 +345,18 @@ class TestPage:
     def test_numbers_are_those_of_python(self, page: Page) -> None:
         """The same batches in Python's onnxruntime give the same losses, over two epochs."""
         page.click("#start")
-        wait_for_steps(page, 2 * (len(demo.split(*demo.load_images())[0]) // demo.BATCH))
+        wait_for_steps(page, 2 * (len(digit_training.load().images) // digit_training.BATCH))
         page.click("#pause")
         losses = history(page)["losses"]
 
         session = ort.InferenceSession(
-            onnx_ops.link(digits.training_step(demo.HIDDEN)).SerializeToString(), providers=["CPUExecutionProvider"]
+            onnx_ops.link(digits.training_step(digit_training.HIDDEN)).SerializeToString(),
+            providers=["CPUExecutionProvider"],
         )
-        state = digits.initial_state(demo.HIDDEN, demo.SEED)
+        state = digits.initial_state(digit_training.HIDDEN, digit_training.SEED)
         expected = []
         for epoch, batches in enumerate(drawn(page, 2)):
-            rate = np.array(demo.learning_rate(epoch), np.float32)
+            rate = np.array(digit_training.learning_rate(epoch), np.float32)
             for images, targets in batches:
                 feeds = {"images": images, "targets": targets, "learning_rate": rate}
                 loss, *next_state = session.run(None, feeds | state)
@@ -363,7 +365,7 @@ class TestPage:
         np.testing.assert_allclose(losses[: len(expected)], expected, rtol=1e-5)
 
     def test_an_epoch_shows_every_image_once_moved_by_up_to_a_pixel(self, browser: Browser, url: str) -> None:
-        learned, _, labels, _ = demo.split(*demo.load_images())
+        learned, labels, *_ = digit_training.load()
         padded = np.pad(learned.reshape(-1, digits.SIDE, digits.SIDE), ((0, 0), (1, 1), (1, 1)))
         sources: dict[bytes, set[int]] = {}
         for down, right in np.ndindex(3, 3):
@@ -375,7 +377,7 @@ class TestPage:
             epochs = drawn(page, 2)
         for batches in epochs:
             sizes = [len(images) for images, _ in batches]
-            assert len(sizes) == len(learned) // demo.BATCH
+            assert len(sizes) == len(learned) // digit_training.BATCH
             assert sum(sizes) == len(learned)
             assert max(sizes) - min(sizes) <= 1
             found = set()
