@@ -50,9 +50,13 @@ def training_step(hidden: Sequence[int] = (64,), batch: str = "N", momentum: flo
         gradients[f"weight{layer}"] = b.op("Gemm", below, grad_sum, transA=1, name=f"grad_weight{layer}")
         gradients[f"bias{layer}"] = b.op("ReduceSum", grad_sum, [0], keepdims=0, name=f"grad_bias{layer}")
 
-    next_velocities = {name: momentum * velocities[name] + gradient for name, gradient in gradients.items()}
+    factor = b.constant(momentum, name="momentum")
+    next_velocities = {
+        name: (factor * velocities[name]).named(f"kept_{name}") + gradient for name, gradient in gradients.items()
+    }
     for name, shape in shapes.items():
-        b.output(f"next_{name}", parameters[name] - learning_rate * next_velocities[name], _floats(*shape))
+        change = (learning_rate * next_velocities[name]).named(f"step_{name}")
+        b.output(f"next_{name}", parameters[name] - change, _floats(*shape))
     for name, shape in shapes.items():
         b.output(f"next_velocity_{name}", next_velocities[name], _floats(*shape))
     return _model(b, "training_step")
