@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import at_node, node_words
 from onnx_ops.core.op import Op
 from onnx_ops.ops import OPS
 
 if TYPE_CHECKING:
-    import numpy as np
     from onnx.reference.op_run import OpRun
 
 
@@ -24,7 +25,7 @@ def reference_ops() -> list[type[OpRun]]:
 def _evaluator(op: Op) -> type[OpRun]:
     from onnx.reference.op_run import OpRun
 
-    def run(self: Any, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray | None, ...]:
+    def run(self: Any, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
         given = {
             name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
         }
@@ -32,6 +33,8 @@ def _evaluator(op: Op) -> type[OpRun]:
         node = self.onnx_node
         with at_node(node_words(node.name, next(iter(node.output), ""))):
             call = op.check_arrays(arrays, given, list(map(bool, node.output)))
-        return op.compute(arrays, **call.attributes)[: len(node.output)]
+        results = op.compute(arrays, **call.attributes)[: len(node.output)]
+        # The evaluator takes no None for an output that is left out.
+        return tuple(np.empty(0, np.float32) if result is None else result for result in results)
 
     return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": run, "__doc__": op.schema.doc})

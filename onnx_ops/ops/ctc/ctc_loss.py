@@ -292,12 +292,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
     targets = call.shape("targets")
     padded = targets[1] if targets is not None and len(targets) == 2 else None
     states = 2 * padded + 1 if isinstance(padded, int) else None
-    known = call.shape("log_probs") is not None
-    return (
-        TensorType(stash, (batch,) if known else None),
-        TensorType(stash, (batch, steps, states) if known else None),
-        TensorType(dtype, (batch,) if known else None),
-    )
+    return TensorType(stash, (batch,)), TensorType(stash, (batch, steps, states)), TensorType(dtype, (batch,))
 
 
 def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
