@@ -67,14 +67,23 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
     """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
     They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
-    place. filled[i] is the address of the one element that fills the buffer already, where that is what it holds. With
-    `uniform` an element that fills the whole stretch is wanted only once.
+    place. filled[i] tells what is in the buffer already: the address of one element that fills it; below 0, elements
+    that recur, by where they begin and how many they are. With `uniform` an element that fills the whole stretch is
+    wanted only once.
     """
     source_type, axes = layout.source_type[i], layout.operand_axes[i]
     size = item_size(source_type)
     inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
+    recurring = 0
+    if axes > 1 and layout.operand_stride[i, 0] == 0:  # the same elements for each index of the outermost axis
+        period = 1
+        for axis in range(1, axes):
+            period *= layout.operand_extent[i, axis]
+        recurring = -((start % period) * (CHUNK + 1) + count) - 1
+        if filled[i] == recurring:
+            return buffer
     if axes == 2 and inner < LONG and layout.operand_stride[i, 0] == (1 if step == 0 else 0) and count > inner:
-        filled[i] = 0
+        filled[i] = recurring
         if step == 0:
             stretch(layout.data[i], source_type, size, start, count, inner, width, load, buffer, spare)
         else:
@@ -104,7 +113,7 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
         call(load, (source, source_type, step, run, buffer + done * width))
         done += run
         row, within = row + 1, 0
-    filled[i] = 0
+    filled[i] = recurring
     return buffer
 
 
