@@ -46,7 +46,7 @@ BLOCK = 16384
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 """Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
 MAX_SLICES = 64
-SAMPLES, SAMPLED_EVERY = 15, 128
+SAMPLES, SAMPLED_EVERY = 5, 128
 """Elements at the most of which a pivot is the median, and how many there must be for each two of them: they are read
 one by one. Where there are few elements, few digits can be lost."""
 SAMPLES_BYTES = 8 * SAMPLES

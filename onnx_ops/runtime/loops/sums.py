@@ -40,6 +40,17 @@ def add_up(values, unit, count, lost):
 
 
 @njit(**OPTIONS)
+def add_up_rounded(values, unit, count):
+    """As `add_up`, but what rounding takes is lost."""
+    while count > 1:
+        half = count // 2
+        upper = (count - half) * unit
+        for i in range(half * unit):
+            values[i] += values[upper + i]
+        count -= half
+
+
+@njit(**OPTIONS)
 def accumulate(high, low, values, lost, count):
     """Add numbers in two parts to others."""
     for i in range(count):
@@ -73,6 +84,8 @@ def sum_task(kernel, loop, job, layout, number, state):
         first = block * CHUNK
         count = min(CHUNK, columns - first)
         clear(loop, state, count)
+        for i in range(count):
+            lost[i] = 0.0
         row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
         together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
         while row < stop:
@@ -80,7 +93,10 @@ def sum_task(kernel, loop, job, layout, number, state):
             evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state)
             for k in range(loop.terms):
                 values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
-                add_up(values, count, rows, lost)
+                if loop.sum_totals != 0:  # one chunk is added up like that in `sum_totals` too
+                    add_up_rounded(values, count, rows)
+                else:
+                    add_up(values, count, rows, lost)
                 accumulate(high_at(state, k), low_at(state, k), values, lost, count)
             row += rows
         deliver(kernel, loop, job, layout, piece, first, count, state)
