@@ -30,6 +30,16 @@ def helper(function: F) -> F:
     return function
 
 
+INLINED: list[Callable[..., Any]] = []
+"""Those of them whose code goes into the loops that call them."""
+
+
+def inlined(function: F) -> F:
+    """Mark a function as `helper` does, for a call from inside a loop: one that is large would not be inlined else."""
+    INLINED.append(function)
+    return function
+
+
 def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     """e**x as three factors, none of which overflows or loses digits where e**x alone would.
 
@@ -117,6 +127,11 @@ def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
 def add_any_order(a: Any, b: Any) -> Any:
     """a + b; a sum of many such is added up in the order that is fastest on the machine."""
     return a + b
+
+
+def choose(condition: Any, a: Any, b: Any) -> Any:
+    """a if a condition holds, else b, of one dtype; both are computed, so that the loop can be vectorised."""
+    return a if condition else b
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

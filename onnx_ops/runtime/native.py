@@ -35,6 +35,8 @@ def install() -> None:
     """Teach Numba the helpers that kernels call."""
     for function in primitives.HELPERS:
         register_jitable(**OPTIONS)(function)
+    for function in primitives.INLINED:
+        register_jitable(forceinline=True, **OPTIONS)(function)
 
 
 # --- machine operations ------------------------------------------------------------------------------------------
@@ -263,6 +265,16 @@ def _add_any_order(typing: Any, a: Any, b: Any) -> Any:
 @overload(primitives.add_any_order, jit_options=OPTIONS)
 def _any_order(a, b):
     return lambda a, b: _add_any_order(f8(a), f8(b))
+
+
+@intrinsic
+def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
+    return a(types.boolean, a, a), lambda context, builder, signature, args: builder.select(*args)
+
+
+@overload(primitives.choose, jit_options=OPTIONS)
+def _choose(condition, a, b):
+    return lambda condition, a, b: _select(condition, a, b)
 
 
 @overload(primitives.like, jit_options=OPTIONS)

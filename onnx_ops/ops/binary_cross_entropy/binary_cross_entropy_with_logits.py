@@ -19,7 +19,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, helper, softplus_of_falling, wide
+from onnx_ops.loops.primitives import add_any_order, choose, inlined, softplus_of_falling, wide
 from onnx_ops.loops.space import IndexSpace
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import (
@@ -104,15 +104,15 @@ def _weighted(weight: np.ndarray, term: np.ndarray) -> np.ndarray:
     return np.where(weight == 0, 0.0, weight * term)
 
 
-@helper
+@inlined
 def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
     """In float64. With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L."""
     curved = softplus_of_falling(-abs(logit))
     negative, positive = 1.0 - wide(y), wide(p) * wide(y)
-    far, near = (positive, negative) if logit < 0 else (negative, positive)
-    far_term = far * (curved + abs(wide(logit))) if far != 0 else 0.0
-    near_term = near * curved if near != 0 else 0.0
-    return wide(w) * (far_term + near_term) if w != 0 else 0.0
+    far, near = choose(logit < 0, positive, negative), choose(logit < 0, negative, positive)
+    far_term = choose(far != 0, far * (curved + abs(wide(logit))), 0.0)
+    near_term = choose(near != 0, near * curved, 0.0)
+    return choose(w != 0, wide(w) * (far_term + near_term), 0.0)
 
 
 def loss(operands: Any, out: Any, count: int, parameters: Any) -> None:

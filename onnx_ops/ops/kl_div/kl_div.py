@@ -19,7 +19,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, NARROW, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, exp_parts, fma, helper, log, near_exp_parts, wide
+from onnx_ops.loops.primitives import add_any_order, choose, exp_parts, fma, inlined, log, near_exp_parts, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target, load_in_double
@@ -94,21 +94,21 @@ def reference(
     return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
 
 
-@helper
+@inlined
 def term(x: Any, q: Any) -> Any:
     """One term in float64, of a target q."""
-    return wide(q) * (log(q) - wide(x)) if q != 0 else 0.0
+    return choose(q != 0, wide(q) * (log(q) - wide(x)), 0.0)
 
 
-@helper
+@inlined
 def term_of_logarithm(x: Any, q: Any) -> Any:
     """The same of a target that is a logarithm."""
     value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
     product = (((wide(q) - wide(x)) * first) * value) * second
-    return product if q != -math.inf else 0.0
+    return choose(q != -math.inf, product, 0.0)
 
 
-@helper
+@inlined
 def short_term_of_logarithm(x: Any, q: Any) -> Any:
     """The same in float32, of a target that is NEAR."""
     excess, power = near_exp_parts(q)
@@ -116,8 +116,9 @@ def short_term_of_logarithm(x: Any, q: Any) -> Any:
 
 
 def divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target = operands[0], operands[1]
     for i in range(count):
-        out[i] = term(operands[0][i], operands[1][i])
+        out[i] = term(x[i], target[i])
 
 
 def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:

@@ -18,7 +18,18 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, NARROW, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_parts, fma, helper, log, near_exp_parts, short_log, wide
+from onnx_ops.loops.primitives import (
+    LAST_PARAMETER,
+    ONE,
+    choose,
+    exp_parts,
+    fma,
+    inlined,
+    log,
+    near_exp_parts,
+    short_log,
+    wide,
+)
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, load_in_double, sum_to_input
@@ -113,12 +124,12 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
         out[i] = (wide(grad_output[i]) * share) * wide((short_log(target[i]) - x[i]) + ONE)
 
 
-@helper
+@inlined
 def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
     """scale * exp(q) * (q - x + 1) in float64."""
     value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
     product = (((scale * ((wide(q) - wide(x)) + 1.0)) * first) * value) * second
-    return product if q != -math.inf else 0.0
+    return choose(q != -math.inf, product, 0.0)
 
 
 def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
