@@ -1,4 +1,4 @@
-"""Gradient ops as an ONNX custom-op domain, with kernels for onnxruntime."""
+"""Losses, layers and their gradients as an ONNX custom-op domain, with kernels for onnxruntime."""
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
 from onnx_ops.core.errors import KernelsUnavailable, LinkError, OpError, Status

@@ -15,7 +15,6 @@ import onnxruntime as ort
 import pytest
 
 import onnx_ops
-from models import ctc
 from onnx_ops.integrations.examples import example_body
 from scripts import docs
 
@@ -30,26 +29,10 @@ def test_readme_examples_run() -> None:
     """One after the other, as a reader tries them; each ends in an assert."""
     names: dict[str, Any] = {}
     examples = _blocks("README.md")
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         assert example.strip().splitlines()[-1].startswith("assert ")
         exec(compile(example, "README.md", "exec"), names)
-
-
-def test_readme_gives_pytorch_forward_variables_of_ctc() -> None:
-    """The call that the README names gives what models/ctc.py gives."""
-    torch = pytest.importorskip("torch")
-    (call,) = re.findall(r"`loss, log_alpha = (torch\.[^`]+)`", (ROOT / "README.md").read_text())
-    log_probs = np.random.default_rng(0).normal(size=(6, 2, 4)).astype(np.float32)
-    log_probs -= np.logaddexp.reduce(log_probs, axis=2, keepdims=True)
-    targets, input_lengths, target_lengths = np.array([[1, 2], [3, 3]]), [6, 5], [2, 2]
-    arguments = {"input_lengths": input_lengths, "target_lengths": target_lengths, "torch": torch}
-    tensors = {"log_probs": torch.from_numpy(log_probs), "targets": torch.from_numpy(targets)}
-    loss, log_alpha = eval(call, arguments | tensors)
-    expected = ctc.forward(log_probs, targets, np.array(input_lengths), np.array(target_lengths))
-    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)  # float32
-    used = np.arange(6)[None, :, None] < np.array(input_lengths)[:, None, None]
-    np.testing.assert_allclose(np.where(used, log_alpha, 0), np.where(used, expected[1], 0), rtol=1e-5)
 
 
 def test_readme_shows_an_error_that_is_raised() -> None:
