@@ -17,7 +17,7 @@ from typing import Any
 import engines
 import numpy as np
 import onnx
-from engines import BFLOAT16, Array, Arrays, Attributes, Engine
+from engines import BFLOAT16, Array, Call, Engine
 from onnx import TensorProto, helper
 
 import onnx_ops
@@ -180,30 +180,26 @@ def the_node() -> Node:
 
 
 def _in_node(
-    op: str,
-    inputs: Arrays,
-    attributes: Attributes,
-    static: bool,
-    *,
+    call: Call,
     self_contained: Callable[[onnx.ModelProto], onnx.ModelProto],
     options: Sequence[tuple[str, Any]] = (),
-) -> Array:
-    """Run one op.
+) -> dict[str, Array]:
+    """Compute the outputs of a call.
 
     Args:
+        call: of one op.
         self_contained: what makes its model one that any runtime can run.
         options: of the session.
     """
-    key = (self_contained, options, op, engines.signature(op, inputs, static), tuple(sorted(attributes.items())))
-    model = functools.partial(engines.model_of, op, inputs, attributes, static)
-    session = the_node().session(key, lambda: self_contained(without_bfloat16(model())), dict(options))
-    feeds = {name: widened(array) for name, array in engines.named(op, inputs).items()}
-    (result,) = session.run(feeds).values()
-    if model().graph.output[0].type.tensor_type.elem_type == TensorProto.BFLOAT16:
-        narrow = result.astype(BFLOAT16)
-        np.testing.assert_array_equal(result, narrow.astype(np.float32), "rounded in the model", strict=True)
-        return narrow
-    return result
+    key, model = (self_contained, options, *engines.key_of(call)), engines.model_of(call)
+    session = the_node().session(key, lambda: self_contained(without_bfloat16(model)), dict(options))
+    outputs = session.run({name: widened(array) for name, array in call.given.items()})
+    for value in model.graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            wide = outputs[value.name]
+            outputs[value.name] = narrow = wide.astype(BFLOAT16)
+            np.testing.assert_array_equal(wide, narrow.astype(np.float32), "rounded in the model", strict=True)
+    return outputs
 
 
 WEB = Engine("web", functools.partial(_in_node, self_contained=onnx_ops.link), portable=True)
