@@ -39,11 +39,11 @@ from tqdm import tqdm
 
 import onnx_ops
 from models.single_op import IR_VERSION, ONNX_OPSET, onnx_element_type
-from scripts import measuring
+from scripts import markdown, measuring
 from scripts.measuring import Run
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import BFLOAT16
-from tests.ops._shared.record import Benchmark, Call
+from tests.ops._shared.record import ELEMENTS, Benchmark, Call
 
 SMALLEST, LARGEST = "1e3", "1.6e7"
 # Of the benchmarks of an op that have a note, unless sizes are asked for: all of them would take too long.
@@ -85,8 +85,13 @@ class Chosen:
         return RECORDS[self.op].benchmarks[self.index]
 
     @property
+    def name(self) -> str:
+        """Of the benchmark."""
+        return f"{self.op} {self.benchmark.note}".rstrip()
+
+    @property
     def title(self) -> str:
-        return " ".join(filter(None, [self.op, self.benchmark.note, self.dtype, self.size]))
+        return f"{self.name} {self.dtype} {self.size}"
 
     def call(self) -> Call:
         """The inputs, with values as they occur in training."""
@@ -124,7 +129,9 @@ def main() -> int:
             "disturbed: their figures mean little, and they are not judged.[/bold]"
         )
     measuring.write_json(options.json, {"machine": machine, "rows": [asdict(row) for row in rows]})
-    console.print(f"Written to {options.json}.")
+    summary = options.json.with_suffix(".md")
+    summary.write_text(f"{by_elements(rows)}\n\n{by_other_sizes(rows)}\n")
+    console.print(f"Written to {options.json}; {summary} has the tables of docs/speed.md.")
     return 0
 
 
@@ -136,7 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--size", nargs="+", choices=sizes, metavar="SIZE", help=f"elements, TxNxCxS for CTC: {', '.join(sizes)}"
     )
-    parser.add_argument("--budget", type=float, default=1.0, metavar="SECONDS", help="per row; default: %(default)s")
+    parser.add_argument("--budget", type=float, default=0.8, metavar="SECONDS", help="per row; default: %(default)s")
     return parser.parse_args()
 
 
@@ -218,8 +225,7 @@ class Row:
         missed: the goals that the row misses.
     """
 
-    name: str
-    op: str
+    benchmark: str
     dtype: str
     size: str
     is_reduction: bool
@@ -251,8 +257,7 @@ def measure(chosen: Chosen, threads: int, budget: float) -> Row:
         turns, others = least_disturbed(in_memory.runs, budget)
     bound = turns["bound"]
     row = Row(
-        name=chosen.title,
-        op=chosen.op,
+        benchmark=chosen.name,
         dtype=chosen.dtype,
         size=chosen.size,
         is_reduction=max(a.size for a in outputs.values()) < max(a.size for a in call.given.values()),
@@ -422,7 +427,7 @@ def table(rows: list[Row]) -> Table:
     result.add_column("goals")
     for row in rows:
         result.add_row(
-            row.name,
+            f"{row.benchmark} {row.dtype} {row.size}",
             *(duration(row.times.get(name)) for name in ("bound", "run", "torch", "body", "memory")),
             *(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in ("torch", "body")),
             f"{row.over_memory:.2f}",
@@ -431,6 +436,54 @@ def table(rows: list[Row]) -> Table:
             style="dim" if row.disturbed else "red" if row.missed else None,
         )
     return result
+
+
+def by_elements(rows: list[Row]) -> str:
+    """The figures that matter most, in Markdown: one line for each benchmark and dtype, its sizes side by side."""
+    found = {(row.benchmark, row.dtype, row.size): row for row in rows}
+    lines = []
+    for benchmark, dtype in dict.fromkeys((row.benchmark, row.dtype) for row in rows if row.size in ELEMENTS):
+        first, *others = (found.get((benchmark, dtype, size)) for size in ELEMENTS)
+        over_identity = None if first is None else first.over_identity
+        last = others[-1]
+        line = [
+            benchmark,
+            dtype,
+            "-" if over_identity is None else f"{over_identity * 1e6:+.1f} µs",
+            *("-" if row is None else times(row.ratios.get("torch")) for row in others),
+            "-" if last is None else times(last.over_memory),
+            *("-" if row is None else times(row.ratios["body"]) for row in others[1:]),
+        ]
+        lines.append(line)
+    sizes = list(ELEMENTS)
+    header = [
+        "op",
+        "dtype",
+        f"{SMALLEST}: over Identity",
+        *(f"{size}: times torch" for size in sizes[1:]),
+        f"{LARGEST}: of memory",
+        *(f"{size}: times body" for size in sizes[2:]),
+    ]
+    return markdown.table(header, lines, right=range(2, len(header)))
+
+
+def by_other_sizes(rows: list[Row]) -> str:
+    """The same of benchmarks whose sizes are no numbers of elements: one line for each row."""
+    header = ["op", "dtype", "size", "kernel", "torch", "body", "times torch", "times body"]
+    lines = [
+        [
+            *(row.benchmark, row.dtype, row.size),
+            *(duration(row.times.get(name)) for name in ("bound", "torch", "body")),
+            *(times(row.ratios.get(name)) for name in ("torch", "body")),
+        ]
+        for row in rows
+        if row.size not in ELEMENTS
+    ]
+    return markdown.table(header, lines, right=range(3, len(header)))
+
+
+def times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def duration(seconds: float | None) -> str:
