@@ -145,7 +145,7 @@ RECORD = Record(
     refusals=batch_norm.refusals,
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
-    documented=("invstd", "(N, C, ...)", "eps"),
+    documented=(f"aclnn{OP}", "invstd", "(N, C, ...)"),
     benchmarks=(Benchmark(benchmark),),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -46,7 +46,7 @@ def oracle(
     """mean_all, invstd_all and the running statistics; of those that are not given, NaN.
 
     Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983: the sum of squared distances is that
-    within the workers and that between them.
+    within the workers and that between them. A worker's variance is 1 / invstd^2 - eps, or 0 where that is below 0.
     """
     counts = real(counts, dtype).reshape(-1)
     there = counts != 0
@@ -60,7 +60,7 @@ def oracle(
         return np.zeros(channels, dtype), np.zeros(channels, dtype), old_mean, old_var
     with np.errstate(all="ignore"):
         whole = exact_sum(counts * means, (0,)) / n
-        within = 1 / inverse**2 - attribute(eps, dtype)
+        within = np.maximum(1 / inverse**2 - attribute(eps, dtype), 0)
         squares = exact_sum(counts * (within + (means - whole) ** 2), (0,))
         unbiased = squares / (n - 1) if n != 1 else np.zeros_like(squares)
         return (
@@ -183,7 +183,7 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     for name in ("running_mean", "running_var"):
         yield wrong(name, (2,), "(3,)")
         yield wrong(name, (1, 3), "(3,)", by_rank=True)
-    yield Refusal("counts_of_3", ("'counts'", "(3,)", "expected"), {"counts": np.zeros(3, plain.dtype("counts"))})
+    yield Refusal("counts_of_3", ("'mean'", "'counts'", "expected"), {"counts": np.zeros(3, plain.dtype("counts"))})
     for name in ("running_mean", "running_var"):
         yield Refusal(f"no_{name}", (f"'{name}'", f"'{name}_out'"), {name: None}, status=MISSING)
 
@@ -236,7 +236,7 @@ RECORD = Record(
     worked=worked,
     refusals=refusals,
     large=large,
-    documented=("momentum", "Chan", "unbiased", "(W, C)"),
+    documented=(f"aclnn{OP}", "momentum", "Chan", "unbiased", "(W, C)"),
     unread=("input",),
     benchmarks=(Benchmark(benchmark, {"64": 64, "2048": 2048}),),
     accuracies=(accuracy.Accuracy(judged),),

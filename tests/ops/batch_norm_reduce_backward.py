@@ -150,7 +150,7 @@ RECORD = Record(
     refusals=batch_norm.refusals,
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
-    documented=("sum(grad_out)", "invstd", "(N, C, ...)"),
+    documented=(f"aclnn{OP}", "sum(grad_out)", "invstd", "(N, C, ...)"),
     benchmarks=(Benchmark(benchmark),),
     accuracies=(accuracy.Accuracy(judged),),
 )

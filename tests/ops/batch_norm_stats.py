@@ -140,7 +140,7 @@ RECORD = Record(
     refusals=batch_norm.refusals,
     large=lambda dtype: batch_norm.large(OP, ("input",), dtype),
     torch=torch_call,
-    documented=("eps", "biased variance", "(N, C, ...)", "axis 1"),
+    documented=(f"aclnn{OP}", "eps", "(N, C, ...)", "axis 1"),
     benchmarks=(Benchmark(benchmark),),
     accuracies=(accuracy.Accuracy(judged),),
 )

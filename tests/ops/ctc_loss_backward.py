@@ -252,7 +252,7 @@ RECORD = Record(
     refusals=refusals,
     large=large,
     torch=torch_call,
-    documented=("log_alpha", "log_beta", "Graves", "(T, N, C)", "zero_infinity", "blank", "-inf"),
+    documented=(f"aclnn{OP}", "log_alpha", "log_beta", "Graves", "(T, N, C)", "zero_infinity", "blank", "-inf"),
     benchmarks=(Benchmark(random_call, ctc.SIZES, of_torch={**ctc.OF_TORCH, "200x8x5000x30": 5.0}),),
     accuracies=(accuracy.Accuracy(judged, absolute=True),),
 )

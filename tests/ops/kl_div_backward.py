@@ -170,7 +170,15 @@ RECORD = Record(
     refusals=lambda plain: kl_div.refusals(plain, gradient=True),
     large=lambda dtype: kl_div.large(OP, True, dtype, "self"),
     torch=torch_call,
-    documented=("-target * grad_output", "batchmean", "numel(S)", "exp(target)", "summed over the axes", "NaN"),
+    documented=(
+        f"aclnn{OP}",
+        "-target * grad_output",
+        "batchmean",
+        "numel(S)",
+        "exp(target)",
+        "summed over the axes",
+        "NaN",
+    ),
     unread=("self",),
     benchmarks=(Benchmark(benchmark(0)), Benchmark(benchmark(1), note="log_target")),
     accuracies=(

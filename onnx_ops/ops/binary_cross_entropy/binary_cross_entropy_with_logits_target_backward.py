@@ -89,8 +89,8 @@ def reference(
     """
     g, x = grad_output.astype(np.float64), self.astype(np.float64)
     w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
-    scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
     with np.errstate(all="ignore"):
+        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
         curved = (p - 1) * np.log1p(np.exp(-np.abs(x)))
         straight = np.where(x < 0, p * -x, -x)
         # At -infinity the formula has p * infinity - 0, also for an infinite p.
