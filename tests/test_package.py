@@ -70,13 +70,6 @@ def test_module_says_what_it_is_for_and_stands_alone(path: Path) -> None:
     assert not re.search(r"^\s*(from|import) (models|tests|scripts|torch|pytest)\b", text, re.MULTILINE)
 
 
-def test_runtime_knows_no_op() -> None:
-    """But for `host`, which puts the ops into onnxruntime."""
-    for path in (PACKAGE / "runtime").glob("*.py"):
-        if path.stem != "host":
-            assert "onnx_ops.ops" not in path.read_text(encoding="utf-8"), path.name
-
-
 def packages(requirements: Iterable[str]) -> set[str]:
     """The names that the requirements are imported by."""
     return {re.split(r"[<>=!~\[; ]", requirement)[0].replace("-", "_") for requirement in requirements}

@@ -1,0 +1,110 @@
+"""Imports go one way: which package of onnx_ops may know which, and that what tests compare with knows none."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "onnx_ops"
+
+# A package imports from itself and from these.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "loops": {"core"},
+    "graph": {"core"},
+    "bodies": {"core", "graph"},
+    "ops": {"core", "loops", "graph", "bodies"},
+    "linking": {"core", "graph", "bodies", "ops"},
+    "runtime": {"core", "loops"},
+    "integrations": {"core", "graph", "ops", "linking", "runtime"},
+    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations"},
+}
+
+# What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may
+# be used without it; the reference evaluator takes half a one; of the command line every command loads its own.
+LATE: dict[str, set[str]] = {
+    "integrations": {"onnx_ops.runtime", "onnx.reference"},
+    "cli": {"onnx_ops", "onnx", "rich"},
+    "": {"onnx_ops.cli"},
+}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
+def folder_of(path: Path) -> str:
+    """The package of onnx_ops that a file is in; empty for those at the top."""
+    first, *rest = path.relative_to(PACKAGE).parts
+    return first if rest else ""
+
+
+def names_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """What a statement imports: for `from a import b`, a.b, which may be a module or something in one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0, "imports are absolute"
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def imports(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[str, bool]]:
+    """All that is imported, and whether inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((name, inside) for name in names_of(node))
+        yield from imports(node, inside=inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+
+def imports_of(path: Path) -> list[tuple[str, bool]]:
+    return list(imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_every_package_is_in_the_table() -> None:
+    assert {folder_of(path) for path in FILES} - {""} == set(MAY_IMPORT)
+    tuple(graphlib.TopologicalSorter(MAY_IMPORT).static_order())  # no two of them know each other
+
+
+@each_file
+def test_imports_go_one_way(path: Path) -> None:
+    """What stands at the top of the package is the public API; it may import all, and only the command line uses it."""
+    own = folder_of(path)
+    for name, _ in imports_of(path):
+        if own and is_in(name, "onnx_ops"):
+            other = f"{name}.".split(".")[1]
+            assert other in {own, *MAY_IMPORT[own]} or (own == "cli" and name == "onnx_ops"), f"{own} imports {name}"
+
+
+@each_file
+def test_imports_stand_at_the_top(path: Path) -> None:
+    allowed = LATE.get(folder_of(path), set())
+    late = [name for name, inside in imports_of(path) if inside]
+    assert not [name for name in late if not any(is_in(name, package) for package in allowed)]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Nor do two modules of one package import each other."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    graph = {
+        module: {
+            max((known for known in modules if is_in(name, known)), key=len)
+            for name, inside in imports_of(path)
+            if is_in(name, "onnx_ops") and not inside
+        }
+        - {module}
+        for module, path in modules.items()
+    }
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_what_results_are_compared_with_knows_nothing_of_the_package() -> None:
+    """The records of the ops, and their oracles with them, are written from the definitions alone."""
+    for path in (ROOT / "tests" / "ops").rglob("*.py"):
+        assert not [name for name, _ in imports_of(path) if is_in(name, "onnx_ops") or is_in(name, "models")], path.name
