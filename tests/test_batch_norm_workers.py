@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
+import engines
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from engines import FLOATS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
@@ -22,7 +21,6 @@ from models.synchronized_batch_norm import backward_model, forward_model
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
 
-FLOATS = [np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 EPS, MOMENTUM = float(np.float32(1e-3)), float(np.float32(0.3))
 CHANNELS = 3
@@ -123,18 +121,15 @@ def test_expected_values_are_those_of_torch(counts: tuple[int, ...], later: tupl
 # --- the ways to run a model ----------------------------------------------------------------------------------------
 
 
-def in_session(
-    make: Callable[..., ort.InferenceSession], model: onnx.ModelProto, feeds: Mapping[str, Array]
-) -> Outputs:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = make(model, options, providers=["CPUExecutionProvider"])
-    values = session.run_with_ort_values(None, {name: _ort_value(array) for name, array in feeds.items()})
-    return {output.name: _array(value) for output, value in zip(session.get_outputs(), values, strict=True)}
+def with_kernels(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
+    session = onnx_ops.InferenceSession(model, engines.options(), providers=["CPUExecutionProvider"])
+    return engines.run_outputs(session, feeds)
 
 
-def _portable_session(model: onnx.ModelProto, *args: Any, **kwargs: Any) -> ort.InferenceSession:
-    return ort.InferenceSession(onnx_ops.link(model).SerializeToString(), *args, **kwargs)
+def on_bodies(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
+    linked = onnx_ops.link(model).SerializeToString()
+    session = ort.InferenceSession(linked, engines.options(), providers=["CPUExecutionProvider"])
+    return engines.run_outputs(session, feeds)
 
 
 def in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
@@ -148,23 +143,9 @@ def inlined_in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> 
         return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
 
 
-def _ort_value(array: Array) -> ort.OrtValue:
-    bits = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(bits), element_type)
-
-
-def _array(value: ort.OrtValue) -> Array:
-    if value.data_type() != "tensor(bfloat16)":
-        return np.asarray(value.numpy())
-    out = np.empty(value.shape(), np.uint16)
-    ctypes.memmove(out.ctypes.data, value.data_ptr(), out.nbytes)
-    return out.view(ml_dtypes.bfloat16)
-
-
 ENGINES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], Outputs]] = {
-    "kernels": functools.partial(in_session, onnx_ops.InferenceSession),
-    "portable": functools.partial(in_session, _portable_session),
+    "kernels": with_kernels,
+    "portable": on_bodies,
     "references": in_evaluator,
     "inlined_evaluator": inlined_in_evaluator,
 }

@@ -14,7 +14,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import Status
 from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, Shape, TensorType
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -327,12 +327,13 @@ SPACE = IndexSpace(
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     channels = channels_of(SPACE.shape(call))
-    counts = call.shape("counts")
-    if counts is not None and len(counts) != 1:
-        raise call.shape_error("counts", "one number per worker, (W)")
-    expected: Shape = (None if counts is None else counts[0], channels)
-    for name in ("mean", "invstd"):
-        call.same_shape(name, expected, "W as in 'counts' and the channels of 'input'")
+    mean = call.shape("mean")
+    if mean is not None and len(mean) != 2:
+        raise call.shape_error("mean", "(W, C), one row for each worker")
+    workers = None if mean is None else mean[0]
+    call.same_shape("mean", (workers, channels), "(W, C) with the channels of 'input'")
+    call.same_shape("invstd", (workers, channels), "W as in 'mean' and the channels of 'input'")
+    call.same_shape("counts", (workers,), "one number for each worker, W as in 'mean'")
     for name in ("running_mean", "running_var"):
         if call.wants(f"{name}_out") and not call.present(name):
             raise call.error(
