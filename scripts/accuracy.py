@@ -83,8 +83,8 @@ def main() -> int:
     if absolute:
         print("\nLargest absolute errors, by the number of time steps T:\n")
         print_table(
-            ["dtype", "T", "results", "kernel", "torch"],
-            [[r.dtype, r.op, f"{r.values:,}", *map(scientific, (r.kernel, r.torch))] for r in absolute],
+            ["op", "dtype", "T", "results", "kernel", "torch"],
+            [[r.op, r.dtype, r.label, f"{r.values:,}", *map(scientific, (r.kernel, r.torch))] for r in absolute],
         )
     broken = [row for row in (*relative, *tails, *absolute) if not row.kept]
     for row in broken:
