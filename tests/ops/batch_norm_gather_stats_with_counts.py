@@ -46,7 +46,7 @@ def oracle(
     """mean_all, invstd_all and the running statistics; of those that are not given, NaN.
 
     Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983: the sum of squared distances is that
-    within the workers and that between them. A worker's variance is 1 / invstd^2 - eps, or 0 where that is below 0.
+    within the workers and that between them. A worker's variance is 1 / invstd^2 - eps.
     """
     counts = real(counts, dtype).reshape(-1)
     there = counts != 0
@@ -60,7 +60,7 @@ def oracle(
         return np.zeros(channels, dtype), np.zeros(channels, dtype), old_mean, old_var
     with np.errstate(all="ignore"):
         whole = exact_sum(counts * means, (0,)) / n
-        within = np.maximum(1 / inverse**2 - attribute(eps, dtype), 0)
+        within = 1 / inverse**2 - attribute(eps, dtype)
         squares = exact_sum(counts * (within + (means - whole) ** 2), (0,))
         unbiased = squares / (n - 1) if n != 1 else np.zeros_like(squares)
         return (

@@ -55,8 +55,8 @@ Dtypes: input, mean, invstd, running_mean and running_var each float16, bfloat16
 float16, bfloat16 or float. mean_all and invstd_all have mean's dtype, the running outputs those of their inputs. All is
 computed in double and rounded once. Of input only the shape enters.
 
-Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. A variance 1 / invstd^2 - eps
-below 0 counts as 0. With n = 0 mean_all and invstd_all are 0, and the running values stay as they are; with n <= 1 the
+Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. An invstd above
+1 / sqrt(eps) makes a variance below 0, which counts as such. With n = 0 mean_all and invstd_all are 0, and the running values stay as they are; with n <= 1 the
 unbiased variance, m2 / (n - 1), is 0. Each running output may be left out; asking for one without its input is an
 error. Other NaN and infinities give what the formula gives.
 
@@ -147,7 +147,6 @@ def reference(
             share, unbiased = np.float64(0), total_mean
         else:
             variance = 1 / spread**2 - eps_of(eps)
-            variance[variance < 0] = 0
             total_mean = (count * means).sum(axis=0) / n
             m2 = (count * (variance + (means - total_mean) ** 2)).sum(axis=0)
             total_invstd = inverse_deviation(m2 / n, eps)
@@ -250,8 +249,7 @@ def task(job_address: int, number: int) -> None:
             variance[c] += count * (difference * difference)
         read_numbers(kernel.read, job.data[INVSTD] + start * item_size(invstd_type), invstd_type, width, row_address)
         for c in range(width):
-            own = 1.0 / (row[c] * row[c]) - eps
-            variance[c] += count * (0.0 if own < 0.0 else own)
+            variance[c] += count * (1.0 / (row[c] * row[c]) - eps)
 
     write_numbers(
         kernel.write,
@@ -300,7 +298,6 @@ def body(b: Body) -> None:
 
     eps, invstds, means = b.value_of("eps"), b.load("invstd"), b.load("mean")
     own = (1.0 / (invstds * invstds).named("precisions") - eps).named("own")
-    own = b.op("Where", own.less(0.0), 0.0, own, name="own_variances")
     mean = total(means, "whole_mean")
     centred = (means - mean).named("centred")
     variance = total((own + (centred * centred).named("squares")).named("variances"), "whole_variance")
