@@ -1,0 +1,1 @@
+"""Writes portable bodies: what an op computes, in standard ONNX operators."""

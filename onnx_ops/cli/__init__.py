@@ -1,0 +1,1 @@
+"""The program `onnx-ops`."""

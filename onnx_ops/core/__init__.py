@@ -1,0 +1,1 @@
+"""What an op is: its record, its calls and the rules they follow, types and errors."""

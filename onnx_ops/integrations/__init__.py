@@ -1,0 +1,1 @@
+"""The ops in onnx and onnxruntime: nodes, sessions, the reference evaluator."""

@@ -1,0 +1,1 @@
+"""Attaches portable bodies to the nodes of a model."""

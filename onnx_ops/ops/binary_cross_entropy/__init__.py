@@ -1,0 +1,1 @@
+"""Binary cross entropy with logits and its gradients."""

@@ -1,0 +1,1 @@
+"""Hardshrink and its gradient."""

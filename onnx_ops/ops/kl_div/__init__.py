@@ -1,0 +1,1 @@
+"""The Kullback-Leibler divergence and its gradients."""

@@ -1,0 +1,1 @@
+"""Native code for the loops that ops declare: maps and sums."""
