@@ -468,7 +468,7 @@ def _with_limits(logarithm, x):
 
 @njit(**OPTIONS)
 def _log4(x):
-    """Of a float64 that is no subnormal number, with an error of two units in the last place."""
+    """Of a float64 that is no subnormal number, with an error of six units in the last place at most."""
     mantissa, exponent = _mantissa_and_exponent(x)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     z = s * s
