@@ -9,14 +9,6 @@ from onnx_ops.core.call import Call
 from onnx_ops.graph.builder import Value
 
 
-def load_in_double(b: Body, target: str) -> tuple[Value, Value]:
-    """A target and e to its power. Of a float one that power is kept in the range of double: no term needs more."""
-    narrow = b.compute != TensorProto.DOUBLE
-    b.widen()
-    q = b.load(target)
-    return q, b.op("Exp", b.op("Clip", q, -700.0, 700.0, name="moderate") if narrow else q, name="probability")
-
-
 def covers(call: Call, name: str, other: str) -> bool:
     """Whether an input is sure to have the shape that it and another broadcast to, so that nothing is summed.
 

@@ -10,6 +10,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute
+from onnx_ops.ops.references import Scaled
 
 REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
 SPAN = 512
@@ -20,9 +21,6 @@ LEAST = np.float32(2.0**-100)
 """A smaller number may have lost digits, in float32."""
 LARGE = np.float32(2.0**100)
 """Times any e**NEAR or less a smaller number is a float32 number, or its product with e**NEAR is out of range."""
-FARTHEST = 1400.0
-"""e to the power of this, or of minus this, times a float64 number is out of the range of results or vanishes, unless
-the number is so large or small as not to be the other factor of a term here."""
 
 
 def attributes() -> list[OpSchema.Attribute]:
@@ -50,3 +48,8 @@ def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     lead = terms.ndim - len(shape)
     summed = tuple(a for a, n in enumerate(terms.shape) if a < lead or shape[a - lead] != n)
     return terms.sum(axis=summed).reshape(shape) if summed else terms
+
+
+def exponential(q: np.ndarray) -> Scaled:
+    """e to a power; out of the square of float64's range it counts as 0 or as infinite, as it does in kernels."""
+    return Scaled.exp(np.where(q < -1416, -np.inf, np.where(q > 1417, np.inf, q)))

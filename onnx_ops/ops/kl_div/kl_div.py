@@ -22,8 +22,8 @@ from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.primitives import add_any_order, choose, exp_parts, fma, inlined, log, near_exp_parts, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.kl_div._bodies import by_log_target, load_in_double
-from onnx_ops.ops.kl_div._rules import FARTHEST, NEAR, SPAN, attributes, check_attributes, divisor
+from onnx_ops.ops.kl_div._bodies import by_log_target
+from onnx_ops.ops.kl_div._rules import NEAR, SPAN, attributes, check_attributes, divisor, exponential
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
 SCHEMA = OpSchema(
@@ -47,10 +47,10 @@ scalar.
 Dtypes: each input float16, bfloat16, float or double; out has self's dtype. Sums are taken in double, and rounded once.
 
 Edge rules: a target of weight 0, which is 0, or -inf as a logarithm, gives 0 whatever self is, be it infinite or NaN. A
-negative target gives NaN. A sum of no terms is 0, a mean of no terms is NaN. Other NaN and infinities go through the
-formula.
+negative target gives NaN. A sum of no terms is 0, a mean of no terms is NaN. An exp(target) out of the square of
+double's range counts as 0 or as infinite. Other NaN and infinities go through the formula.
 
-Without a kernel: all values are computed as above, but that in double an exp(target) out of range counts as 0 or as
+Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
 infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
@@ -88,7 +88,7 @@ def reference(
     x, q = np.broadcast_arrays(self.astype(np.float64), target.astype(np.float64))
     with np.errstate(all="ignore"):
         if log_target:
-            terms = np.where(q == -np.inf, 0.0, (Scaled.exp(q) * Scaled(q - x)).value())
+            terms = np.where(q == -np.inf, 0.0, (exponential(q) * Scaled(q - x)).value())
         else:
             terms = np.where(q == 0, 0.0, q * (np.log(q) - x))
     return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
@@ -103,7 +103,7 @@ def term(x: Any, q: Any) -> Any:
 @inlined
 def term_of_logarithm(x: Any, q: Any) -> Any:
     """The same of a target that is a logarithm."""
-    value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
+    value, first, second = exp_parts(wide(q))
     product = (((wide(q) - wide(x)) * first) * value) * second
     return choose(q != -math.inf, product, 0.0)
 
@@ -171,8 +171,9 @@ def short_total_divergence_of_logarithms(operands: Any, out: Any, count: int, pa
 
 
 def body(b: Body) -> None:
-    q, probability = load_in_double(b, "target")
-    x = b.load("self")
+    b.widen()
+    x, q = b.load("self"), b.load("target")
+    probability = b.op("Exp", q, name="probability")
     weight = by_log_target(b, q, probability, "weight")
     logarithm = by_log_target(b, b.op("Log", q, name="target_log"), q, "logarithm")
     nothing = by_log_target(b, b.constant(0.0), b.constant(-math.inf), "nothing")

@@ -32,8 +32,18 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.kl_div._bodies import by_log_target, covers, load_in_double, sum_to_input
-from onnx_ops.ops.kl_div._rules import FARTHEST, LARGE, LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
+from onnx_ops.ops.kl_div._rules import (
+    LARGE,
+    LEAST,
+    NEAR,
+    SPAN,
+    attributes,
+    check_attributes,
+    divisor,
+    exponential,
+    sum_to,
+)
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -60,12 +70,11 @@ once.
 
 Edge rules: a target of 0 gives -infinity times grad_output, and a negative one NaN, as the formula says. A target of
 -inf that is a logarithm gives 0. Other NaN and infinities go through the formula. Empty inputs give an empty output, a
-sum of no terms gives 0. In double the product grad_output * (target - self + 1) / n is out of range alone, also where
-exp(target) brings d back into it.
+sum of no terms gives 0. An exp(target) out of the square of double's range counts as 0 or as infinite. In double the
+product grad_output * (target - self + 1) / n is out of range alone, also where exp(target) brings d back into it.
 
-Without a kernel: all values are computed as above, but that in double an exp(target) out of range counts as 0 or as
-infinite. Shapes that are known only at run
-time are not checked: they broadcast as the operators do.
+Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
+infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
     inputs=[
         OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
@@ -102,7 +111,7 @@ def reference(
     with np.errstate(all="ignore"):
         scale = Scaled(grad_output.astype(np.float64)) * Scaled(1 / np.float64(divisor(reduction, x.shape)))
         if log_target:
-            terms = np.where(q == -np.inf, 0.0, (scale * Scaled.exp(q) * Scaled(q - x + 1)).value())
+            terms = np.where(q == -np.inf, 0.0, (scale * exponential(q) * Scaled(q - x + 1)).value())
         else:
             terms = (scale * Scaled(np.log(q) - x + 1)).value()
         return rounded(sum_to(terms, target.shape), target.dtype, dtype)
@@ -127,7 +136,7 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
 @inlined
 def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
     """scale * exp(q) * (q - x + 1) in float64."""
-    value, first, second = exp_parts(min(max(wide(q), -FARTHEST), FARTHEST))
+    value, first, second = exp_parts(wide(q))
     product = (((scale * ((wide(q) - wide(x)) + 1.0)) * first) * value) * second
     return choose(q != -math.inf, product, 0.0)
 
@@ -159,8 +168,9 @@ def short_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters
 
 
 def body(b: Body) -> None:
-    q, probability = load_in_double(b, "target")
-    x = b.load("self")
+    b.widen()
+    x, q = b.load("self"), b.load("target")
+    probability = b.op("Exp", q, name="probability")
     logarithm = by_log_target(b, b.op("Log", q, name="target_log"), q, "logarithm")
     slope = ((logarithm - x).named("difference") + 1.0).named("slope")
     terms = b.scaled(slope, b.load("grad_output"))
