@@ -30,9 +30,11 @@ from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 
-from onnx_ops.runtime import native
+from onnx_ops.runtime import elementary, native
 from onnx_ops.runtime.process import STATE, keep
 
+TAUGHT_BY = (native, elementary)
+"""What teaches Numba the functions of `primitives`, by being imported."""
 DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
 PACKAGE = Path(__file__).parents[1]
 DIGEST = hashlib.sha256

@@ -55,10 +55,10 @@ Dtypes: input, mean, invstd, running_mean and running_var each float16, bfloat16
 float16, bfloat16 or float. mean_all and invstd_all have mean's dtype, the running outputs those of their inputs. All is
 computed in double and rounded once. Of input only the shape enters.
 
-Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. An invstd above
-1 / sqrt(eps) makes a variance below 0, which counts as such. With n = 0 mean_all and invstd_all are 0, and the running values stay as they are; with n <= 1 the
-unbiased variance, m2 / (n - 1), is 0. Each running output may be left out; asking for one without its input is an
-error. Other NaN and infinities give what the formula gives.
+Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. An invstd above 1 / sqrt(eps)
+makes a variance below 0, which counts as such. With n = 0 mean_all and invstd_all are 0, and the running values stay as
+they are; with n <= 1 the unbiased variance, m2 / (n - 1), is 0. Each running output may be left out; asking for one
+without its input is an error. Other NaN and infinities give what the formula gives.
 
 Without a kernel: of the shapes that are known only at run time none is checked; they broadcast as the operators do.
 """,
