@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnx import TensorProto
@@ -12,7 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes
+from onnx_ops.core.schema import allowed_dtypes, is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations.sessions import register
 from onnx_ops.ops import OPS
@@ -49,24 +49,37 @@ def cache_to_fill() -> Path:
 
 
 def _calls(op: Op) -> Iterator[Call]:
-    """At least one call for each kernel that an op may need: any dtypes of the output, any one of the other inputs."""
+    """At least one call for each kernel that an op may need.
+
+    All inputs and outputs with any dtypes of the output, and any one of the other inputs; then with one dtype for all,
+    any of the optional inputs and outputs.
+    """
     typed = op.typed_inputs
     allowed = [
         [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
         for parameter in op.schema.inputs
     ]
     choices = [name for name, a in op.schema.attributes.items() if a.type == OpSchema.AttrType.INT]
-    for own in itertools.product(FLOATS, repeat=len(typed)):
+    presences = list(_subsets(op.schema.inputs))
+    wishes = [wanted for wanted in _subsets(op.schema.outputs) if any(wanted)]
+    for *own, other in itertools.product(FLOATS, repeat=len(typed) + 1):
         settled = dict(zip(typed, own, strict=True))
-        for other in FLOATS:
-            dtypes = []
-            for name, possible in zip(op.input_names, allowed, strict=True):
-                dtype = settled.get(name, other)
-                dtypes.append(dtype if dtype in possible else possible[0])
-            for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
-                call = op.call([TensorType(dtype) for dtype in dtypes], dict(zip(choices, values, strict=True)))
+        given = [settled.get(name, other) for name in op.input_names]
+        dtypes = [dtype if dtype in possible else possible[0] for dtype, possible in zip(given, allowed, strict=True)]
+        for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
+            attributes = dict(zip(choices, values, strict=True))
+            for present, wanted in itertools.product(presences, wishes):
+                if len({*own, other}) > 1 and not (all(present) and all(wanted)):
+                    continue
+                tensors = [TensorType(dtype) if there else None for dtype, there in zip(dtypes, present, strict=True)]
+                call = op.call(tensors, attributes, wanted)
                 try:
                     op.infer(call)
-                except OpError:  # a mixture of dtypes, or an attribute, that the op does not take
+                except OpError:  # a mixture of dtypes, an attribute or an output that the op does not take
                     continue
                 yield call
+
+
+def _subsets(parameters: Sequence[OpSchema.FormalParameter]) -> Iterator[tuple[bool, ...]]:
+    """Which inputs, or outputs, may be there."""
+    return itertools.product(*((True, False) if is_optional(parameter) else (True,) for parameter in parameters))
