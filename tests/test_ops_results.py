@@ -37,10 +37,19 @@ PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in
 CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
 
 
-@engines.on_every_engine
-@pytest.mark.parametrize("call", PAIRS, ids=str)
-def test_pairs(engine: Engine, call: Call) -> None:
-    """Every two dtypes, attributes and forms meet."""
+OTHERS = [engine for engine in engines.ENGINES if engine is not KERNEL]
+
+
+@pytest.mark.parametrize(
+    ("call", "engine"),
+    [
+        pytest.param(call, engine, marks=() if engine in (KERNEL, turn) else pytest.mark.full, id=f"{call}-{engine}")
+        for call, turn in zip(PAIRS, itertools.cycle(OTHERS))
+        for engine in engines.ENGINES
+    ],
+)
+def test_pairs(call: Call, engine: Engine) -> None:
+    """Every two dtypes, attributes and forms meet, on the kernel and on one of the other engines, which take turns."""
     check_call(engine, call)
 
 
