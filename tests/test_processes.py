@@ -205,7 +205,7 @@ def test_signals_reach_the_user(which: str, prepare: str, work: str) -> None:
     assert assert_ends_well(run(code)) == [expected]
 
 
-@pytest.mark.parametrize("which", SIGNALS)
+@pytest.mark.parametrize("which", ["SIGINT", "SIGTERM-exception"])
 def test_signals_while_kernels_compile(which: str, tmp_path: Path) -> None:
     handler, expected = SIGNALS[which]
     code = INTERRUPTED.format(
@@ -264,8 +264,8 @@ thread.join()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
     ("prepare", "delay"),
-    [("", 0.1), ("", 0.6), ("onnx_ops.session_options()", 0.3)],
-    ids=["importing", "registering", "compiling"],
+    [("", 0.1), ("onnx_ops.session_options()", 0.3)],
+    ids=["importing", "compiling"],
 )
 def test_fork_while_another_thread_compiles(prepare: str, delay: float, tmp_path: Path) -> None:
     code = FORKED.format(prepare=prepare, delay=delay)
