@@ -46,13 +46,14 @@ def oracle(
 ) -> Array:
     """grad_output * w * (p * softplus(-x) - softplus(x)), divided by numel(self) for mean; self's shape.
 
-    As (p - 1) * softplus(-x) - x where that is finite, which does not cancel for p near 1.
+    As (p - 1) * softplus(-x) - x where p is near 1, for that does not cancel there.
     """
     x, _, _, p = bce.widened(self, target, weight, pos_weight, dtype)
     with np.errstate(all="ignore"):
         factor, first, second = _parts(grad_output, self, target, weight, pos_weight, reduction, dtype)
         written, accurate = first - second, np.where(p == 1, 0, (p - 1) * softplus(-x)) - x
-        return np.asarray(factor * np.where(np.isfinite(written) & np.isfinite(accurate), accurate, written), dtype)
+        cancels = np.isfinite(written) & np.isfinite(accurate) & (np.abs(p - 1) < 0.5)
+        return np.asarray(factor * np.where(cancels, accurate, written), dtype)
 
 
 def terms(

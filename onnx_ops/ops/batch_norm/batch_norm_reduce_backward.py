@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,8 @@ def kernel(call: Call) -> Loop:
         sums = Sums(products, compute, Kept.CHANNELS, totals=products_of_channel, finish=finish_products)
     else:
         sums = Sums(gradients, compute, Kept.CHANNELS, totals=gradients_of_channel, finish=finish_gradients)
+    if compute == TensorProto.DOUBLE:  # terms that are added up in any order are good to the last place of float32 only
+        sums = dataclasses.replace(sums, totals=None)
     return Loop(SPACE if wants_products else SPACE_OF_GRADIENTS, compute, sums=sums)
 
 

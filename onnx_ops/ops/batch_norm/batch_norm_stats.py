@@ -18,7 +18,7 @@ from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, wide
+from onnx_ops.loops.primitives import add_any_order, helper, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
@@ -94,6 +94,7 @@ def reference(
     return rounded(mean, out, dtype), rounded(invstd, out, dtype)
 
 
+@helper
 def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Differences from the pivot, which is the median of some elements of the channel, and their squares.
 
@@ -107,6 +108,13 @@ def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[CHUNK + i] = difference * difference
 
 
+def moments_in_double(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same, and the elements themselves: those of double may lose digits to the pivot that a small mean wants."""
+    moments(operands, out, count, parameters)
+    for i in range(count):
+        out[2 * CHUNK + i] = operands[0][i]
+
+
 def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The sums of `moments` over elements of one channel."""
     x, pivot = operands[0], wide(operands[1][0])
@@ -118,6 +126,7 @@ def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> 
     out[0], out[1] = total, squares
 
 
+@helper
 def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
     """From the sums of `moments`; parameters[1]: eps."""
     pivots = channel_inputs[0]
@@ -135,6 +144,14 @@ def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int
             variance = 0.0
         results[0][c] = pivots[c] + shift
         results[1][c] = 1.0 / math.sqrt(variance + parameters[1])
+
+
+def finish_in_double(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+    """From the sums of `moments_in_double`."""
+    finish(totals, channel_inputs, results, kept, count, parameters)
+    if count > 0:
+        for c in range(kept):
+            results[0][c] = totals[2][c] / count
 
 
 def body(b: Body) -> None:
@@ -166,7 +183,11 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     compute = computing_type(call)
-    sums = Sums(moments, compute, Kept.CHANNELS, terms=2, totals=moments_of_channel, finish=finish, pivot="input")
+    if compute == TensorProto.DOUBLE:
+        # Without `totals`: terms that are added up in any order are good to the last place of float32 only.
+        sums = Sums(moments_in_double, compute, Kept.CHANNELS, terms=3, finish=finish_in_double, pivot="input")
+    else:
+        sums = Sums(moments, compute, Kept.CHANNELS, terms=2, totals=moments_of_channel, finish=finish, pivot="input")
     return Loop(SPACE, compute, sums=sums, parameters=(float(call.attributes["eps"]),))
 
 

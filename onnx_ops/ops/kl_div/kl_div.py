@@ -23,7 +23,7 @@ from onnx_ops.loops.primitives import add_any_order, choose, exp_parts, fma, inl
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target
-from onnx_ops.ops.kl_div._rules import NEAR, SPAN, attributes, check_attributes, divisor, exponential
+from onnx_ops.ops.kl_div._rules import INFINITE, NEAR, SPAN, attributes, check_attributes, divisor, exponential
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
 SCHEMA = OpSchema(
@@ -147,8 +147,9 @@ def short_divergence_of_logarithms(operands: Any, out: Any, count: int, paramete
     for start in range(0, count, SPAN):
         stop, extreme = min(start + SPAN, count), False
         for i in range(start, stop):
-            out[i] = short_term_of_logarithm(x[i], target[i])
-            extreme = extreme | (not abs(target[i]) < NEAR)
+            result = short_term_of_logarithm(x[i], target[i])
+            out[i] = result
+            extreme = extreme | (not abs(target[i]) < NEAR) | (not abs(result) < INFINITE)
         if extreme:
             for i in range(start, stop):
                 out[i] = term_of_logarithm(x[i], target[i])
@@ -160,8 +161,9 @@ def short_total_divergence_of_logarithms(operands: Any, out: Any, count: int, pa
     for start in range(0, count, SPAN):
         stop, extreme, part = min(start + SPAN, count), False, 0.0
         for i in range(start, stop):
-            part = add_any_order(part, wide(short_term_of_logarithm(x[i], target[i])))
-            extreme = extreme | (not abs(target[i]) < NEAR)
+            result = short_term_of_logarithm(x[i], target[i])
+            part = add_any_order(part, wide(result))
+            extreme = extreme | (not abs(target[i]) < NEAR) | (not abs(result) < INFINITE)
         if extreme:
             part = 0.0
             for i in range(start, stop):

@@ -22,7 +22,7 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, fma, helper, li
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.kl_div._rules import INFINITE, LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -140,8 +140,10 @@ def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) 
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * share
             excess, power = near_exp_parts(q)
-            out[i] = fma(scale * power, excess, scale * power)
+            result = fma(scale * power, excess, scale * power)
+            out[i] = result
             extreme = extreme | (not abs(q) < NEAR) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
+            extreme = extreme | (not abs(result) < INFINITE)
         if extreme:
             compute_in_double(operands, 1, out, start, stop, parameters)
 
@@ -157,8 +159,9 @@ def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int,
         for i in range(start, stop):
             q = target[i]
             excess, power = near_exp_parts(q)
-            out[i] = fma(scale * power, excess, scale * power)
-            extreme = extreme | (not abs(q) < NEAR)
+            result = fma(scale * power, excess, scale * power)
+            out[i] = result
+            extreme = extreme | (not abs(q) < NEAR) | (not abs(result) < INFINITE)
         if extreme:
             compute_in_double(operands, 0, out, start, stop, parameters)
 
