@@ -75,8 +75,8 @@ def compile_kernel(op: Op, call: Call) -> Parts:
         functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
         if declared.begin:
             functions["begin"] = compile_native(declared.begin, ALONE)
-    functions["read"] = compile_native(load, LOAD[DOUBLE])
-    functions["write"] = compile_native(store, STORE[DOUBLE])
+        functions["read"] = compile_native(load, LOAD[DOUBLE])
+        functions["write"] = compile_native(store, STORE[DOUBLE])
     for name, address in functions.items():
         kernel[name] = address
     kernel["inputs"], kernel["outputs"] = len(op.input_names), len(op.output_names)

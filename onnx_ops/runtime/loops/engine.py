@@ -9,6 +9,7 @@ from numba import types
 
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
+from onnx_ops.loops.space import Role
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops.chunks import LINE
 from onnx_ops.runtime.loops.maps import MAP_BYTES, map_task
@@ -24,8 +25,21 @@ PREPARE = types.void(types.CPointer(F8), types.int64, F8)
 FINISH = types.void(*[types.CPointer(F8)] * 3, types.int64, types.int64, F8)
 
 
-def task(job_address, number):
-    """One block of the index space, or of the sums over it."""
+def task_of_terms(job_address, number):
+    """One block of the index space, for a loop without sums."""
+    job = job_at(job_address)
+    kernel = kernel_at(job.kernel)
+    memory = malloc(MAP_BYTES + LINE)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    state = (memory + LINE - 1) // LINE * LINE
+    map_task(kernel, loop_at(kernel.loop), job, layout_at(job.layout), number, state)
+    free(memory)
+
+
+def task_of_sums(job_address, number):
+    """One block of the sums over the index space, or of the space itself where nothing is to be summed."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
@@ -43,12 +57,15 @@ def task(job_address, number):
 
 def functions(loop: Loop) -> dict[str, int]:
     """The native functions of a kernel, fields of `KERNEL`."""
-    found = {
-        "plan": compile_native(plan, PLAN),
-        "task": compile_native(task, TASK),
-        "begin": compile_native(begin, ALONE),
-    }
-    return found | ({"finish": compile_native(finish, ALONE)} if loop.sums else {})
+    found = {"plan": compile_native(plan, PLAN)}
+    if loop.sums:
+        found |= {"task": compile_native(task_of_sums, TASK), "finish": compile_native(finish, ALONE)}
+        found |= {"write": compile_native(store, STORE[DOUBLE])}
+    else:
+        found["task"] = compile_native(task_of_terms, TASK)
+    if loop.sums or loop.space.having(Role.CHANNEL):
+        found["begin"] = compile_native(begin, ALONE)
+    return found
 
 
 def record(loop: Loop, outputs: int) -> np.ndarray:
