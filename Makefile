@@ -7,6 +7,8 @@ WEB := scripts/web/node_modules/.package-lock.json
 
 # The versions that are the lower bounds in pyproject.toml.
 OLDEST := .venv-oldest
+# A process that has no tests left takes over some of another: those of processes are long, and stand together.
+PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break.
 SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
 
@@ -25,17 +27,17 @@ types: $(VENV)/ready
 	$(RUN) -m mypy
 
 unit: $(VENV)/ready
-	$(RUN) -m pytest -q -n auto
+	$(RUN) -m pytest -q $(PARALLEL)
 
 # All combinations of dtypes and attributes, where `make test` has every two of them together.
 test-full: $(VENV)/ready
-	$(RUN) -m pytest -q -n auto --full
+	$(RUN) -m pytest -q $(PARALLEL) --full
 
 test-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -q -n auto
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL)
 
 smoke-oldest: $(OLDEST)/ready
-	$(OLDEST)/bin/python -m pytest -q -n auto $(SMOKE)
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE)
 
 # Random calls and graphs on all engines: make fuzz SECONDS=600 SEED=7
 fuzz: $(VENV)/ready

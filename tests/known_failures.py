@@ -41,6 +41,11 @@ KNOWN_FAILURES = (
         r"|test_ctc_twice_with_different_numbers_of_states\[plain-reference\]",
     ),
     KnownFailure(
+        "onnx<1.23",
+        "the checker does not tell which outputs a node leaves out",
+        r"test_checker\[BatchNormGatherStatsWithCounts-no_running_(mean|var)\]",
+    ),
+    KnownFailure(
         "onnxruntime<1.27",
         "onnxruntime calls the last function of a name whatever the overload",
         rf"test_runs_everywhere\[function-overloads-{ON_ONNXRUNTIME}\]",

@@ -11,11 +11,15 @@ from collections.abc import Iterator
 import onnx
 from onnx import TypeProto, helper
 from onnx.shape_inference import InferenceContext
+from packaging.version import Version
 
 from onnx_ops.core.errors import at_node, node_words
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
+
+TELLS_OUTPUTS = Version(onnx.__version__) >= Version("1.23")
+"""Before that version has_output says yes of outputs that are left out."""
 
 _lenient = contextvars.ContextVar("lenient", default=False)
 
@@ -46,11 +50,17 @@ def _infer(op: Op, context: InferenceContext) -> None:
             types.append(context.get_input_type(index) or TypeProto() if is_there else None)
         attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
         op.check_attributes(attributes)
-        wanted = [context.has_output(index) for index in range(context.get_num_outputs())]
+        wanted = [_is_wanted(op, context, index) for index in range(context.get_num_outputs())]
         outputs = op.infer(op.call_of(types, attributes, wanted))
     for index, output in zip(range(context.get_num_outputs()), outputs, strict=False):
         if output.dtype is not None:
             context.set_output_type(index, helper.make_tensor_type_proto(output.dtype, output.shape))
+
+
+def _is_wanted(op: Op, context: InferenceContext, index: int) -> bool:
+    """Whether a node has an output; where onnx does not tell, that it has no optional one."""
+    told = TELLS_OUTPUTS or not (index < len(op.output_names) and is_optional(op.schema.outputs[index]))
+    return told and bool(context.has_output(index))
 
 
 def _node(context: InferenceContext) -> str | None:

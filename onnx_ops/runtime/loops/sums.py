@@ -7,7 +7,8 @@ from numba import njit
 from onnx_ops.loops.primitives import item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import STATE_BYTES, evaluate, start_task
-from onnx_ops.runtime.loops.plan import BLOCK, PARAMETERS_AT
+from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, STRIDED, UNREAD
+from onnx_ops.runtime.loops.plan import BLOCK, PARAMETERS_AT, ROW
 from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
 from onnx_ops.runtime.records import OPERANDS
 
@@ -19,6 +20,8 @@ TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
 SUM_BYTES = TERMS_AT + 8 * CHUNK * MAX_TERMS
 LEAST_TOTAL = 128
 """Rows below this length are evaluated several at a time."""
+LONGEST = 16 * CHUNK
+"""Elements that go through a loop at a time where none of them is brought to it."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
 
 
@@ -70,8 +73,8 @@ def join(high, low, count):
 
 
 @njit(**OPTIONS)
-def evaluate_terms(kernel, loop, layout, start, count, core, state):
-    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, False, state, state + TERMS_AT)
+def evaluate_terms(kernel, loop, layout, start, count, core, uniform, state):
+    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, uniform, state, state + TERMS_AT)
 
 
 @njit(**OPTIONS)
@@ -90,7 +93,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
         while row < stop:
             rows = min(together, stop - row)
-            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state)
+            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, False, state)
             for k in range(loop.terms):
                 values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
                 if loop.sum_totals != 0:  # one chunk is added up like that in `sum_totals` too
@@ -108,7 +111,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         rows = min(CHUNK // max(columns, 1), stop - row, CHUNK) if columns <= CHUNK else 1
         clear(loop, state, rows)
         if columns <= CHUNK and (loop.sum_totals == 0 or columns < LEAST_TOTAL):
-            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, state)
+            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, False, state)
             for k in range(loop.terms):
                 for r in range(rows):
                     add_row(state, k, r, r * columns, columns, lost)
@@ -151,21 +154,45 @@ def add_row(state, term, place, start, count, lost):
 
 @njit(**OPTIONS)
 def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
-    """Add columns of one row to one place, a chunk at a time."""
+    """Add columns of one row to one place, a chunk at a time, or as far as operands can be read where they lie."""
+    in_place = loop.sum_totals != 0 and are_in_place(kernel, loop, layout)
+    step = LONGEST if in_place else CHUNK
     while column < end:
-        count = min(CHUNK, end - column)
+        count = min(step, end - column)
         start = row * layout.columns + column
         if loop.sum_totals != 0:
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, state)
+            if in_place:
+                for i in range(layout.operands):
+                    if layout.kind[i] == STRIDED:
+                        inner = layout.operand_extent[i, layout.operand_axes[i] - 1]
+                        count = min(count, inner - start % inner)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, in_place, state)
             for k in range(loop.terms):
                 lost[0] = 0.0
                 high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
                 accumulate(f8_at(high), f8_at(low), f8_at(state + TERMS_AT + 8 * k), lost, 1)
         else:
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, state)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, False, state)
             for k in range(loop.terms):
                 add_row(state, k, place, 0, count, lost)
         column += count
+
+
+@njit(**OPTIONS)
+def are_in_place(kernel, loop, layout):
+    """Whether operands can be read where they lie, in long runs; of one number per channel `totals` reads the first."""
+    for i in range(layout.operands):
+        per_place = i >= kernel.inputs or loop.role[i] & CHANNEL
+        unread = i < kernel.inputs and loop.role[i] & (UNREAD | COUNT)
+        if layout.kind[i] == STRIDED:
+            last = layout.operand_axes[i] - 1
+            if layout.operand_extent[i, last] < ROW or (layout.operand_stride[i, last] == 0 and not per_place):
+                return False
+        elif layout.kind[i] != LINEAR and not unread:
+            return False
+        if layout.source_type[i] != loop.sum_type and not unread:
+            return False
+    return True
 
 
 @njit(**OPTIONS)
