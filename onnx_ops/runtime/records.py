@@ -93,6 +93,7 @@ LAYOUT = np.dtype(
         ("rows", i8),
         ("columns", i8),
         ("blocks", i8),
+        ("rows_of_task", i8),
         ("slice", i8),
         ("slices", i8),
         ("places", i8),  # results of each term, where `folded` of them, one after another, are yet to be added up

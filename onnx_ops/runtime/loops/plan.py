@@ -46,6 +46,8 @@ BLOCK = 16384
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 """Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
 MAX_SLICES = 64
+LONG_RUN = 16384
+"""A run of memory of this length is read as fast as one that goes on."""
 SAMPLES, SAMPLED_EVERY = 5, 128
 """Elements at the most of which a pivot is the median, and how many there must be for each two of them: they are read
 one by one. Where there are few elements, few digits can be lost."""
@@ -214,12 +216,21 @@ def plan_sums(loop, job, layout):
             least = max(BLOCK // min(max(layout.columns, 1), CHUNK), 1)
             layout.slice = max(least, (layout.rows + MAX_SLICES - 1) // MAX_SLICES)
             layout.slices = (layout.rows + layout.slice - 1) // layout.slice
+    elif loop.kept == CHANNELS and layout.columns > CHUNK and layout.inner < LONG_RUN:
+        # Rows take turns in memory with short runs: a task reads a stretch of it, in which all its rows have a slice.
+        layout.places = layout.rows
+        samples = layout.columns // layout.inner
+        least, most = (CHUNK + layout.inner - 1) // layout.inner, (samples + MAX_SLICES - 1) // MAX_SLICES
+        layout.slice = max(least, most) * layout.inner
+        layout.slices = (layout.columns + layout.slice - 1) // layout.slice
+        layout.rows_of_task = max(layout.rows * layout.slices // MAX_SLICES, BLOCK // layout.slice, 1)
+        layout.blocks = (layout.rows + layout.rows_of_task - 1) // layout.rows_of_task
     else:
         layout.places = layout.rows
-        per_task = max(BLOCK // max(layout.columns, 1), 1)
-        layout.blocks = (layout.rows + per_task - 1) // per_task
+        layout.rows_of_task = max(BLOCK // max(layout.columns, 1), 1)
+        layout.blocks = (layout.rows + layout.rows_of_task - 1) // layout.rows_of_task
         layout.slice = layout.columns
-        if layout.blocks < MAX_SLICES and per_task == 1:
+        if layout.blocks < MAX_SLICES and layout.rows_of_task == 1:
             layout.slice = max(BLOCK, (layout.columns + MAX_SLICES - 1) // MAX_SLICES)
             layout.slices = (layout.columns + layout.slice - 1) // layout.slice
     layout.slices = max(layout.slices, 1)  # a sum of nothing is still to be stored

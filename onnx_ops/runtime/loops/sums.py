@@ -8,7 +8,7 @@ from onnx_ops.loops.primitives import item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import STATE_BYTES, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, STRIDED, UNREAD
-from onnx_ops.runtime.loops.plan import BLOCK, PARAMETERS_AT, ROW
+from onnx_ops.runtime.loops.plan import PARAMETERS_AT, ROW
 from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
 from onnx_ops.runtime.records import OPERANDS
 
@@ -104,8 +104,7 @@ def sum_task(kernel, loop, job, layout, number, state):
             row += rows
         deliver(kernel, loop, job, layout, piece, first, count, state)
         return
-    per_task = max(BLOCK // max(columns, 1), 1)
-    row, stop = block * per_task, min((block + 1) * per_task, layout.rows)
+    row, stop = block * layout.rows_of_task, min((block + 1) * layout.rows_of_task, layout.rows)
     begin_column, end_column = piece * layout.slice, min((piece + 1) * layout.slice, columns)
     while row < stop:
         rows = min(CHUNK // max(columns, 1), stop - row, CHUNK) if columns <= CHUNK else 1
