@@ -56,6 +56,10 @@ ORT_VERSION = tuple(int(part) for part in ort.__version__.split(".")[:2])
 SAFE_SHAPE_INFERENCE = (1, 24)
 """Before this version onnxruntime reads the type of an input that a node leaves out, when it infers shapes: a crash."""
 
+SAFE_OUTPUTS = (1, 31)
+"""This version answers with an error where it is told the shape of an output that a node leaves out. 1.23 ends the
+process; those between were not tried."""
+
 _fresh = itertools.count()
 
 
@@ -261,8 +265,9 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
         # A dtype that is not told ends the making of the session before the kernel is asked, which tells the reason.
         dtype = next(tensor.dtype for tensor in tensors if tensor)
         outputs = (TensorType(dtype),) * len(op.output_names)
-    for index, output in enumerate(outputs):
-        _tell_output(api, context, index, output)
+    for index, (parameter, output) in enumerate(zip(op.schema.outputs, outputs, strict=True)):
+        if not is_optional(parameter) or ORT_VERSION >= SAFE_OUTPUTS:
+            _tell_output(api, context, index, output)
 
 
 def _tell_output(api: OrtApi, context: int, index: int, output: TensorType) -> None:
