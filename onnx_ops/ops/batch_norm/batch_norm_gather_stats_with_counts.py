@@ -361,8 +361,8 @@ OP = Op(
             "running_var": [2.5],
             "counts": [3, 3, 0],  # the third worker has no elements
         },
-        {"mean_all": [1.5], "invstd_all": [0.4], "running_mean_out": [1.0], "running_var_out": [5.0]},
-        {"momentum": 0.5, "eps": 0.0},
+        {"mean_all": [1.5], "invstd_all": [0.4], "running_mean_out": [1.0], "running_var_out": [4.25]},
+        {"momentum": 0.5, "eps": 1.25},
     ),
     typed_inputs=("mean", "running_mean", "running_var"),
     missing={name: Missing(0.0, like="mean", axis=1, dtype_of="mean") for name in ("running_mean", "running_var")},

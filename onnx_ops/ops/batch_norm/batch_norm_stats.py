@@ -198,9 +198,9 @@ OP = Op(
     reference,
     body,
     Example(
-        {"input": [[1.0, 0.0], [3.0, 4.0]]},
-        {"mean": [2.0, 2.0], "invstd": [1.0, 0.5]},
-        {"eps": 0.0},
+        {"input": [[1.0, 0.0], [3.0, 2.0]]},
+        {"mean": [2.0, 1.0], "invstd": [0.8, 0.8]},
+        {"eps": 0.5625},
     ),
     typed_inputs=("input",),
 )
