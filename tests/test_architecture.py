@@ -22,7 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "linking": {"core", "graph", "bodies", "ops"},
     "runtime": {"core", "loops"},
     "integrations": {"core", "graph", "ops", "linking", "runtime"},
-    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations"},
+    "training": {"core", "graph", "ops", "linking", "runtime", "integrations"},
+    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
 }
 
 # What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import inliner
@@ -70,6 +70,18 @@ def callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
             else:
                 path[called] = calls(called)
     return list(done)
+
+
+def functions_needed(container: Container, functions: Iterable[onnx.FunctionProto]) -> list[onnx.FunctionProto]:
+    """Of these functions those that the nodes of a container call, and those that they call; in the order given."""
+    known = {function_key(f): f for f in functions}
+    found: set[Key] = set()
+    pending: list[Container] = [container]
+    while pending:
+        called = {called_key(node) for node in _all_nodes(pending.pop())} & known.keys()
+        pending.extend(known[key] for key in called - found)
+        found |= called
+    return [f for key, f in known.items() if key in found]
 
 
 def _all_nodes(container: Container) -> Iterator[onnx.NodeProto]:

@@ -1,0 +1,109 @@
+"""A training step written by hand: a linear classifier under binary cross entropy, with momentum."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from linear_oracle import DECAY, MOMENTUM, State
+from onnx import TensorProto, helper
+
+from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Builder, Value
+from onnx_ops.training.step import InputRole, Step, step_model
+
+FEATURES, CLASSES = 3, 2
+
+ROLES = {
+    "linear.weight": InputRole.PARAMETER,
+    "linear.bias": InputRole.PARAMETER,
+    "mean": InputRole.BUFFER,
+    "optimizer.momentum.linear.weight": InputRole.OPTIMIZER,
+    "seed": InputRole.SEED,
+    "learning_rate": InputRole.SETTING,
+}
+STEP = Step(ROLES, {"head.weight": "linear.weight"})
+
+
+def start(dtype: np.dtype | type = np.float32) -> State:
+    """The state that a step starts from. Settings are float32, in models of float64 float64."""
+    rng = np.random.default_rng(5)
+    setting = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    return {
+        "linear.weight": rng.normal(size=(FEATURES, CLASSES)).astype(dtype),
+        "linear.bias": np.zeros(CLASSES, dtype),
+        "mean": np.zeros(FEATURES, dtype),
+        "optimizer.momentum.linear.weight": np.zeros((FEATURES, CLASSES), dtype),
+        "seed": np.array(7, np.int64),
+        "learning_rate": np.array(0.5, setting),
+    }
+
+
+def batch(samples: int = 4, dtype: np.dtype | type = np.float32, seed: int = 0) -> State:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(samples, FEATURES))
+    return {"x": x.astype(dtype), "y": (x[:, :CLASSES] > 0).astype(dtype)}
+
+
+def bare_step(dtype: int = TensorProto.FLOAT, samples: int | str = "N") -> onnx.ModelProto:
+    """The step, with metadata and without a start."""
+    setting = TensorProto.DOUBLE if dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+    b = Builder(dtype)
+    weights, features = TensorType(dtype, (FEATURES, CLASSES)), TensorType(dtype, (FEATURES,))
+    weight = b.input("linear.weight", weights)
+    bias = b.input("linear.bias", TensorType(dtype, (CLASSES,)))
+    mean = b.input("mean", features)
+    momentum = b.input("optimizer.momentum.linear.weight", weights)
+    seed = b.input("seed", TensorType(TensorProto.INT64, ()))
+    rate = b.input("learning_rate", TensorType(setting, ())).cast(dtype)
+    x = b.input("x", TensorType(dtype, (samples, FEATURES)))
+    y = b.input("y", TensorType(dtype, (samples, CLASSES)))
+    logits = _logits(b, x, mean, weight, bias)
+    loss = b.op("BinaryCrossEntropyWithLogits", logits, y, domain=DOMAIN, name="bce")
+    grad = b.op("BinaryCrossEntropyWithLogitsBackward", 1.0, logits, y, domain=DOMAIN)
+    moved = momentum * MOMENTUM + b.op("MatMul", b.op("Transpose", _centred(x, mean), perm=[1, 0]), grad)
+    b.output("loss", loss, TensorType(dtype, ()))
+    b.output("logits", logits, TensorType(dtype, (samples, CLASSES)))
+    b.output("next.linear.weight", weight - rate * moved, weights)
+    bias_grad = b.op("ReduceSum", grad, [0], keepdims=0)
+    b.output("next.linear.bias", bias - rate * bias_grad, TensorType(dtype, (CLASSES,)))
+    seen = b.op("ReduceMean", x, [0], keepdims=0)
+    b.output("next.mean", mean * DECAY + seen * (1 - DECAY), features)
+    b.output("next.optimizer.momentum.linear.weight", moved, weights)
+    b.output("next.seed", seed + 1, TensorType(TensorProto.INT64, ()))
+    model = _model(b.graph("linear"))
+    STEP.write_into(model)
+    return model
+
+
+def inference_graph(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """The trained classifier, its parameters among the inputs: gate(sigmoid(logits))."""
+    b = Builder(dtype)
+    weight = b.input("linear.weight", TensorType(dtype, (FEATURES, CLASSES)))
+    bias = b.input("linear.bias", TensorType(dtype, (CLASSES,)))
+    mean = b.input("mean", TensorType(dtype, (FEATURES,)))
+    x = b.input("x", TensorType(dtype, ("N", FEATURES)))
+    y = b.op("Hardshrink", b.op("Sigmoid", _logits(b, x, mean, weight, bias)), domain=DOMAIN)
+    b.output("probabilities", y, TensorType(dtype, ("N", CLASSES)))
+    return _model(b.graph("classifier"))
+
+
+def whole_step(
+    dtype: np.dtype | type = np.float32, samples: int | str = "N", *, inference: bool = True
+) -> onnx.ModelProto:
+    """What a step's file holds."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return step_model(bare_step(element, samples), start(dtype), inference_graph(element) if inference else None)
+
+
+def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def _centred(x: Value, mean: Value) -> Value:
+    return x - mean
+
+
+def _logits(b: Builder, x: Value, mean: Value, weight: Value, bias: Value) -> Value:
+    return b.op("MatMul", _centred(x, mean), weight) + bias
