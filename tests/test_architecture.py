@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"core", "loops"},
     "integrations": {"core", "graph", "ops", "linking", "runtime"},
     "training": {"core", "graph", "ops", "linking", "runtime", "integrations"},
+    "torch": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
     "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
 }
 

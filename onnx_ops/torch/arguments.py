@@ -1,0 +1,117 @@
+"""The arguments of a loss, taken apart into named tensors and put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from onnx_ops.torch.errors import CaptureError
+
+
+def bound(function: Callable[..., Any], args: tuple[Any, ...], *, skip: int = 0) -> dict[str, Any]:
+    """The arguments by the names of the function's parameters; the first `skip` parameters are somebody else's.
+
+    Those of a `*batch` are `batch.0`, `batch.1` and so on.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # built in, without a signature
+        return {f"input.{i}" if len(args) > 1 else "input": arg for i, arg in enumerate(args)}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][skip:]
+    rest = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if len(args) > len(positional) and rest is None:
+        raise CaptureError(
+            f"{len(args)} arguments were given, expected {len(positional)}: {[p.name for p in positional]}"
+        )
+    named = {p.name: arg for p, arg in zip(positional, args, strict=False)}
+    if rest is not None and len(args) > len(positional):
+        named |= {f"{rest.name}.{i}": arg for i, arg in enumerate(args[len(positional) :])}
+    return named
+
+
+def shapes_by_name(given: Mapping[str, Any], shapes: Any) -> Any:
+    """dynamic_shapes as a mapping by the names of the arguments; a list or tuple has them in their order."""
+    if shapes is None:
+        return None
+    if not isinstance(shapes, Mapping):
+        if len(shapes) != len(given):
+            raise CaptureError(f"dynamic_shapes has {len(shapes)} entries, expected {len(given)}: {', '.join(given)}")
+        return dict(zip(given, shapes, strict=True))
+    named: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if name not in given and f"{name}.0" in given:  # those of a `*batch`
+            named |= {f"{name}.{i}": each for i, each in enumerate(shape or ())}
+        else:
+            named[name] = shape
+    return named
+
+
+def children(value: Any) -> dict[str, Any] | None:
+    """What a container holds, by index, key or field; None for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): child for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(i): child for i, child in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors within a value, each under its path: `batch.x`, `batch.0`."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    for key, child in (children(value) or {}).items():
+        yield from tensors(child, f"{name}.{key}" if name else key)
+
+
+def replaced(value: Any, new: Mapping[str, Any], name: str = "") -> Any:
+    """The value with other tensors in the places of its own."""
+    if isinstance(value, torch.Tensor):
+        return new[name]
+    held = children(value)
+    if held is None:
+        return value
+    inner = {key: replaced(child, new, f"{name}.{key}" if name else key) for key, child in held.items()}
+    if isinstance(value, Mapping):
+        pairs = dict(zip(value, inner.values(), strict=True))
+        return pairs if type(value) is dict else type(value)(pairs)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*inner.values())
+    if isinstance(value, list | tuple):
+        return type(value)(inner.values())
+    return dataclasses.replace(value, **inner)
+
+
+def dimensions(value: Any, shapes: Any, name: str = "") -> Iterator[tuple[str, dict[int, Any]]]:
+    """For each tensor the dimensions that `dynamic_shapes`, in the form of torch.export, makes dynamic."""
+    if isinstance(value, torch.Tensor):
+        yield name, _dynamic(value, shapes, name)
+        return
+    held = children(value)
+    if held is None:
+        return
+    given = {} if shapes is None else children(shapes)
+    if given is None or not set(given) <= set(held):
+        raise CaptureError(
+            f"dynamic_shapes of {name or 'the arguments'} is {shapes!r}, expected entries of {sorted(held)}"
+        )
+    for key, child in held.items():
+        yield from dimensions(child, given.get(key), f"{name}.{key}" if name else key)
+
+
+def _dynamic(tensor: torch.Tensor, shapes: Any, name: str) -> dict[int, Any]:
+    if shapes is None:
+        return {}
+    pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
+    found: dict[int, Any] = {}
+    for axis, dim in pairs:
+        if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
+            raise CaptureError(f"dynamic_shapes of {name} names the axis {axis!r}, but its rank is {tensor.dim()}")
+        if dim is not None and not isinstance(dim, int) and dim is not torch.export.Dim.STATIC:
+            found[axis % tensor.dim()] = dim
+    return found

@@ -1,0 +1,314 @@
+"""A PyTorch model and a loss, captured as one ONNX graph: forward, gradients, and the optimizer's update."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from onnx_ops.core.version import __version__
+from onnx_ops.integrations.sessions import InferenceSession
+from onnx_ops.integrations.values import array_of, ort_value
+from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.arrays import to_array, to_tensor
+from onnx_ops.torch.checks import compare
+from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.explanations import Whereabouts
+from onnx_ops.torch.optimizers import Plan, clipped
+from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
+from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, to_onnx, trace
+from onnx_ops.torch.whole.substitution import whole_ops
+from onnx_ops.training.step import NEXT, InputRole, Step, step_model
+
+GRADIENT = "grad."
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured graph, and what it starts from.
+
+    Attributes:
+        model: the graph. Its inputs are the state, then the batch; `onnx_ops.training.step` describes its metadata.
+        state: the values of the state now: parameters, buffers, optimizer state, seed and learning rates, by input.
+        inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
+            if the loss does not call the model.
+    """
+
+    model: onnx.ModelProto
+    state: dict[str, np.ndarray]
+    inference: onnx.ModelProto | None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained, linked file whose initial state are the defaults of its inputs."""
+        onnx.save(step_model(self.model, self.state, self.inference), path)
+
+
+def gradients(
+    model: torch.nn.Module,
+    loss: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    dynamic_shapes: Any = None,
+    opset_version: int = 21,
+    check: bool = True,
+) -> Capture:
+    """A loss and its gradients as one ONNX graph.
+
+    Args:
+        model: any module; its mode (train or eval) is kept.
+        loss: `loss(model, *args)` returns a floating scalar, or a tuple or dict with the scalar first and further
+            tensors to be reported.
+        args: example arguments: tensors, and lists, tuples, dicts and dataclasses of tensors. What else is in them is a
+            constant of the graph.
+        dynamic_shapes: the dimensions of the arguments that may change, as for torch.export.export.
+        opset_version: of the standard operators, at least 18.
+        check: compare the graph with PyTorch on the arguments.
+
+    Returns:
+        A Capture. Inputs of its graph: parameters and buffers under their names in `state_dict` (tied ones once, under
+        the first name), then the arguments under the names of the loss's parameters (`batch.x` for what is inside one).
+        Outputs: `loss`, what else is reported (the keys of a dict, `output.1` of a tuple), `grad.<parameter>` for each
+        parameter that requires it, `grad.<argument>` for each argument that does, `next.<buffer>` for each buffer that
+        the step changes.
+
+    Raises:
+        CaptureError: what cannot be captured, or a graph whose numbers are not those of PyTorch.
+    """
+    return _captured(JointStep(model, loss, args, dynamic_shapes), None, None, opset_version, check)
+
+
+def training_step(
+    model: torch.nn.Module,
+    loss: Callable[..., Any],
+    args: tuple[Any, ...],
+    optimizer: torch.optim.Optimizer,
+    *,
+    dynamic_shapes: Any = None,
+    clip_grad_norm: float | None = None,
+    opset_version: int = 21,
+    check: bool = True,
+) -> Capture:
+    """A whole step of training as one ONNX graph: as `gradients`, with the optimizer's update in place of gradients.
+
+    Args:
+        model, loss, args, dynamic_shapes, opset_version, check: as for `gradients`.
+        optimizer: a torch.optim.SGD, Adam or AdamW over parameters of the model; the step starts from its state.
+        clip_grad_norm: gradients are scaled down to this norm first, as torch.nn.utils.clip_grad_norm_ does.
+
+    Returns:
+        A Capture. Further inputs of its graph: `optimizer.<state>.<parameter>`, and `learning_rate` (`learning_rate.0`
+        and so on for several groups). Outputs: `loss`, what else is reported, `next.<input>` of all that changes.
+        A parameter without a gradient stays as it is.
+
+    Raises:
+        CaptureError: as `gradients`; an optimizer, or an option of one, that is not supported.
+    """
+    return _captured(JointStep(model, loss, args, dynamic_shapes), optimizer, clip_grad_norm, opset_version, check)
+
+
+def _captured(
+    joint: JointStep,
+    optimizer: torch.optim.Optimizer | None,
+    clip_grad_norm: float | None,
+    opset_version: int,
+    check: bool,
+) -> Capture:
+    eager = Seen()
+    start = joint.state() | joint.arguments_now()
+    with torch.random.fork_rng(devices=[]):
+        expected = joint.run(start, eager)
+    plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
+    values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.arguments_now()
+
+    names: list[str] = []
+    seen = Seen()
+
+    def whole(given: Tensors) -> Tensors:
+        outputs = joint.run(given, seen)
+        if plan is not None:
+            found = {name: outputs[GRADIENT + name] for name in seen.used}
+            if clip_grad_norm is not None:
+                found = clipped(found, clip_grad_norm)
+            outputs |= {NEXT + name: tensor for name, tensor in plan.updated(given, found).items()}
+        names[:] = outputs
+        return outputs
+
+    where = Whereabouts(joint.model)
+    traced = trace(whole, values, joint.dynamic, where)
+    _check_names(values, names)
+    exported = to_onnx(traced.graph, values, names, joint.dynamic, opset_version, where)
+    roles = _settled(exported.graph, joint, plan, seen)
+    if check:
+        if seen.draws:  # PyTorch's own random numbers are others
+            with whole_ops():
+                expected = joint.run(start, Seen())
+        got = _run(_proto(exported, roles, joint.tied), values)
+        _check(got, expected)
+        if plan is not None:
+            assert optimizer is not None
+            _check_update(got, joint, optimizer, seen.used, plan, clip_grad_norm)
+    if plan is not None:
+        _leave_out_gradients(exported)
+    inference = None
+    if eager.call is not None and seen.call is not None:
+        dynamic = _dynamic(seen.call, traced)
+        inference = _inference(joint, eager.call, dynamic, opset_version, where)
+    state = {name: to_array(values[name]) for name in roles}
+    return Capture(_proto(exported, roles, joint.tied), state, inference)
+
+
+def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
+    """No two values of the interface have one name."""
+    seen = set()
+    for name in (*inputs, *outputs):
+        if name in seen:
+            raise CaptureError(
+                f"'{name}' would name two values of the step; rename the argument, parameter or reported output"
+            )
+        seen.add(name)
+
+
+def _settled(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: Seen) -> dict[str, InputRole]:
+    """The roles of the graph's inputs, after those that no step needs have been taken out.
+
+    A buffer that is not in the model's state_dict is a constant, unless the step changes it.
+    """
+    roles = dict.fromkeys(joint.parameters, InputRole.PARAMETER) | dict.fromkeys(joint.buffers, InputRole.BUFFER)
+    if plan is not None:
+        roles |= dict.fromkeys(plan.state(), InputRole.OPTIMIZER) | dict.fromkeys(plan.rates(), InputRole.SETTING)
+    roles[SEED] = InputRole.SEED
+    for value in list(graph.inputs):
+        name = value.name or ""
+        constant = name in joint.buffers and name not in joint.persistent and name not in seen.changed
+        if constant:
+            value.const_value = ir.tensor(to_array(joint.buffers[name]), name=name)
+            graph.register_initializer(value)
+        if constant or (name == SEED and not seen.draws):
+            graph.inputs.remove(value)
+            del roles[name]
+    return {value.name: roles[value.name] for value in graph.inputs if value.name in roles}
+
+
+def _proto(model: ir.Model, roles: Mapping[str, InputRole], tied: Mapping[str, str]) -> onnx.ModelProto:
+    proto = ir.to_proto(model)
+    proto.producer_name, proto.producer_version = "onnx_ops", __version__
+    Step(roles, tied).write_into(proto)
+    return proto
+
+
+def _leave_out_gradients(model: ir.Model) -> None:
+    """Take the gradients out of the outputs, and what only they need out of the graph."""
+    graph = model.graph
+    kept = [value for value in graph.outputs if not (value.name or "").startswith(GRADIENT)]
+    graph.outputs.clear()
+    graph.outputs.extend(kept)
+    RemoveUnusedNodesPass()(model)
+
+
+def _run(model: onnx.ModelProto, values: Tensors) -> dict[str, np.ndarray]:
+    """The outputs of a graph."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = InferenceSession(model, options)
+    feeds = {value.name: ort_value(to_array(values[value.name])) for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, map(array_of, session.run_with_ort_values(names, feeds)), strict=True))
+
+
+def _check(got: Mapping[str, np.ndarray], expected: Tensors) -> None:
+    arrays = {name: to_array(tensor) for name, tensor in expected.items()}
+    compare("outputs", got, arrays)
+
+
+def _check_update(
+    got: Mapping[str, np.ndarray],
+    joint: JointStep,
+    optimizer: torch.optim.Optimizer,
+    used: list[str],
+    plan: Plan,
+    clip_grad_norm: float | None,
+) -> None:
+    """Compare the update with the optimizer's own, made with the graph's gradients."""
+    twin = copy.deepcopy(optimizer)
+    names = {parameter: name for name, parameter in joint.parameters.items()}
+    copies: Tensors = {}
+    for group, ours in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for parameter, other in zip(group["params"], ours["params"], strict=True):
+            name = names[parameter]
+            other.grad = to_tensor(got[GRADIENT + name]) if name in used else None
+            copies[name] = other
+    if clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(list(copies.values()), clip_grad_norm)
+    twin.step()
+    updated = {NEXT + member.name: to_array(copies[member.name]) for member in plan.members}
+    for member in plan.members:
+        reached = twin.state[copies[member.name]]
+        updated |= {
+            NEXT + plan.state_name(member, key): to_array(torch.as_tensor(reached[key]))
+            for key in member.state
+            if key in reached
+        }
+    compare("the optimizer's update", got, updated)
+
+
+def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
+    """The dynamic dimensions of the arguments of a call, as the trace has them."""
+    found: dict[str, dict[int, Any]] = {}
+    for name, tensor in tensors(call.arguments):
+        sizes = {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
+        found[name] = {axis: traced.dimension(size) for axis, size in sizes.items()}
+    return found
+
+
+def _inference(
+    joint: JointStep, call: ModelCall, dynamic: Dynamic, opset_version: int, where: Whereabouts
+) -> onnx.ModelProto:
+    """The model alone, in evaluation mode, called as the loss does it first."""
+    arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
+    values = joint.state() | arguments
+    del values[SEED]
+    outputs: list[str] = []
+
+    def forward(given: Tensors) -> Tensors:
+        result = joint.infer(given, call)
+        outputs[:] = result
+        return result
+
+    with _evaluating(joint.model):
+        traced = trace(forward, values, dynamic, where)
+        exported = to_onnx(traced.graph, values, outputs, dynamic, opset_version, where)
+    graph = exported.graph
+    for value in list(graph.inputs):
+        if value.name in arguments:
+            continue
+        graph.inputs.remove(value)
+        if value.uses():
+            assert value.name is not None
+            value.const_value = ir.tensor(to_array(values[value.name]), name=value.name)
+            graph.register_initializer(value)
+    proto = ir.to_proto(exported)
+    proto.producer_name, proto.producer_version = "onnx_ops", __version__
+    return proto
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each of its modules in its own again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,147 @@
+"""What PyTorch says when it cannot follow a model, as an error that names the op, the module and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnx_ops.torch.errors import CaptureError
+
+
+class Whereabouts(TorchDispatchMode):
+    """While it is entered: notes which module runs which operator."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._names = {module: name or "the model" for name, module in model.named_modules()}
+        self._running: list[torch.nn.Module] = []
+        self._modules: dict[str, str] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Whereabouts:
+        self._hooks = [
+            register_module_forward_pre_hook(lambda module, _: self._running.append(module)),
+            register_module_forward_hook(lambda module, _, __: self._left(module)),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._modules.setdefault(_bare(func), self.module())
+        return func(*args, **(kwargs or {}))
+
+    def _left(self, module: torch.nn.Module) -> None:
+        while self._running and self._running.pop() is not module:
+            pass
+
+    def module(self) -> str:
+        """The innermost module of the model that runs, as it is named in it."""
+        for module in reversed(self._running):
+            if module in self._names:
+                return f"{self._names[module]} ({type(module).__name__})"
+        return "the loss"
+
+    def of(self, operator: str) -> str:
+        """The module that runs an operator, or the operator whose gradient it is."""
+        if operator in self._modules and not operator.endswith("_backward"):
+            return self._modules[operator]
+        stem = re.sub(r"_backward$", "", operator).lstrip("_")
+        for known, module in self._modules.items():
+            if known.strip("_").startswith(stem) and not known.endswith("_backward"):
+                return module
+        return self._modules.get(operator, "the loss")
+
+
+def _bare(operator: Any) -> str:
+    """aten.add_.Tensor: add_."""
+    return str(operator).removeprefix("aten.").split(".")[0].split("::")[-1]
+
+
+@contextlib.contextmanager
+def explained(where: Whereabouts) -> Iterator[None]:
+    """Errors of PyTorch become CaptureError; PyTorch's own is its cause."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        text = next(filter(None, (_explanation(link, where) for link in _causes(error))), None)
+        raise CaptureError(text or f"the step cannot be captured: {_first_lines(error)}") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The errors that led to one, the innermost first."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return reversed(chain)
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"
+
+
+def _explanation(error: BaseException, where: Whereabouts) -> str | None:
+    for explain in (_branch, _shape_from_data, _specialized, _untranslated):
+        if text := explain(error, where):
+            return text
+    return None
+
+
+def _branch(error: BaseException, where: Whereabouts) -> str | None:
+    if not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
+        return None
+    operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
+    return (
+        f"{where.module()} decides by the numbers in a tensor what to do{operator}; a graph cannot follow such a"
+        " branch. Write it with torch.where, or compute what it decides on before the step and pass it in as a number"
+    )
+
+
+def _shape_from_data(error: BaseException, where: Whereabouts) -> str | None:
+    if not isinstance(error, DynamicOutputShapeException):
+        return None
+    return (
+        f"{where.module()} runs {error.func}, the shape of whose result depends on the numbers in a tensor. Use a mask"
+        " with torch.where instead, so that shapes stay the same"
+    )
+
+
+def _specialized(error: BaseException, where: Whereabouts) -> str | None:
+    if "Constraints violated" not in str(error):
+        return None
+    found = re.search(r"- (.*)", str(error))
+    return (
+        "a dimension that dynamic_shapes names cannot be dynamic:"
+        f" {found.group(1).strip() if found else _first_lines(error)}"
+    )
+
+
+def _untranslated(error: BaseException, where: Whereabouts) -> str | None:
+    found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>", str(error))
+    if not found:
+        return None
+    operator = found.group(1)
+    return (
+        f"{operator.replace('::', '.')}, which {where.of(operator.split('.')[-1].split('::')[-1])} needs, has no"
+        " translation to ONNX. Replace what it computes by other operators, or leave it out of the step; the table of"
+        " what works is docs/capture.md"
+    )

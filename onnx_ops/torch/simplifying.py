@@ -1,0 +1,47 @@
+"""Simpler graphs of the same numbers, in place of the simplifications that torch.onnx.export makes itself.
+
+Those take a constant within 1e-8 of 0 for 0, such as the 1e-8 by which Adam keeps its divisor from 0, and cast to
+float16 by way of float32 in one step, which rounds differently.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules import common as rules
+
+# Those that compare no floating constants.
+RULES = (
+    rules.collapse_slice_rule,
+    rules.collapse_slice2_rule,
+    rules.cast_constant_of_shape_rule,
+    rules.cast_constant_of_shape_without_value_rule,
+    rules.materialize_reshape_shape_rule,
+    rules.no_op_cast_rule,
+    rules.no_op_expand_rule,
+    rules.no_op_transpose_rule,
+    rules.reshape_reshape_rule,
+    rules.squeeze_reshape_1d_rule,
+    rules.transpose_transpose_rule,
+    rules.unsqueeze_unsqueeze_rule,
+)
+
+ROUNDS = 3
+"""What one round simplifies, the next may simplify further."""
+
+
+def simplify(model: ir.Model) -> None:
+    """Fold constants, merge what is computed twice, and leave out what changes nothing or is not needed."""
+    common.InlinePass()(model)
+    for _ in range(ROUNDS):
+        optimizer.fold_constants(model)
+        rewriter.RewritePass(rewriter.pattern.RewriteRuleSet(RULES))(model)
+        common.RemoveUnusedNodesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    common.DeduplicateInitializersPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)

@@ -1,0 +1,186 @@
+"""From a function of tensors to its graph, in PyTorch's operators and then in ONNX's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, is_symbolic
+
+from onnx_ops.torch.decompositions import decompositions
+from onnx_ops.torch.explanations import Whereabouts, explained
+from onnx_ops.torch.simplifying import simplify
+from onnx_ops.torch.table import translation_table
+from onnx_ops.torch.whole.substitution import whole_ops
+
+Tensors = dict[str, torch.Tensor]
+Dynamic = Mapping[str, Mapping[int, Any]]
+"""The dynamic dimensions of tensors: name, axis, and what torch.export calls it."""
+
+
+@contextlib.contextmanager
+def portable_kernels() -> Iterator[None]:
+    """PyTorch's operators are chosen among those whose derivatives are operators too, not calls of a CPU library."""
+    with (
+        warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that nobody touches
+        torch.backends.mkldnn.flags(enabled=False),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function's graph in PyTorch's operators.
+
+    Attributes:
+        graph: from the tensors it was traced with, in their order, to those that the function returned.
+        symbols: what stands for a dynamic dimension in shapes, and what torch.export calls the dimension.
+    """
+
+    graph: torch.fx.GraphModule
+    symbols: Mapping[Any, Any]
+
+    def dimension(self, size: Any) -> Any:
+        """What torch.export calls a size that the trace has met."""
+        replaced = size.node.shape_env.replace  # symbols that have turned out to be equal are written as one
+        same = (dim for symbol, dim in self.symbols.items() if replaced(symbol) == size.node.expr)
+        return next(same, torch.export.Dim.AUTO)
+
+
+def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dynamic, where: Whereabouts) -> Traced:
+    """The operators that the function runs, differentiation within it included.
+
+    Dimensions that are not dynamic count as numbers, so that two sizes that happen to be equal are not taken for one.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
+    symbols: dict[Any, Any] = {}
+
+    def fake(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        axes = dynamic.get(name, {})
+        sizes = [DimDynamic.DYNAMIC if axis in axes else DimDynamic.STATIC for axis in range(tensor.dim())]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes))
+        made = mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(f"value_{len(fakes)}"))
+        symbols.update((made.shape[axis].node.expr, dim) for axis, dim in axes.items() if is_symbolic(made.shape[axis]))
+        return made
+
+    fakes: list[torch.Tensor] = []
+    for name, tensor in examples.items():
+        fakes.append(fake(name, tensor))
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        with where, whole_ops():
+            return list(function(dict(zip(examples, tensors, strict=True))).values())
+
+    with explained(where), mode, enable_python_dispatcher(), portable_kernels():
+        graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
+    return Traced(graph, symbols)
+
+
+class _Flat(torch.nn.Module):
+    """A graph as the module that torch.export wants."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.graph_module = graph
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.graph_module(*tensors)
+
+
+def to_onnx(
+    graph: torch.fx.GraphModule,
+    examples: Tensors,
+    outputs: list[str],
+    dynamic: Dynamic,
+    opset_version: int,
+    where: Whereabouts,
+) -> ir.Model:
+    """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
+    shapes = tuple(dict(dynamic[name]) if dynamic.get(name) else None for name in examples)
+    with explained(where), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the exporter deprecates within itself
+        program = torch.export.export(_Flat(graph), tuple(examples.values()), dynamic_shapes=(shapes,), strict=False)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            optimize=False,
+            opset_version=opset_version,
+            custom_translation_table=translation_table(),
+        )
+    assert exported is not None
+    model = exported.model
+    simplify(model)
+    rename(model.graph, list(examples), outputs)
+    _rename_dimensions(model.graph, dynamic)
+    return model
+
+
+def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
+    """Give inputs and outputs their names; a value inside that has one of them gets another."""
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    taken = {*inputs, *outputs}
+    for i, (value, name) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
+        if value.is_graph_input() or value.is_initializer() or value in graph.outputs[:i]:
+            node = ir.node("Identity", [value])
+            graph.append(node)
+            graph.outputs[i], shape, kind = node.outputs[0], value.shape, value.type
+            value = node.outputs[0]
+            value.shape, value.type = shape, kind
+        value.name = name
+    kept = {*graph.inputs, *graph.outputs}
+    used = set(taken)
+    for value in _inner(graph):
+        if value in kept or not value.name:
+            continue
+        name, count = value.name, 0
+        while name in used:
+            count += 1
+            name = f"{value.name}_{count}"
+        used.add(name)
+        if name != value.name:
+            value.name = name
+
+
+def _rename_dimensions(graph: ir.Graph, dynamic: Dynamic) -> None:
+    """Dynamic dimensions get the names that dynamic_shapes gives them, or those of their first places."""
+    names: dict[str, str] = {}
+    for value in graph.inputs:
+        for axis, dim in dynamic.get(value.name or "", {}).items():
+            size = value.shape[axis] if value.shape is not None else None
+            if isinstance(size, ir.SymbolicDim) and size.value:
+                names.setdefault(size.value, getattr(dim, "__name__", f"{value.name}_{axis}"))
+    if not names:
+        return
+    old = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    for value in (*graph.inputs, *graph.outputs, *_inner(graph)):
+        if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
+            value.shape = ir.Shape(
+                old.sub(lambda found: names[found.group()], str(size.value))
+                if isinstance(size, ir.SymbolicDim)
+                else size
+                for size in value.shape
+            )
+
+
+def _inner(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Every value of a graph and its subgraphs."""
+    yield from list(graph.initializers.values())
+    for node in graph.all_nodes():
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from attribute.as_graph().inputs
+                yield from list(attribute.as_graph().initializers.values())

@@ -1,0 +1,1 @@
+"""Losses and layers of this domain within PyTorch: operators that a capture keeps whole, with their gradients."""
