@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,21 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     return Traced(graph, symbols)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter warns of within itself, such as packages that are not installed."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 class _Flat(torch.nn.Module):
     """A graph as the module that torch.export wants."""
 
@@ -108,8 +124,7 @@ def to_onnx(
 ) -> ir.Model:
     """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
     shapes = tuple(dict(dynamic[name]) if dynamic.get(name) else None for name in examples)
-    with explained(where), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the exporter deprecates within itself
+    with explained(where), torch.no_grad(), _quiet():
         program = torch.export.export(_Flat(graph), tuple(examples.values()), dynamic_shapes=(shapes,), strict=False)
         exported = torch.onnx.export(
             program,
@@ -119,9 +134,9 @@ def to_onnx(
             opset_version=opset_version,
             custom_translation_table=translation_table(),
         )
-    assert exported is not None
-    model = exported.model
-    simplify(model)
+        assert exported is not None
+        model = exported.model
+        simplify(model)
     rename(model.graph, list(examples), outputs)
     _rename_dimensions(model.graph, dynamic)
     return model
