@@ -11,6 +11,8 @@ from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
 from onnx_ops.ops import OPS
 from onnx_ops.ops.schemas import register_schemas
+from onnx_ops.training.step import StepError
+from onnx_ops.training.trainer import Trainer
 
 __all__ = [
     "DOMAIN",
@@ -22,6 +24,8 @@ __all__ = [
     "OpError",
     "Reduction",
     "Status",
+    "StepError",
+    "Trainer",
     "inline",
     "link",
     "make_node",

@@ -61,7 +61,8 @@ def bare_step(dtype: int = TensorProto.FLOAT, samples: int | str = "N") -> onnx.
     logits = _logits(b, x, mean, weight, bias)
     loss = b.op("BinaryCrossEntropyWithLogits", logits, y, domain=DOMAIN, name="bce")
     grad = b.op("BinaryCrossEntropyWithLogitsBackward", 1.0, logits, y, domain=DOMAIN)
-    moved = momentum * MOMENTUM + b.op("MatMul", b.op("Transpose", _centred(x, mean), perm=[1, 0]), grad)
+    # No product with a transposed matrix: onnxruntime 1.23 makes one operator of the two that it has not for double.
+    moved = momentum * MOMENTUM + b.op("Einsum", _centred(x, mean), grad, equation="nf,nc->fc")
     b.output("loss", loss, TensorType(dtype, ()))
     b.output("logits", logits, TensorType(dtype, (samples, CLASSES)))
     b.output("next.linear.weight", weight - rate * moved, weights)

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # be used without it; the reference evaluator takes half a one; of the command line every command loads its own.
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
+    "training": {"safetensors"},
     "cli": {"onnx_ops", "onnx", "rich"},
     "": {"onnx_ops.cli"},
 }

@@ -350,7 +350,17 @@ def test_beside_other_users_of_the_host_library(name: str) -> None:
 
 # --- import ----------------------------------------------------------------------------------------------------------
 
-HEAVY = ("numba", "llvmlite", "onnxruntime_extensions", "torch", "scipy", "pandas", "sympy")
+HEAVY = (
+    "numba",
+    "llvmlite",
+    "onnxruntime_extensions",
+    "torch",
+    "scipy",
+    "pandas",
+    "sympy",
+    "safetensors",
+    "matplotlib",
+)
 
 
 USES = (

@@ -75,11 +75,14 @@ def test_written_twice_is_there_once() -> None:
             "'seed' has the role 'luck', expected one of buffer, optimizer, parameter, seed, setting",
         ),
         ('{"roles": {"w": "buffer"}, "tied": {}}', "'w' has the role 'buffer', but the step has no input of that name"),
-        ('{"roles": {"x": "buffer"}, "tied": {}}', "'x' has the role 'buffer' and is float (N, 3), expected a fixed"),
-        ('{"roles": {"mean": "seed"}, "tied": {}}', "'mean' has the role 'seed' and is float (3,), expected int64 ()"),
+        ('{"roles": {"x": "buffer"}, "tied": {}}', "'x' has the role 'buffer' and is float32 (N, 3), expected a fixed"),
+        (
+            '{"roles": {"mean": "seed"}, "tied": {}}',
+            "'mean' has the role 'seed' and is float32 (3,), expected int64",
+        ),
         (
             '{"roles": {"seed": "setting"}, "tied": {}}',
-            "input 'seed' has the role 'setting' and is int64 (), expected float or double ()",
+            "input 'seed' has the role 'setting' and is int64 (), expected float32 () or float64 ()",
         ),
         (
             '{"roles": {"linear.weight": "parameter"}, "tied": {}}',
@@ -114,7 +117,7 @@ def test_next_value_of_another_type_is_refused() -> None:
     model = steps.bare_step()
     (output,) = (output for output in model.graph.output if output.name == "next.mean")
     output.type.tensor_type.shape.dim[0].dim_value = 4
-    with pytest.raises(StepError, match=r"'next.mean' is float \(4,\), expected that of the input, float \(3,\)"):
+    with pytest.raises(StepError, match=r"'next.mean' is float32 \(4,\), expected that of the input, float32 \(3,\)"):
         Step.of(model)
 
 
@@ -143,12 +146,12 @@ def changed(name: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        (changed("mean", None), r"the state lacks 'mean' \(float \(3,\)\)"),
-        (changed("other", np.zeros(1)), "the state has, unknown to the step, 'other'"),
-        (changed("mean", np.zeros(2, np.float32)), r"'mean' is float \(2,\), expected float \(3,\)"),
-        (changed("mean", np.zeros(3)), r"'mean' is double \(3,\), expected float \(3,\)"),
-        (changed("mean", [0.0] * 3), r"'mean' is a list, expected an array, float \(3,\)"),
-        (changed("seed", np.zeros((), "M8[s]")), "which no tensor has"),
+        (changed("mean", None), r"the state lacks 'mean' \(float32 \(3,\)\)"),
+        (changed("other", np.zeros(1)), "the state has 'other', where the step wants 'linear.weight', 'linear.bias', "),
+        (changed("mean", np.zeros(2, np.float32)), r"'mean' is float32 \(2,\), expected float32 \(3,\)"),
+        (changed("mean", np.zeros(3)), r"'mean' is float64 \(3,\), expected float32 \(3,\)"),
+        (changed("mean", [0.0] * 3), r"'mean' is a list, expected an array, float32 \(3,\)"),
+        (changed("seed", np.zeros((), "M8[s]")), r"'seed' is datetime64\[s\] \(\), expected int64 \(\)"),
     ],
 )
 def test_state_that_does_not_fit_is_refused(state: dict[str, Any], problem: str) -> None:
@@ -249,7 +252,7 @@ def sparse(model: onnx.ModelProto) -> None:
         (untyped, "'probabilities' of the inference graph has no type"),
         (
             other_weight,
-            r"'linear.weight' is float \(3, 3\) in the inference graph, expected that of the step, float \(3, 2",
+            r"'linear.weight' is float32 \(3, 3\) in the inference graph, expected that of the step, float32 \(3, 2",
         ),
         (sparse, "sparse initializers"),
     ],

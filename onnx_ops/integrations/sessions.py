@@ -39,10 +39,11 @@ def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOpt
     Where the kernels cannot be registered the options come back without them, and one warning per process says so:
     linked models then run on the portable bodies.
     """
-    return _options(options, stacklevel=3)
+    return registered_options(options, stacklevel=3)
 
 
-def _options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
+def registered_options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
+    """As `session_options`; a warning points at the caller that is `stacklevel` - 1 above this function."""
     try:
         registered = register(options)
     except KernelsUnavailable as reason:
@@ -113,7 +114,7 @@ class InferenceSession(ort.InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        options = _options(sess_options, stacklevel=3)
+        options = registered_options(sess_options, stacklevel=3)
         linked = link(path_or_bytes)
         with contextlib.ExitStack() as stack:
             # Where a model's external data lies is said in options. Those that the caller has given may be in use

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_ops.core.types import TensorType, dtype_name, shape_text
+from onnx_ops.core.types import TensorType, shape_text
 from onnx_ops.graph.functions import Key, called_key, function_key, functions_needed, import_what_functions_do
 from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.reading import load_model
@@ -38,7 +38,7 @@ INFERENCE: Key = ("onnx_ops.training", "inference", "")
 
 
 class StepError(ValueError):
-    """A model that is no training step, or what does not fit one: its state, its batch, an inference graph."""
+    """A model that is no training step, or what does not fit one: state, batch, checkpoint or inference graph."""
 
 
 class InputRole(enum.StrEnum):
@@ -97,6 +97,10 @@ class Step:
 
     def _check(self, model: onnx.ModelProto) -> None:
         inputs, outputs = _inputs(model), _types(model.graph.output)
+        for kind, values in (("input", inputs), ("output", outputs)):
+            for name, tensor in values.items():
+                if tensor.dtype is None:
+                    raise StepError(f"{kind} '{name}' is no tensor of a known dtype")
         for name, role in self.roles.items():
             if name not in inputs:
                 raise StepError(f"'{name}' has the role '{role}', but the step has no input of that name")
@@ -144,8 +148,8 @@ def _check_role(name: str, role: InputRole, tensor: TensorType) -> None:
         InputRole.SETTING: (TensorProto.FLOAT, TensorProto.DOUBLE),
     }
     if role in scalars and (tensor.dtype not in scalars[role] or tensor.shape):
-        wanted = " or ".join(map(dtype_name, scalars[role]))
-        raise StepError(f"input '{name}' has the role '{role}' and is {tensor_text(tensor)}, expected {wanted} ()")
+        wanted = " or ".join(tensor_text(TensorType(dtype, ())) for dtype in scalars[role])
+        raise StepError(f"input '{name}' has the role '{role}' and is {tensor_text(tensor)}, expected {wanted}")
 
 
 def _check_next(name: str, tensor: TensorType, before: TensorType) -> None:
@@ -162,8 +166,8 @@ def _check_next(name: str, tensor: TensorType, before: TensorType) -> None:
 
 
 def tensor_text(tensor: TensorType) -> str:
-    """How messages name a type: "float (N, 3)"."""
-    dtype = "of unknown dtype" if tensor.dtype is None else dtype_name(tensor.dtype)
+    """How messages name a type: "float32 (N, 3)", with the dtype in NumPy's spelling, for users give NumPy's arrays."""
+    dtype = "of unknown dtype" if tensor.dtype is None else helper.tensor_dtype_to_np_dtype(tensor.dtype).name
     return f"{dtype} of unknown shape" if tensor.shape is None else f"{dtype} {shape_text(tensor.shape)}"
 
 
@@ -199,25 +203,37 @@ def step_model(
 
 def check_state(wanted: Mapping[str, TensorType], state: Mapping[str, Any]) -> None:
     """Refuse, with a StepError, what is not an array of the right dtype and shape for each name, and no more."""
-    missing = [f"'{name}' ({tensor_text(tensor)})" for name, tensor in wanted.items() if name not in state]
-    unknown = [f"'{name}'" for name in state if name not in wanted]
-    if missing or unknown:
-        problems = [("lacks", missing), ("has, unknown to the step,", unknown)]
-        told = " and ".join(f"{verb} {', '.join(names)}" for verb, names in problems if names)
-        raise StepError(f"the state {told}")
+    check_names("the state", wanted, state)
     for name, tensor in wanted.items():
-        if not isinstance(state[name], np.ndarray):
-            raise StepError(f"'{name}' is a {type(state[name]).__name__}, expected an array, {tensor_text(tensor)}")
-        if (given := array_type(name, state[name])) != tensor:
-            raise StepError(f"'{name}' is {tensor_text(given)}, expected {tensor_text(tensor)}")
+        array = state[name]
+        if not isinstance(array, np.ndarray):
+            raise StepError(f"'{name}' is a {type(array).__name__}, expected an array, {tensor_text(tensor)}")
+        if array.dtype != numpy_dtype(tensor) or array.shape != tensor.shape:
+            raise StepError(f"'{name}' is {array_text(array)}, expected {tensor_text(tensor)}")
 
 
-def array_type(name: str, array: np.ndarray) -> TensorType:
-    """The type of an array; StepError for a dtype that no tensor has."""
-    try:
-        return TensorType.of(array)
-    except (KeyError, ValueError) as error:
-        raise StepError(f"'{name}' has dtype {array.dtype}, which no tensor has") from error
+def check_names(what: str, wanted: Mapping[str, TensorType], given: Iterable[str]) -> None:
+    """Refuse, with a StepError, what has not exactly the names that are wanted."""
+    names = set(given)
+    missing = [f"'{name}' ({tensor_text(tensor)})" for name, tensor in wanted.items() if name not in names]
+    unknown = [f"'{name}'" for name in names if name not in wanted]
+    problems = [f"lacks {', '.join(missing)}"] if missing else []
+    if unknown:
+        known = ", ".join(f"'{name}'" for name in wanted) or "nothing"
+        problems.append(f"has {', '.join(sorted(unknown))}, where the step wants {known}")
+    if problems:
+        raise StepError(f"{what} {' and '.join(problems)}")
+
+
+def numpy_dtype(tensor: TensorType) -> np.dtype:
+    """The dtype of an array that a tensor of this type is given as."""
+    assert tensor.dtype is not None
+    return np.dtype(helper.tensor_dtype_to_np_dtype(tensor.dtype))
+
+
+def array_text(array: np.ndarray) -> str:
+    """How messages name the type of an array, as `tensor_text` that of a tensor."""
+    return f"{array.dtype} {shape_text(array.shape)}"
 
 
 # --- the inference graph ----------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""Checkpoints: arrays by name in a safetensors file, which is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from onnx_ops.training.step import StepError
+
+DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "BOOL": np.bool_,
+        "U8": np.uint8,
+        "I8": np.int8,
+        "U16": np.uint16,
+        "I16": np.int16,
+        "U32": np.uint32,
+        "I32": np.int32,
+        "U64": np.uint64,
+        "I64": np.int64,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F32": np.float32,
+        "F64": np.float64,
+    }.items()
+}
+"""The names that the format has for dtypes."""
+
+
+def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write contiguous arrays and texts; the file takes the place of one that is there when all of it is on disk.
+
+    Raises:
+        OSError: a file that cannot be written.
+        StepError: a path that is no regular file; a dtype that the format does not have.
+    """
+    import safetensors.numpy
+
+    for name, array in arrays.items():
+        if array.dtype not in DTYPES.values():
+            raise StepError(f"'{name}' is of dtype {array.dtype}, which safetensors files do not have")
+    with _taking_the_place_of(path) as staged:
+        safetensors.numpy.save_file(dict(arrays), staged, dict(metadata))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of a safetensors file, and its texts.
+
+    Raises:
+        OSError: a file that cannot be read.
+        StepError: one that is no safetensors file, or has arrays of a dtype that NumPy does not have.
+    """
+    import safetensors
+
+    content = path.read_bytes()
+    try:
+        arrays = dict(safetensors.deserialize(content))
+    except safetensors.SafetensorError as error:
+        raise StepError(f"{path} is no safetensors file: {error}") from error
+    for name, array in arrays.items():
+        if array["dtype"] not in DTYPES:
+            raise StepError(f"'{name}' in {path} is of dtype {array['dtype']}, which NumPy does not have")
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return {
+        name: np.frombuffer(array["data"], DTYPES[array["dtype"]]).reshape(array["shape"])
+        for name, array in arrays.items()
+    }, header.get("__metadata__", {})
+
+
+@contextlib.contextmanager
+def _taking_the_place_of(path: Path) -> Iterator[Path]:
+    """The path of a new file that takes the place of another, at once, when it is written and on disk."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise StepError(f"cannot write {path}: it is no regular file")
+    with tempfile.TemporaryDirectory(prefix=".onnx_ops_", dir=path.parent) as folder:
+        staged, usual = Path(folder) / "staged", Path(folder) / "usual"
+        yield staged
+        usual.touch()
+        # safetensors makes files that nobody else may read, whatever the user's umask says.
+        shutil.copymode(path if path.exists() else usual, staged)
+        _to_disk(staged)
+        staged.replace(path)
+    _to_disk(path.parent)
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write out a file, or the names that a folder holds, so that neither is lost with the power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

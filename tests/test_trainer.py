@@ -1,0 +1,594 @@
+"""The trainer: its steps against the formulas, what it refuses, its state, checkpoints and the trained model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import steps
+from engines import BFLOAT16, assert_close, assert_same_bits, options
+from linear_oracle import Oracle, State
+from onnx import TensorProto, helper, parser
+
+from onnx_ops import StepError, Trainer
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Builder
+from onnx_ops.training import checkpoints
+from onnx_ops.training.step import InputRole, Step, step_model
+
+WEIGHT = "linear.weight"
+STATE = tuple(steps.start())
+# Twenty steps with sums of at most eight products each; weights and losses are of size 1.
+TOLERANCES = {np.float32: 2e-6, np.float64: 1e-14}
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    return steps.whole_step()
+
+
+@pytest.fixture
+def trainer(model: onnx.ModelProto) -> Trainer:
+    return Trainer(model, options())
+
+
+def assert_same_state(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> None:
+    assert list(one) == list(other)
+    for name in one:
+        assert_same_bits(one[name], other[name])
+
+
+def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
+    copy = onnx.load_model_from_string(model.SerializeToString())  # onnx takes the data out of what it saves
+    onnx.save_model(copy, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_steps_follow_the_formulas(dtype: type) -> None:
+    """With batches of all sizes."""
+    tolerance = TOLERANCES[dtype]
+    trainer, oracle = Trainer(steps.whole_step(dtype), options()), Oracle.of(steps.start(dtype))
+    for number in range(20):
+        batch = steps.batch(1 + number % 8, dtype, seed=number)
+        reported, expected = trainer.step(**batch), oracle.step(**batch)
+        assert list(reported) == ["loss", "logits"]
+        for name, array in reported.items():
+            wanted = np.asarray(expected[name], dtype)
+            assert_close(array, wanted, rtol=tolerance, atol=tolerance, what=f"{name} of step {number}")
+    state = trainer.state_dict()
+    assert tuple(state) == STATE
+    for name in state:
+        assert_close(state[name], oracle.state[name].astype(state[name].dtype), rtol=tolerance, atol=tolerance)
+    assert state["seed"] == 27
+
+
+def test_what_was_reported_stays_as_it_was(trainer: Trainer) -> None:
+    first = trainer.step(**steps.batch())
+    copies = {name: array.copy() for name, array in first.items()}
+    for _ in range(4):
+        trainer.step(**steps.batch(seed=1))
+    assert_same_state(first, copies)
+
+
+def test_state_is_in_two_places_in_turn(trainer: Trainer) -> None:
+    """What has no next value is in one."""
+    places = []
+    for _ in range(5):
+        places.append({name: tensor.array.ctypes.data for name, tensor in trainer._now.items()})
+        trainer.step(**steps.batch())
+    assert places[0] == places[2] == places[4]
+    assert places[1] == places[3]
+    assert {name for name in STATE if places[0][name] == places[1][name]} == {"learning_rate"}
+
+
+def test_two_trainers_of_one_step_know_nothing_of_each_other(model: onnx.ModelProto) -> None:
+    one, other = Trainer(model, options()), Trainer(model, options())
+    one.step(**steps.batch())
+    assert_same_state(other.state_dict(), steps.start())
+
+
+@dataclass
+class Capture:
+    """A step in memory."""
+
+    model: onnx.ModelProto
+    state: State
+    inference: onnx.ModelProto | None
+
+
+@pytest.mark.parametrize("kind", ["path", "text path", "bytes", "capture", "capture of a whole step", "external data"])
+def test_steps_come_from_files_and_memory(kind: str, tmp_path: Path, model: onnx.ModelProto) -> None:
+    path = tmp_path / "step.onnx"
+    save(model, path, external=kind == "external data")
+    assert (tmp_path / "weights.bin").exists() == (kind == "external data")
+    step: Any = {
+        "text path": str(path),
+        "bytes": model.SerializeToString(),
+        "capture": Capture(steps.bare_step(), steps.start(), steps.inference_graph()),
+        "capture of a whole step": Capture(model, steps.start(), steps.inference_graph()),
+    }.get(kind, path)
+    trainer, batch = Trainer(step, options()), steps.batch()
+    assert_same_state(trainer.step(**batch), Trainer(model, options()).step(**batch))
+    trainer.export(tmp_path / "trained.onnx")
+
+
+def test_step_is_left_as_it_was(model: onnx.ModelProto) -> None:
+    before = model.SerializeToString(deterministic=True)
+    Trainer(model, options()).step(**steps.batch())
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_model_without_a_start_is_refused() -> None:
+    with pytest.raises(StepError, match=r"the state lacks 'linear.weight' \(float32 \(3, 2\)\)"):
+        Trainer(steps.bare_step())
+
+
+def test_model_with_its_data_elsewhere_is_refused(tmp_path: Path, model: onnx.ModelProto) -> None:
+    path = tmp_path / "step.onnx"
+    save(model, path, external=True)
+    with pytest.raises(StepError, match="has its data in another file, which is found only if the path is given"):
+        Trainer(onnx.load_model(path, load_external_data=False))
+
+
+def test_model_of_no_step_is_refused() -> None:
+    with pytest.raises(StepError, match="the model is no training step: its metadata have no entry"):
+        Trainer(steps.inference_graph())
+
+
+def gather_step() -> onnx.ModelProto:
+    """A step that fails, after it has computed the next state, where an index is out of range."""
+    b = Builder()
+    one = TensorType(TensorProto.FLOAT, (1,))
+    weight = b.input("w", TensorType(TensorProto.FLOAT, (2,)))
+    index = b.input("i", TensorType(TensorProto.INT64, (1,)))
+    moved = weight * 2.0
+    loss = b.op("Gather", moved, index)
+    b.output("loss", loss, one)
+    b.output("next.w", moved, TensorType(TensorProto.FLOAT, (2,)))
+    model = helper.make_model(b.graph("gather"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    return step_model(model, {"w": np.float32([1, 2])})
+
+
+def test_a_step_that_fails_leaves_the_state_as_it_was() -> None:
+    trainer = Trainer(gather_step(), options())
+    trainer.step(i=np.array([0]))
+    for _ in range(2):
+        with pytest.raises(Exception, match="indices element out of data bounds"):
+            trainer.step(i=np.array([5]))
+        assert trainer.state_dict()["w"].tolist() == [2, 4]
+    assert trainer.step(i=np.array([1]))["loss"] == 8
+    assert trainer.state_dict()["w"].tolist() == [4, 8]
+
+
+def test_error_of_a_kernel_names_op_and_input() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
+        gate (float[2] w, float[N] x) => (float[M] loss) {
+            [gate] loss = aclnn.HardshrinkBackward (w, x)
+        }""")
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), options())
+    with pytest.raises(Exception, match=r"HardshrinkBackward: input 'self' has shape \(3,\).*node 'gate'"):
+        trainer.step(x=np.zeros(3, np.float32))
+    assert trainer.step(x=np.ones(2, np.float32))["loss"].tolist() == [1, 2]
+
+
+def test_step_without_next_values_reports_the_same_each_time() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        gradient (float[2] w, float[2] x) => (float[2] grad) { grad = Mul (w, x) }""")
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), options())
+    assert [trainer.step(x=np.float32([3, 4]))["grad"].tolist() for _ in range(3)] == [[3, 8]] * 3
+
+
+def half_step(dtype: int) -> onnx.ModelProto:
+    """A step of parameters of 16 bits, computed in float32; the names of its batch are no identifiers."""
+    b = Builder()
+    vector = TensorType(dtype, (2,))
+    weight = b.input("w", vector)
+    rate = b.input("learning_rate", TensorType(TensorProto.FLOAT, ()))
+    x = b.input("batch.x", TensorType(dtype, ("N", 2)))
+    factor = b.input("self", TensorType(dtype, ()))
+    product = b.op("ReduceMean", x.cast(TensorProto.FLOAT), [0], keepdims=0) * factor.cast(TensorProto.FLOAT)
+    b.output("next.w", (weight.cast(TensorProto.FLOAT) - rate * product).cast(dtype), vector)
+    b.output("grad.w", product.cast(dtype), vector)
+    model = helper.make_model(b.graph("half"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"w": InputRole.PARAMETER, "learning_rate": InputRole.SETTING}).write_into(model)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_state_and_batch_of_16_bits(dtype: type, tmp_path: Path) -> None:
+    """All numbers here are exact in both dtypes."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    start = {"w": np.array([1, 2], dtype), "learning_rate": np.array(0.5, np.float32)}
+    trainer = Trainer(step_model(half_step(element), start), options())
+    batch = {"batch.x": np.array([[1, 2], [3, 6]], dtype), "self": np.array(2, dtype)}
+    for expected in ([-1, -2], [-3, -6]):
+        assert_same_bits(trainer.step(**batch)["grad.w"], np.array([4, 8], dtype))
+        assert_same_bits(trainer.state_dict()["w"], np.array(expected, dtype))
+    trainer.save(tmp_path / "half.safetensors")
+    again = Trainer(step_model(half_step(element), start), options())
+    again.load(tmp_path / "half.safetensors")
+    assert_same_state(again.state_dict(), trainer.state_dict())
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def with_batch(**changes: Any) -> dict[str, Any]:
+    return {name: array for name, array in {**steps.batch(), **changes}.items() if array is not None}
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        (with_batch(y=None), r"the batch lacks 'y' \(float32 \(N, 2\)\)$"),
+        (with_batch(z=np.zeros(1)), r"the batch has 'z', where the step wants 'x', 'y'$"),
+        (
+            with_batch(y=None, z=np.zeros(1)),
+            r"the batch lacks 'y' \(float32 \(N, 2\)\) and has 'z', where the step wants 'x', 'y'$",
+        ),
+        (
+            with_batch(x=np.zeros((4, 3))),
+            r"'x' is float64 \(4, 3\), expected float32 \(N, 3\); nothing is converted silently, but by"
+            r" numpy.asarray\(..., numpy.float32\)$",
+        ),
+        (with_batch(x=np.zeros((4, 3), ">f4")), r"'x' is >f4 \(4, 3\), expected float32 \(N, 3\)"),
+        (with_batch(x=[[0.0] * 3] * 4), r"'x' is a list, expected float32 \(N, 3\); .*numpy.float32\)$"),
+        (with_batch(x=np.zeros((4, 2), np.float32)), r"'x' is float32 \(4, 2\), expected float32 \(N, 3\)$"),
+        (with_batch(x=np.zeros(3, np.float32)), r"'x' is float32 \(3,\), expected float32 \(N, 3\)$"),
+        (
+            with_batch(y=np.zeros((5, 2), np.float32)),
+            r"'y' is float32 \(5, 2\), expected float32 \(N, 2\) with N = 4 as in 'x'$",
+        ),
+    ],
+)
+def test_batch_that_does_not_fit_is_refused(trainer: Trainer, batch: dict[str, Any], problem: str) -> None:
+    with pytest.raises(StepError, match=problem):
+        trainer.step(**batch)
+    assert_same_state(trainer.state_dict(), steps.start())
+    trainer.step(**steps.batch())
+
+
+def test_wanted_dtype_of_bfloat16_is_named() -> None:
+    start = {"w": np.zeros(2, BFLOAT16), "learning_rate": np.array(0.5, np.float32)}
+    trainer = Trainer(step_model(half_step(TensorProto.BFLOAT16), start), options())
+    with pytest.raises(StepError, match=r"expected bfloat16 \(N, 2\); .* numpy.asarray\(..., ml_dtypes.bfloat16\)"):
+        trainer.step(**{"batch.x": np.zeros((1, 2), np.float32), "self": np.array(0, BFLOAT16)})
+
+
+def test_batch_may_lie_in_memory_anyhow(model: onnx.ModelProto) -> None:
+    """Transposed, with steps, as a scalar of NumPy."""
+    batch = steps.batch(6)
+    strange = {"x": np.asfortranarray(batch["x"]), "y": np.repeat(batch["y"], 2, axis=0)[::2]}
+    assert not strange["x"].flags.c_contiguous
+    assert not strange["y"].flags.c_contiguous
+    assert_same_state(Trainer(model, options()).step(**strange), Trainer(model, options()).step(**batch))
+    start = {"w": np.zeros(2, np.float16), "learning_rate": np.array(0.5, np.float32)}
+    half = Trainer(step_model(half_step(TensorProto.FLOAT16), start), options())
+    reported = half.step(**{"batch.x": np.ones((1, 2), np.float16), "self": np.float16(2)})
+    assert reported["grad.w"].tolist() == [2, 2]
+
+
+def test_inputs_of_the_batch_are_told(trainer: Trainer) -> None:
+    assert trainer.batch_inputs == {
+        "x": TensorType(TensorProto.FLOAT, ("N", 3)),
+        "y": TensorType(TensorProto.FLOAT, ("N", 2)),
+    }
+
+
+# --- the learning rate ------------------------------------------------------------------------------------------------
+
+
+def test_learning_rate(trainer: Trainer) -> None:
+    assert trainer.learning_rate == 0.5
+    trainer.learning_rate = 0.0
+    trainer.step(**steps.batch())
+    assert_same_bits(trainer.state_dict()[WEIGHT], steps.start()[WEIGHT])
+    trainer.learning_rate = 1
+    assert (trainer.learning_rate, trainer.learning_rates) == (1, (1,))
+    trainer.step(**steps.batch())
+    assert (trainer.state_dict()[WEIGHT] != steps.start()[WEIGHT]).all()
+    with pytest.raises(StepError, match="a learning rate is nan, expected a finite number"):
+        trainer.learning_rate = float("nan")
+    assert trainer.learning_rate == 1
+
+
+def groups_step() -> onnx.ModelProto:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        groups (float rate_0, float rate_1) => (float product) { product = Mul (rate_0, rate_1) }""")
+    for value, name in zip(model.graph.input, ("learning_rate.0", "learning_rate.1"), strict=True):
+        value.name = name
+    model.graph.node[0].input[:] = ["learning_rate.0", "learning_rate.1"]
+    Step({value.name: InputRole.SETTING for value in model.graph.input}).write_into(model)
+    return step_model(model, {"learning_rate.0": np.array(2, np.float32), "learning_rate.1": np.array(3, np.float32)})
+
+
+def test_learning_rates_of_several_groups() -> None:
+    trainer = Trainer(groups_step(), options())
+    assert trainer.learning_rates == (2, 3)
+    with pytest.raises(StepError, match=r"learning rates of their own, \(2.0, 3.0\); see learning_rates"):
+        _ = trainer.learning_rate
+    trainer.learning_rates = (4, 5)
+    assert trainer.step()["product"] == 20
+    trainer.learning_rate = 3
+    assert (trainer.learning_rate, trainer.learning_rates) == (3, (3, 3))
+    with pytest.raises(StepError, match="3 learning rates are given, expected 2, one for each group"):
+        trainer.learning_rates = (1, 2, 3)
+
+
+def test_step_without_a_learning_rate_says_so() -> None:
+    with pytest.raises(StepError, match="the step has no setting 'learning_rate'"):
+        Trainer(gather_step(), options()).learning_rate = 1
+
+
+# --- the state --------------------------------------------------------------------------------------------------------
+
+
+def test_state_goes_out_as_copies_and_comes_back(trainer: Trainer) -> None:
+    trainer.step(**steps.batch())
+    state = trainer.state_dict()
+    following = trainer.step(**steps.batch(seed=1))
+    after = trainer.state_dict()
+    assert (state[WEIGHT] != after[WEIGHT]).any()
+    trainer.load_state_dict(state)
+    state[WEIGHT][...] = np.nan
+    assert_same_state(trainer.step(**steps.batch(seed=1)), following)
+    assert_same_state(trainer.state_dict(), after)
+
+
+def test_state_under_tied_names(trainer: Trainer) -> None:
+    state = trainer.state_dict()
+    weight = np.float32([[1, 2], [3, 4], [5, 6]])
+    other = {name: array for name, array in state.items() if name != WEIGHT} | {"head.weight": weight}
+    trainer.load_state_dict(other)
+    assert_same_bits(trainer.state_dict()[WEIGHT], weight)
+    trainer.load_state_dict(other | {WEIGHT: weight})
+    with pytest.raises(StepError, match=r"'head.weight' differs from 'linear.weight', to which it is tied"):
+        trainer.load_state_dict(other | {WEIGHT: -weight})
+
+
+def test_weights_are_what_a_module_has(trainer: Trainer) -> None:
+    weights = trainer.weights()
+    assert list(weights) == [WEIGHT, "linear.bias", "mean", "head.weight"]
+    assert_same_bits(weights["head.weight"], steps.start()[WEIGHT])
+    weights[WEIGHT][...] = 0
+    assert_same_state(trainer.state_dict(), steps.start())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"mean": None}, r"the state lacks 'mean' \(float32 \(3,\)\)"),
+        ({"other": np.zeros(1)}, "the state has 'other', where the step wants 'linear.weight', "),
+        ({"seed": np.array(1.0)}, r"'seed' is float64 \(\), expected int64 \(\)"),
+        ({"seed": np.array([1])}, r"'seed' is int64 \(1,\), expected int64 \(\)"),
+        ({"learning_rate": 0.5}, r"'learning_rate' is a float, expected an array, float32 \(\)"),
+    ],
+)
+def test_state_that_does_not_fit_is_refused(trainer: Trainer, change: dict[str, Any], problem: str) -> None:
+    state = {name: np.zeros_like(array) for name, array in trainer.state_dict().items()} | change
+    with pytest.raises(StepError, match=problem):
+        trainer.load_state_dict({name: array for name, array in state.items() if array is not None})
+    assert_same_state(trainer.state_dict(), steps.start())
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint(trainer: Trainer, model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "step 3.safetensors"
+    trainer.step(**steps.batch())
+    trainer.save(path)
+    trainer.step(**steps.batch(seed=1))
+    trainer.save(str(path), {"epoch": "3"})
+    again = Trainer(model, options())
+    assert again.load(path) == {"epoch": "3"}
+    assert_same_state(again.state_dict(), trainer.state_dict())
+    assert_same_state(again.step(**steps.batch(seed=2)), trainer.step(**steps.batch(seed=2)))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoint_is_read_by_safetensors(trainer: Trainer, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    trainer.save(tmp_path / "checkpoint")
+    read = numpy.load_file(tmp_path / "checkpoint")
+    assert_same_state({name: read[name] for name in STATE}, steps.start())
+    assert len(read) == len(STATE)
+
+
+def test_checkpoint_written_by_safetensors(trainer: Trainer, tmp_path: Path) -> None:
+    """With a tied name, as torch has it, and without texts."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    state = {name: np.asarray(array * 2, array.dtype) for name, array in steps.start().items()}
+    numpy.save_file({**state, "head.weight": state[WEIGHT]}, tmp_path / "checkpoint")
+    assert trainer.load(tmp_path / "checkpoint") == {}
+    assert_same_state(trainer.state_dict(), state)
+
+
+def test_checkpoint_may_be_read_by_whom_the_user_lets(trainer: Trainer, tmp_path: Path) -> None:
+    """A new one as any new file, one that replaces another as that."""
+    path, usual = tmp_path / "checkpoint", tmp_path / "usual"
+    usual.touch()
+    trainer.save(path)
+    assert path.stat().st_mode == usual.stat().st_mode
+    path.chmod(0o640)
+    trainer.save(path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_checkpoint_replaces_nothing_but_files(kind: str, trainer: Trainer, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StepError, match=f"cannot write {path}: it is no regular file"):
+        trainer.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoint_in_no_folder(trainer: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        trainer.save(tmp_path / "nowhere" / "checkpoint")
+    with pytest.raises(FileNotFoundError):
+        trainer.load(tmp_path / "checkpoint")
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def of_8_bits(content: bytes) -> bytes:
+    """With a dtype that NumPy does not have."""
+    return content.replace(b'"dtype":"I64","shape":[]', b'"dtype":"F8_E5M2","shape":[8]')
+
+
+def without_seed(content: bytes) -> bytes:
+    return content.replace(b'"seed"', b'"need"')
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (cut, "is no safetensors file"),
+        (lambda content: b"", "is no safetensors file"),
+        (of_8_bits, "is no safetensors file|'seed' in .* is of dtype F8_E5M2"),
+        (without_seed, r"the state lacks 'seed' \(int64 \(\)\) and has 'need'"),
+    ],
+    ids=["cut", "empty", "dtype", "names"],
+)
+def test_broken_checkpoint_is_refused(
+    damage: Callable[[bytes], bytes], problem: str, trainer: Trainer, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint"
+    trainer.save(path)
+    trainer.step(**steps.batch())
+    before = trainer.state_dict()
+    content = path.read_bytes()
+    assert damage(content) != content
+    path.write_bytes(damage(content))
+    with pytest.raises(StepError, match=problem):
+        trainer.load(path)
+    assert_same_state(trainer.state_dict(), before)
+
+
+def test_checkpoint_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before it takes the other's place, the folder after."""
+    done: list[str] = []
+    sync, replace = checkpoints.os.fsync, Path.replace
+
+    def fsync(handle: int) -> None:
+        done.append("sync")
+        sync(handle)
+
+    def replaced(self: Path, target: Path) -> Path:
+        done.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(checkpoints.os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replaced)
+    checkpoints.write_checkpoint(tmp_path / "checkpoint", {"a": np.zeros(2)}, {})
+    assert done == ["sync", "replace", "sync"]
+
+
+KILLED = """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    import numpy as np
+    from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+
+    folder = Path(sys.argv[1])
+    path, rng = folder / "checkpoint", random.Random(0)
+
+    def write(value):
+        write_checkpoint(path, {str(i): np.full(100_000, value, np.float32) for i in range(8)}, {"value": str(value)})
+
+    write(0)
+    began = time.perf_counter()
+    write(0)
+    duration = time.perf_counter() - began
+    found = set()
+    for kill in range(40):
+        child = os.fork()
+        if not child:
+            for value in range(kill + 1, 1_000_000):
+                write(value)
+        time.sleep(rng.uniform(0, 6 * duration))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        arrays, metadata = read_checkpoint(path)
+        assert sorted(arrays) == [str(i) for i in range(8)]
+        assert all((array == float(metadata["value"])).all() and len(array) == 100_000 for array in arrays.values())
+        found.add(metadata["value"])
+    print(len(found), len(list(folder.glob(".onnx_ops_*"))))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills processes by signals")
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    values, interrupted = map(int, done.stdout.split())
+    assert values > 5  # the file has been replaced again and again
+    assert interrupted > 5  # and kills have come amid the writing of one
+
+
+# --- the trained model ------------------------------------------------------------------------------------------------
+
+
+def test_trained_model(trainer: Trainer, tmp_path: Path) -> None:
+    oracle, batch = Oracle.of(steps.start()), steps.batch()
+    trainer.step(**batch)
+    oracle.step(**batch)
+    path = tmp_path / "trained.onnx"
+    trainer.export(path)
+    onnx.checker.check_model(onnx.load_model(path), full_check=True)
+    session = ort.InferenceSession(path, options(), providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == ["x"]
+    (probabilities,) = session.run(["probabilities"], {"x": batch["x"]})
+    assert_close(probabilities, oracle.predict(batch["x"]).astype(np.float32), rtol=2e-6)
+
+
+def test_step_without_inference_graph_trains_but_cannot_be_exported(tmp_path: Path) -> None:
+    trainer = Trainer(steps.whole_step(inference=False), options())
+    trainer.step(**steps.batch())
+    with pytest.raises(StepError, match="the step has no inference graph"):
+        trainer.export(tmp_path / "trained.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+# --- machines ---------------------------------------------------------------------------------------------------------
+
+
+def test_trainer_without_kernels_warns_and_trains() -> None:
+    program = f"""
+        import sys, warnings
+        sys.modules["numba"] = None
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import steps, onnx_ops
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = onnx_ops.Trainer(steps.whole_step())
+        assert [("portable bodies" in str(w.message), w.filename) for w in caught] == [(True, "<string>")]
+        print(trainer.step(**steps.batch())["loss"])"""
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    expected = Oracle.of(steps.start()).step(**steps.batch())["loss"]
+    np.testing.assert_allclose(float(done.stdout), expected, rtol=2e-6)
