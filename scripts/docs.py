@@ -190,15 +190,19 @@ def headline(op: Op) -> str:
 
 
 def signature(op: Op) -> str:
-    """A node with all inputs, outputs and attributes, in ONNX's text syntax."""
-    node = onnx_ops.make_node(op.name, op.input_names, op.output_names, **defaults(op.schema))
+    """A node with all inputs, outputs and attributes, in ONNX's text syntax; required ones as in the example."""
+    attributes = {**defaults(op.schema), **op.required_attributes}
+    node = onnx_ops.make_node(op.name, op.input_names, op.output_names, **attributes)
     return wrapped(text_of(node))
 
 
 def attributes(op: Op, described: OpDescription) -> list[str]:
     if not described.attributes:
         return []
-    rows = [[f"`{a.name}`", a.type, number(a.default), inline(op, a.description)] for a in described.attributes]
+    rows = [
+        [f"`{a.name}`", a.type, "required" if a.default is None else literal(a.default), inline(op, a.description)]
+        for a in described.attributes
+    ]
     return ["### Attributes", table(["attribute", "type", "default", "description"], rows)]
 
 

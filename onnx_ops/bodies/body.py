@@ -15,6 +15,7 @@ from onnx import AttributeProto, TensorProto
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import attribute_kind
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.builder import Builder, Operand, Reference, Value
 
@@ -81,7 +82,7 @@ class Body(Builder):
 
     def value_of(self, name: str) -> Value:
         """An attribute as a value of the graph: int64, or for a float the computing dtype."""
-        kind = self._op.schema.attributes[name].default_value.type
+        kind = attribute_kind(self._op.schema.attributes[name])
         agreed = self.attribute(name)
         if agreed is not None:
             return self.constant(agreed, name=name)

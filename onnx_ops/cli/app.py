@@ -20,6 +20,7 @@ import typer
 import onnx_ops
 from onnx_ops.cli.inspection import (
     REFUSALS,
+    Attribute,
     Inspection,
     Linked,
     Node,
@@ -383,7 +384,7 @@ def _number(count: int, noun: str) -> str:
 
 def _print_op(console: Console, op: OpDescription) -> None:
     console.print(op.name, style="bold")
-    attributes = ", ".join(f"{a.name}={a.default}" for a in op.attributes)
+    attributes = ", ".join(a.name if a.default is None else f"{a.name}={a.default}" for a in op.attributes)
     inputs = ", ".join(f"[{p.name}]" if p.optional else p.name for p in op.inputs)
     _print_fields(
         console,
@@ -424,7 +425,7 @@ def _print_documentation(console: Console, op: Op) -> None:
         _print_fields(console, ((p.name, _parameter_text(p)) for p in parameters))
     if description.attributes:
         console.print("Attributes", style="bold")
-        _print_fields(console, ((a.name, f"{a.type} = {a.default}. {a.description}") for a in description.attributes))
+        _print_fields(console, ((a.name, _attribute_text(a)) for a in description.attributes))
     console.print("Example", style="bold")
     _print_fields(
         console,
@@ -438,6 +439,11 @@ def _print_documentation(console: Console, op: Op) -> None:
 
 def _parameter_text(parameter: Parameter) -> str:
     return f"{'Optional. ' if parameter.optional else ''}{parameter.description} {', '.join(parameter.dtypes)}."
+
+
+def _attribute_text(attribute: Attribute) -> str:
+    default = ", required" if attribute.default is None else f" = {attribute.default}"
+    return f"{attribute.type}{default}. {attribute.description}"
 
 
 LINKED = {

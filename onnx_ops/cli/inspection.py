@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import TensorProto, checker, helper, shape_inference
+from onnx import TensorProto, checker, shape_inference
 from onnx.defs import OpSchema
 
 from onnx_ops.core.domain import KERNEL_DOMAIN
 from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes, attribute_type, is_optional
+from onnx_ops.core.schema import allowed_dtypes, attribute_type, defaults, is_optional
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.files import same_model
 from onnx_ops.graph.functions import called_key, function_key
@@ -44,9 +44,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Attribute:
+    """An attribute of an op; one that is required has no default."""
+
     name: str
     type: str
-    default: int | float
+    default: int | float | list[int] | None
     description: str
 
 
@@ -64,7 +66,7 @@ class OpDescription:
 def describe(op: Op) -> OpDescription:
     """The facts of an op: inputs in the order of its schema; its attributes have none, and come by name."""
     attributes = (
-        Attribute(name, attribute_type(a), helper.get_attribute_value(a.default_value), a.description)
+        Attribute(name, attribute_type(a), defaults(op.schema).get(name), a.description)
         for name, a in sorted(op.schema.attributes.items())
     )
     inputs, outputs = (tuple(_parameter(op.schema, p) for p in ps) for ps in (op.schema.inputs, op.schema.outputs))

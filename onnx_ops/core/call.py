@@ -45,6 +45,10 @@ class Call:
         known = [parameter.name for parameter in schema.outputs]
         wanted = known if outputs is None else [name for name, there in zip(known, outputs, strict=False) if there]
         values = {**defaults(schema), **(attributes or {})}
+        for name in schema.attributes:
+            if name not in values:
+                raise OpError(schema.name, f"required attribute '{name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
+        values = {name: values.pop(name) for name in schema.attributes} | values  # in one order, given or not
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 

@@ -13,7 +13,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
-from onnx_ops.core.schema import is_optional
+from onnx_ops.core.schema import attribute_kind, is_optional
 from onnx_ops.core.types import TensorType
 
 
@@ -117,7 +117,7 @@ class Op:
 
     @functools.cached_property
     def _attribute_types(self) -> dict[str, int]:
-        return {name: attribute.default_value.type for name, attribute in self.schema.attributes.items()}
+        return {name: attribute_kind(attribute) for name, attribute in self.schema.attributes.items()}
 
     @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -126,6 +126,11 @@ class Op:
     @functools.cached_property
     def output_names(self) -> tuple[str, ...]:
         return tuple(parameter.name for parameter in self.schema.outputs)
+
+    @functools.cached_property
+    def required_attributes(self) -> Mapping[str, Any]:
+        """The attributes that every node has to have, with the values of the example."""
+        return {name: self.example.attributes[name] for name, a in self.schema.attributes.items() if a.required}
 
     def compute(self, arrays: Sequence[np.ndarray | None], **attributes: Any) -> tuple[np.ndarray | None, ...]:
         """All outputs by the NumPy definition."""

@@ -38,14 +38,32 @@ def attribute(name: str, default: int | float, description: str) -> OpSchema.Att
     return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
 
 
+def required_attribute(name: str, type: OpSchema.AttrType, description: str) -> OpSchema.Attribute:
+    """An attribute that every node has to have, for an OpSchema."""
+    return OpSchema.Attribute(name, type, description, required=True)
+
+
+_KINDS = {
+    OpSchema.AttrType.FLOAT: AttributeProto.FLOAT,
+    OpSchema.AttrType.INT: AttributeProto.INT,
+    OpSchema.AttrType.STRING: AttributeProto.STRING,
+    OpSchema.AttrType.FLOATS: AttributeProto.FLOATS,
+    OpSchema.AttrType.INTS: AttributeProto.INTS,
+}
+
+
+def attribute_kind(attribute: OpSchema.Attribute) -> AttributeProto.AttributeType:
+    """The type of an attribute as an AttributeProto has it."""
+    return _KINDS[attribute.type]
+
+
 def attribute_type(attribute: OpSchema.Attribute) -> str:
     """The type of an attribute in ONNX's text syntax: "int", "float", "string", "ints", "floats"."""
-    return str(AttributeProto.AttributeType.Name(attribute.default_value.type)).lower()
+    return str(AttributeProto.AttributeType.Name(attribute_kind(attribute))).lower()
 
 
 @functools.cache
 def defaults(schema: OpSchema) -> Mapping[str, Any]:
-    """Default values of a schema's attributes."""
-    return MappingProxyType(
-        {name: helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items()}
-    )
+    """Default values of a schema's attributes, but for those that are required."""
+    own = schema.attributes.items()
+    return MappingProxyType({name: helper.get_attribute_value(a.default_value) for name, a in own if not a.required})

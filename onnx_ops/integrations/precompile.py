@@ -59,7 +59,8 @@ def _calls(op: Op) -> Iterator[Call]:
         [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
         for parameter in op.schema.inputs
     ]
-    choices = [name for name, a in op.schema.attributes.items() if a.type == OpSchema.AttrType.INT]
+    own_attributes = op.schema.attributes.items()
+    choices = [name for name, a in own_attributes if a.type == OpSchema.AttrType.INT and not a.required]
     presences = list(_subsets(op.schema.inputs))
     wishes = [wanted for wanted in _subsets(op.schema.outputs) if any(wanted)]
     for *own, other in itertools.product(FLOATS, repeat=len(typed) + 1):
@@ -67,7 +68,7 @@ def _calls(op: Op) -> Iterator[Call]:
         given = [settled.get(name, other) for name in op.input_names]
         dtypes = [dtype if dtype in possible else possible[0] for dtype, possible in zip(given, allowed, strict=True)]
         for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
-            attributes = dict(zip(choices, values, strict=True))
+            attributes = {**op.required_attributes, **dict(zip(choices, values, strict=True))}
             for present, wanted in itertools.product(presences, wishes):
                 if len({*own, other}) > 1 and not (all(present) and all(wanted)):
                     continue

@@ -106,4 +106,5 @@ def _body(op: Op, own: Iterable[Site]) -> Body:
     """The body that serves all calls; one of which nothing is known if there is none, as in a function never called."""
     calls = {call.key: call for site in own for call in site.calls}
     wanted = {name for site in own for name, given in zip(op.output_names, site.node.output, strict=False) if given}
-    return Body(op, list(calls.values()) or [op.call([TensorType()] * len(op.input_names))], wanted)
+    unknown = op.call([TensorType()] * len(op.input_names), op.required_attributes)
+    return Body(op, list(calls.values()) or [unknown], wanted)

@@ -354,7 +354,7 @@ def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
         TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
         for name in op.input_names
     ]
-    outputs = op.infer(op.call(tensors, None, [not is_optional(p) for p in op.schema.outputs]))
+    outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
     told = zip(op.output_names, outputs, strict=True)
     return [0 if name in op.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in told]
 

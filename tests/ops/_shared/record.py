@@ -99,7 +99,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A wrong call: the plain one with some inputs replaced (None: left out), or an attribute set.
+    """A wrong call: the plain one with some inputs replaced (None: left out), or an attribute set (None: left out).
 
     Attributes:
         words: what the message must say besides the op and the status.
@@ -132,12 +132,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Attribute:
-    """values: those that calls are made with; wrong: those that are refused, with the words of the refusal."""
+    """One attribute.
+
+    Attributes:
+        default: if it is required, the value that a plain call has.
+        values: those that calls are made with.
+        wrong: those that are refused, with the words of the refusal.
+    """
 
     default: Any
     values: tuple[Any, ...]
     wrong: tuple[Any, ...] = ()
     words: tuple[str, ...] = ()
+    required: bool = False
 
 
 Limits = Mapping[str, float]
@@ -320,7 +327,7 @@ class Record:
         dtypes |= {n: np.dtype(np.int64) for n, i in self.inputs.items() if np.dtype(np.int64) in i.dtypes}
         dtypes |= {n: np.dtype(np.int32) for n, i in self.inputs.items() if i.dtypes[0] == np.int32}
         call = self.call(Choice(dtypes, self.defaults, next(iter(self.forms.values()))), "plain")
-        return replace(call, attributes={})
+        return replace(call, attributes={name: a.default for name, a in self.attributes.items() if a.required})
 
     def combinations(self, strength: int | None = 2) -> Iterator[Call]:
         """Calls in which all values of any `strength` of the parameters meet; None: all combinations.
@@ -354,7 +361,9 @@ class Record:
         """The calls to refuse: inputs left out, of a wrong dtype or rank, wrong attributes, and those of the record."""
         plain = self.plain
         for refusal in (*self._wrong_inputs(plain), *self._wrong_attributes(), *self.refusals(plain)):
-            changed = replace(plain, attributes=dict(refusal.attributes), outputs=refusal.outputs)
+            attributes = {**plain.attributes, **refusal.attributes}
+            attributes = {name: value for name, value in attributes.items() if value is not None}
+            changed = replace(plain, attributes=attributes, outputs=refusal.outputs)
             yield refusal, changed.but(refusal.change, refusal.label)
 
     def _wrong_inputs(self, plain: Call) -> Iterator[Refusal]:
@@ -375,6 +384,8 @@ class Record:
 
     def _wrong_attributes(self) -> Iterator[Refusal]:
         for name, attribute in self.attributes.items():
+            if attribute.required:
+                yield Refusal(f"no_{name}", (f"'{name}'", "missing"), attributes={name: None}, status=MISSING)
             for value in attribute.wrong:
                 words = (f"'{name}'", f" {value},", *attribute.words)
                 yield Refusal(f"{name}_{value}", words, attributes={name: value})
