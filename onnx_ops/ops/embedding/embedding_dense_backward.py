@@ -1,0 +1,319 @@
+"""EmbeddingDenseBackward: gradient of a lookup of rows by the table that the rows come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, required_attribute, tensor_types
+from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    FLOAT,
+    array_at,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.references import rounded
+
+INDICES = (TensorProto.INT64, TensorProto.INT32)
+
+SCHEMA = OpSchema(
+    "EmbeddingDenseBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of an embedding (aclnnEmbeddingDenseBackward), a lookup of rows of a table, by the table. Each row of the table
+gets the sum of the gradients of all places that it was looked up for.
+
+    out[v, d] = sum of grad[i, d] over all i with indices[i] = v
+                0  for v = padding_idx
+
+With scale_grad_by_freq = 1 the sum is divided by the number of its terms.
+
+Shapes: indices of any shape of rank 0 to 7; grad (..., D), the shape of indices and one more axis; out
+(num_weights, D).
+
+Dtypes: grad float16, bfloat16, float or double, and out the same; indices int64 or int32. Sums are taken in double,
+always in the order of the indices, and rounded once; they do not depend on the number of threads.
+
+Edge rules: a row that was not looked up gets 0. padding_idx = -1 stands for none. Without indices, with num_weights = 0
+and with D = 0 there is nothing to add up. An index outside [0, num_weights) is an error. NaN and infinities give what
+the sum gives; in the row padding_idx they count for nothing.
+
+Without a kernel: values cannot be refused; an index outside its range makes all of out NaN. The order in which terms
+are added up is that of the runtime's ScatterElements.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad", "T", "Gradient of the loss by the rows that were looked up, (..., D)."),
+        OpSchema.FormalParameter("indices", "TIndices", "The row that each place was given."),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "T", "Gradient of the loss by the table, (num_weights, D).")],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TIndices", tensor_types(INDICES), "Types of indices."),
+    ],
+    attributes=[
+        required_attribute("num_weights", OpSchema.AttrType.INT, "Rows of the table."),
+        attribute("padding_idx", -1, "A row that gets no gradient; -1: there is none."),
+        attribute("scale_grad_by_freq", 0, "1: divide each row by the number of times that it was looked up."),
+    ],
+)
+
+
+def reference(
+    grad: np.ndarray,
+    indices: np.ndarray,
+    *,
+    num_weights: int,
+    padding_idx: int = -1,
+    scale_grad_by_freq: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, in float64.
+
+    Args:
+        grad: floating array (..., D).
+        indices: whole numbers (...) in [0, num_weights).
+        num_weights, padding_idx, scale_grad_by_freq: as in the schema.
+        dtype: answer in this dtype instead of grad's.
+
+    Returns:
+        Array (num_weights, D).
+    """
+    rows, width = indices.reshape(-1), grad.shape[-1]
+    out = np.zeros((num_weights, width))
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.at(out, rows, grad.reshape(rows.size, width).astype(np.float64))
+        if scale_grad_by_freq:
+            out /= np.maximum(np.bincount(rows, minlength=num_weights), 1)[:, None]
+    if padding_idx >= 0:
+        out[padding_idx] = 0
+    return rounded(out, grad.dtype, dtype)
+
+
+# --- the kernel: one task for some rows of the table, and some columns -----------------------------------------------
+
+GRAD, INDEX = range(2)
+ATTRIBUTES = attributes_of(SCHEMA)
+INT64 = int(TensorProto.INT64)
+COLUMNS = 256
+"""Columns that a task sums up at most."""
+WORK = 16384
+"""Numbers that a task reads and writes, if all rows are looked up equally often."""
+NONE = -1
+
+
+@helper
+def index_at(kernel: Any, job: Any, i: int, count: int) -> int:
+    """The i-th of `count` indices."""
+    if kernel.element_type[INDEX] == INT64:
+        return int(array_at(job.data[INDEX], count, np.int64)[i])
+    return int(array_at(job.data[INDEX], count, np.int32)[i])
+
+
+@helper
+def number_of_indices(job: Any) -> int:
+    count = 1
+    for axis in range(job.rank[INDEX]):
+        count *= job.dims[INDEX, axis]
+    return count
+
+
+@helper
+def rows_per_task(rows: int, width: int, count: int) -> int:
+    return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes and indices."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    rows = record_at(kernel.attributes, ATTRIBUTES).num_weights
+    if job.rank[GRAD] != job.rank[INDEX] + 1:
+        return REFUSED
+    for axis in range(job.rank[INDEX]):
+        if job.dims[GRAD, axis] != job.dims[INDEX, axis]:
+            return REFUSED
+    count, width = number_of_indices(job), job.dims[GRAD, job.rank[INDEX]]
+    lowest, highest = 0, -1
+    for i in range(count):
+        index = index_at(kernel, job, i, count)
+        lowest, highest = min(lowest, index), max(highest, index)
+    if lowest < 0 or highest >= rows:
+        return REFUSED
+    job.output_rank[0] = 2
+    job.output_dims[0, 0], job.output_dims[0, 1] = rows, width
+    step = rows_per_task(rows, width, count)
+    job.tasks = (rows + step - 1) // step * ((width + COLUMNS - 1) // COLUMNS)
+    job.scratch_bytes = 8 * (rows + count) if job.tasks > 0 else 0
+    return OK
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Into the scratch memory: for each row the first place that it was looked up for, and for each place the next."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    if job.scratch_bytes == 0:
+        return
+    rows, count = job.output_dims[0, 0], number_of_indices(job)
+    first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
+    for v in range(rows):
+        first[v] = NONE
+    for i in range(count - 1, -1, -1):
+        v = index_at(kernel, job, i, count)
+        following[i] = first[v]
+        first[v] = i
+
+
+def task(job_address: int, number: int) -> None:
+    """Some columns of some rows."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    element_type, size = kernel.element_type[GRAD], item_size(kernel.element_type[GRAD])
+    rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], number_of_indices(job)
+    first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
+    parts, step = (width + COLUMNS - 1) // COLUMNS, rows_per_task(rows, width, count)
+    start, column = number // parts * step, number % parts * COLUMNS
+    columns = min(COLUMNS, width - column)
+    halves = columns * (size // 2)  # 16-bit words, of which copies and zeros are made
+
+    sums_address = malloc(16 * COLUMNS)
+    if sums_address == 0:
+        job.failed = NO_MEMORY
+        return
+    numbers_address = sums_address + 8 * COLUMNS
+    sums, numbers = array_at(sums_address, COLUMNS, np.float64), array_at(numbers_address, COLUMNS, np.float64)
+    for v in range(start, min(start + step, rows)):
+        target = job.output[0] + (v * width + column) * size
+        i = first[v]
+        if i == NONE or v == attributes.padding_idx:
+            zeros = array_at(target, halves, np.uint16)
+            for j in range(halves):
+                zeros[j] = 0
+            continue
+        source = job.data[GRAD] + (i * width + column) * size
+        if following[i] == NONE:
+            copy, given = array_at(target, halves, np.uint16), array_at(source, halves, np.uint16)
+            for j in range(halves):
+                copy[j] = given[j]
+            continue
+        for j in range(columns):
+            sums[j] = 0.0
+        terms = 0
+        while i != NONE:
+            source = job.data[GRAD] + (i * width + column) * size
+            if element_type == FLOAT:
+                row = array_at(source, columns, np.float32)
+                for j in range(columns):
+                    sums[j] += row[j]
+            else:
+                read_numbers(kernel.read, source, element_type, columns, numbers_address)
+                for j in range(columns):
+                    sums[j] += numbers[j]
+            terms += 1
+            i = following[i]
+        if attributes.scale_grad_by_freq != 0:
+            for j in range(columns):
+                sums[j] /= terms
+        write_numbers(kernel.write, sums_address, element_type, columns, target)
+    free(sums_address)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task, begin)
+
+
+# --- the portable body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    """What the row padding_idx and indices out of range would get goes into one more row, which is cut off."""
+    b.widen()
+    indices = b.op("Reshape", b.load_as("indices", TensorProto.INT64), [-1, 1], name="indices_column")
+    number = b.op("Shape", indices, name="number", end=1)
+    width = b.op("Shape", b.inputs["grad"], name="width", start=-1)
+    grad = b.op("Reshape", b.load("grad"), b.op("Concat", number, width, axis=0), name="grad_rows", allowzero=1)
+    rows = b.value_of("num_weights")
+    fits = (indices.greater_or_equal(0) & indices.less(rows)).named("fits")
+    counts = (fits & ~indices.equal(b.value_of("padding_idx"))).named("counts")
+    places = b.op("Where", counts, indices, rows, name="places")
+    number_of_rows = b.op("Reshape", rows, [1], name="number_of_rows")
+
+    def added(values: Value, start: Value, name: str) -> Value:
+        """The sum of the values of each row of the table, upon a start."""
+        columns = b.op("Shape", values, name=f"{name}_columns", start=1)
+        shape = b.op("Concat", number_of_rows + 1, columns, name=f"{name}_shape", axis=0)
+        begun = b.op("Expand", start, shape, name=f"{name}_begun")
+        own = b.op("Expand", places, b.op("Shape", values), name=f"{name}_places")
+        total = b.op("ScatterElements", begun, own, values, name=f"{name}_and_one", axis=0, reduction="add")
+        return b.op("Slice", total, [0], number_of_rows, [0], name=name)
+
+    misfits = b.op("ReduceSum", (~fits).cast(TensorProto.INT64), name="misfits", keepdims=0)
+    sums = added(grad, b.op("Where", misfits.equal(0), 0.0, np.nan, name="start"), "sums")
+    scale = b.attribute("scale_grad_by_freq")
+    if scale != 0:
+        ones = b.op("Expand", 1.0, b.op("Shape", indices), name="ones")
+        terms = b.op("Max", added(ones, b.constant(0.0), "terms"), 1.0, name="terms_or_one")
+        if scale is None:
+            terms = b.op("Where", b.value_of("scale_grad_by_freq").cast(TensorProto.BOOL), terms, 1.0, name="divisor")
+        sums = (sums / terms).named("means")
+    b.store("out", sums, "grad")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    rows, padding = call.attributes["num_weights"], call.attributes["padding_idx"]
+    if rows < 0:
+        raise call.error(f"attribute 'num_weights' is {rows}, expected at least 0")
+    if not NONE <= padding < max(rows, 1):
+        raise call.error(f"attribute 'padding_idx' is {padding}, expected a row in [0, {rows}), or -1 for none")
+    call.check_choice("scale_grad_by_freq", {0: "no", 1: "yes"})
+    grad, indices = call.shape("grad"), call.shape("indices")
+    if grad == ():
+        raise call.shape_error("grad", "the shape of 'indices' and one more axis")
+    if grad is not None:
+        call.same_shape("indices", grad[:-1], "the shape of 'grad' without its last axis")
+    if indices is not None and len(indices) == MAX_RANK:
+        raise call.shape_error("indices", f"at most {MAX_RANK - 1} dimensions")
+    return (TensorType(call.dtype("grad"), (rows, grad[-1] if grad else None)),)
+
+
+def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+    rows = call.attributes["num_weights"]
+    indices = np.asarray(arrays[INDEX])
+    for place in np.argwhere((indices < 0) | (indices >= rows)):
+        value, where = indices[tuple(place)], ", ".join(map(str, place.tolist()))
+        raise call.error(f"input 'indices' has {value} at ({where}), expected rows in [0, {rows})")
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"grad": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], "indices": [2, 0, 2, 1]},
+        {"out": [[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]]},
+        {"num_weights": 3, "padding_idx": 1},
+    ),
+    typed_inputs=("grad",),
+    check_values=check_values,
+    body_opset=16,  # ScatterElements adds up from opset 16 on
+)
