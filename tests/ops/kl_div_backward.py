@@ -85,6 +85,14 @@ def calls() -> Iterator[Call]:
         inputs = {"grad_output": g, "self": np.full(g.shape, NAN, dtype), "target": q}
         label = f"special-{dtype.name}-{log_target}"
         yield Call(OP, inputs, {"reduction": NONE, "log_target": log_target}, label=label)
+    # Targets of which each fills a long row, beside a grad_output of one value.
+    for dtype, length in itertools.product(FLOATS[1:3], (40, 500, 3000)):
+        inputs = {
+            "grad_output": np.full((), 2.0, dtype),
+            "self": np.zeros((3, length), dtype),
+            "target": uniform((3, 1), dtype, "column", low=0.01),
+        }
+        yield Call(OP, inputs, {"reduction": SUM}, label=f"rows_of_{length}-{dtype.name}")
     for value in (NAN, INF):  # only the sum that the value enters sees it
         q = uniform((40, 70), np.float32)
         q[7, 69] = value

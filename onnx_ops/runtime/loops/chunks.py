@@ -9,9 +9,9 @@ from numba import njit
 
 from onnx_ops.loops.primitives import LAST_PARAMETER, item_size
 from onnx_ops.loops.records import CHUNK
-from onnx_ops.runtime.loops.operands import LINEAR, SCALAR, STRIDED
+from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, SCALAR, STRIDED
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
-from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, u2_at
+from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
 from onnx_ops.runtime.records import OPERANDS
 
 PARAMETERS = 8
@@ -63,12 +63,12 @@ def tile(data, source_type, size, start, count, inner, width, load, buffer):
 
 
 @njit(**OPTIONS)
-def gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, uniform):
+def gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, single):
     """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
     They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
     place. filled[i] tells what is in the buffer already: the address of one element that fills it; below 0, elements
-    that recur, by where they begin and how many they are. With `uniform` an element that fills the whole stretch is
+    that recur, by where they begin and how many they are. With `single` an element that fills the whole stretch is
     wanted only once.
     """
     source_type, axes = layout.source_type[i], layout.operand_axes[i]
@@ -103,7 +103,7 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
                 rest //= extent
         run = min(inner - within, count - done)
         source = layout.data[i] + offset * size
-        if run == count and source_type == element_type and (step == 1 or (step == 0 and uniform)):
+        if run == count and source_type == element_type and (step == 1 or (step == 0 and single)):
             return source
         if run == count and step == 0 and inner >= CHUNK:
             if filled[i] != source:
@@ -119,8 +119,11 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
 
 @njit(**OPTIONS)
 def evaluate(kernel, layout, start, count, element_type, load, core, uniform, state, out):
-    """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct."""
-    pointers, filled = i8_at(state), i8_at(state + POINTERS)
+    """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
+
+    With `uniform` the core reads a single element of what is the same for a channel, and of inputs that the op names.
+    """
+    loop, pointers, filled = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS)
     width = item_size(element_type)
     for i in range(layout.operands):
         kind = layout.kind[i]
@@ -134,7 +137,8 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
             call(load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
             spare = state + SPARE_AT
-            pointers[i] = gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, uniform)
+            single = uniform and (i >= kernel.inputs or loop.uniform[i] or loop.role[i] & CHANNEL)
+            pointers[i] = gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, single)
         elif filled[i] == 0:  # one value throughout
             filled[i] = 1
             if kind == SCALAR:
