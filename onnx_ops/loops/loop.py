@@ -50,12 +50,14 @@ class Sums:
 
     Attributes:
         core: writes float64 terms: core(operands, out, count, parameters), term k of an element i at out[k*CHUNK + i].
-        compute: the dtype of its operands, FLOAT or DOUBLE.
+        compute: the dtype of its operands: FLOAT or DOUBLE; or a 16-bit dtype, as in `Loop`. What has one number per
+            channel, and the pivot, is read with `primitives.of_channels`.
         kept: which axes are not summed over.
         terms: how many sums there are.
         like: the input whose axes are kept, for Kept.LIKE_INPUT.
         totals: writes the sum of term k over the whole chunk at out[k], adding with `primitives.add_any_order`. If
-            there is one, it serves sums over elements that follow each other; no term need be written then.
+            there is one, it serves sums over elements that follow each other; no term need be written then. All of
+            them belong to one channel where channels are kept.
         finish: makes the outputs of the sums; None: the one sum is the one output.
         divided: whether the one sum is divided by the divisor of the loop.
         pivot: an input of which one typical number for each kept place is given to the core as one more operand, so

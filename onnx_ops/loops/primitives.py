@@ -119,6 +119,11 @@ def like(value: Any, other: Any) -> Any:
     return type(other)(value)
 
 
+def of_channels(operand: Any) -> Any:
+    """An operand with one number per channel, for a core of any dtype; beside 16-bit operands they are float32."""
+    return operand
+
+
 def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
     """`exp_parts` of an x that is at most 0, or NaN."""
     return exp_parts(x)
@@ -151,6 +156,12 @@ def item_size(element_type: int) -> int:
     if element_type == FLOAT:
         return 4
     return 2
+
+
+@helper
+def channel_type(compute_type: int) -> int:
+    """The element type of per-channel operands, the pivot among them, beside others of a computing dtype."""
+    return DOUBLE if compute_type == DOUBLE else FLOAT
 
 
 @helper

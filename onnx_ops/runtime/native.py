@@ -242,6 +242,23 @@ def _write16(numbers, index, value):
 
 
 @intrinsic
+def _as_floats(typing: Any, numbers: Any) -> Any:
+    """The same pointer, to float32 numbers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(numbers), codegen
+
+
+@overload(primitives.of_channels, jit_options=OPTIONS)
+def _of_channels(operand):
+    if isinstance(operand, Numbers16):
+        return lambda operand: _as_floats(operand)
+    return lambda operand: operand
+
+
+@intrinsic
 def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fma(*args)
@@ -257,7 +274,7 @@ def _fma(a, b, c):
 @intrinsic
 def _add_any_order(typing: Any, a: Any, b: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(*args, flags=("reassoc",))
+        return builder.fadd(*args, flags=("reassoc", "contract"))
 
     return types.float64(types.float64, types.float64), codegen
 

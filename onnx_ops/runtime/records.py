@@ -43,6 +43,7 @@ LOOP = np.dtype(
         ("core", i8),
         ("core_uniform", i8),
         ("load", i8),
+        ("channel_load", i8),  # for per-channel operands, which are no 16-bit numbers
         ("store", i8),
         ("prepare", i8),
         # sums

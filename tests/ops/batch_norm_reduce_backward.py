@@ -75,6 +75,11 @@ def calls() -> Iterator[Call]:
         yield batch_norm.of_shape(OP, NAMES, shape, f"shape_{shape}".replace(" ", ""))
     for dtype, inner in itertools.product(FLOATS, (1, 2, 31, 33, 1000)):
         yield batch_norm.of_shape(OP, NAMES, (3, 4, inner), f"inner_{inner}-{dtype.name}", dtype)
+    for dtype, shape in itertools.product(FLOATS[:2], ((9, 4, 1), (3, 4, 33), (3, 4, 300), (2, 1, 5000))):
+        call = batch_norm.of_shape(OP, NAMES, shape, f"wide_statistics_{shape}-{dtype.name}".replace(" ", ""), dtype)
+        wide = {name: call.given[name].astype(np.float32) for name in ("mean", "invstd", "weight")}
+        wide["mean"] += np.float32(0.5001)  # no 16-bit number
+        yield call.but(wide)
     names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
     plain = batch_norm.of_shape(OP, NAMES, (3, 4, 5), "")
     for count in (1, 2, 3):

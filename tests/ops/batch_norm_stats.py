@@ -70,6 +70,8 @@ def calls() -> Iterator[Call]:
         yield batch_norm.of_shape(OP, ("input",), shape, f"shape_{shape}".replace(" ", ""))
     for dtype, inner in itertools.product(FLOATS, (1, 2, 31, 33, 1000)):
         yield batch_norm.of_shape(OP, ("input",), (3, 4, inner), f"inner_{inner}-{dtype.name}", dtype)
+    for dtype in FLOATS:
+        yield batch_norm.of_shape(OP, ("input",), (3, 1, 1000), f"one_channel-{dtype.name}", dtype)
     # A deviation far below the mean keeps its digits, as far as the dtype of the input has them.
     for dtype, centre, spread in itertools.product(FLOATS[2:], (1e4, -3e3), (1e-2, 1.0)):
         x = (normal((64, 3, 50), np.float64, "x") * spread + centre).astype(dtype)

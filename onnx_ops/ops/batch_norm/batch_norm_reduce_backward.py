@@ -17,7 +17,7 @@ from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, wide
+from onnx_ops.loops.primitives import add_any_order, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
@@ -122,7 +122,7 @@ def reference(
 
 
 def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    grad_out, x, mean = operands[0], operands[1], operands[2]
+    grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
     for i in range(count):
         grad = wide(grad_out[i])
         out[i] = grad
@@ -131,7 +131,7 @@ def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 def both_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The sums of `both` over elements of one channel."""
-    grad_out, x, mean = operands[0], operands[1], wide(operands[2][0])
+    grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     total, product = 0.0, 0.0
     for i in range(count):
         grad = wide(grad_out[i])
@@ -155,13 +155,13 @@ def gradients_of_channel(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 def products(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    grad_out, x, mean = operands[0], operands[1], operands[2]
+    grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
     for i in range(count):
         out[i] = wide(grad_out[i]) * (wide(x[i]) - wide(mean[i]))
 
 
 def products_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    grad_out, x, mean = operands[0], operands[1], wide(operands[2][0])
+    grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     product = 0.0
     for i in range(count):
         product = add_any_order(product, wide(grad_out[i]) * (wide(x[i]) - mean))
@@ -224,7 +224,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call)
+    compute = computing_type(call, light=True, per_channel=SPACE.having(Role.CHANNEL))
     wants_gradients = call.wants("sum_dy") or call.wants("grad_bias")
     wants_products = call.wants("sum_dy_xmu") or call.wants("grad_weight")
     if wants_gradients and wants_products:

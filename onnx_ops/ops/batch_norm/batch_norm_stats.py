@@ -18,7 +18,7 @@ from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, helper, wide
+from onnx_ops.loops.primitives import add_any_order, helper, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
@@ -101,7 +101,7 @@ def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
     Where the pivot lies far from the mean, so do half of those elements, and the variance is large as well. So the
     squares, from which `finish` subtracts the square of that distance, keep enough of their digits.
     """
-    x, pivot = operands[0], operands[1]
+    x, pivot = operands[0], of_channels(operands[1])
     for i in range(count):
         difference = wide(x[i]) - wide(pivot[i])
         out[i] = difference
@@ -117,7 +117,7 @@ def moments_in_double(operands: Any, out: Any, count: int, parameters: Any) -> N
 
 def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The sums of `moments` over elements of one channel."""
-    x, pivot = operands[0], wide(operands[1][0])
+    x, pivot = operands[0], wide(of_channels(operands[1])[0])
     total, squares = 0.0, 0.0
     for i in range(count):
         difference = wide(x[i]) - pivot
@@ -182,7 +182,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call)
+    compute = computing_type(call, light=True)
     if compute == TensorProto.DOUBLE:
         # Without `totals`: terms that are added up in any order are good to the last place of float32 only.
         sums = Sums(moments_in_double, compute, Kept.CHANNELS, terms=3, finish=finish_in_double, pivot="input")

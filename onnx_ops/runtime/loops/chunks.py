@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import LAST_PARAMETER, item_size
+from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, SCALAR, STRIDED
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
@@ -124,28 +124,32 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
     With `uniform` the core reads a single element of what is the same for a channel, and of inputs that the op names.
     """
     loop, pointers, filled = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS)
-    width = item_size(element_type)
     for i in range(layout.operands):
         kind = layout.kind[i]
         buffer = state + BUFFERS_AT + i * BUFFER
-        if kind == LINEAR and layout.source_type[i] == element_type:
+        of_channel = i >= kernel.inputs or loop.role[i] & CHANNEL
+        own_type, own_load = element_type, load
+        if of_channel:
+            own_type, own_load = channel_type(element_type), loop.channel_load
+        width = item_size(own_type)
+        if kind == LINEAR and layout.source_type[i] == own_type:
             pointers[i] = layout.data[i] + start * width
             continue
         pointers[i] = buffer
         if kind == LINEAR:
             size = item_size(layout.source_type[i])
-            call(load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
+            call(own_load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
             spare = state + SPARE_AT
-            single = uniform and (i >= kernel.inputs or loop.uniform[i] or loop.role[i] & CHANNEL)
-            pointers[i] = gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, single)
+            single = uniform and (of_channel or loop.uniform[i])
+            pointers[i] = gather(layout, i, start, count, width, own_type, own_load, buffer, spare, filled, single)
         elif filled[i] == 0:  # one value throughout
             filled[i] = 1
             if kind == SCALAR:
-                call(load, (layout.data[i], layout.source_type[i], 0, CHUNK, buffer))
+                call(own_load, (layout.data[i], layout.source_type[i], 0, CHUNK, buffer))
             else:
                 f8_at(state + MISSING_AT)[0] = kernel.missing[i]
-                call(load, (state + MISSING_AT, DOUBLE, 0, CHUNK, buffer))
+                call(own_load, (state + MISSING_AT, DOUBLE, 0, CHUNK, buffer))
     call(core, (state, out, count, state + PARAMETERS_AT))
 
 

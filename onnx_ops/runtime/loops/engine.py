@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 
 from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import channel_type
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
 from onnx_ops.loops.space import Role
 from onnx_ops.runtime.compiler import compile_native
@@ -80,6 +81,7 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
         "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
         "uniform": _padded([name in loop.uniform for name in inputs]),
         "load": compile_native(load, LOAD[loop.compute]),
+        "channel_load": compile_native(load, LOAD[channel_type(loop.sums.compute if loop.sums else loop.compute)]),
         "store": compile_native(store, STORE[loop.compute]),
         "pivot": -1,
     }

@@ -9,6 +9,7 @@ from numba import njit
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.loops.loop import Kept
+from onnx_ops.loops.primitives import channel_type
 from onnx_ops.loops.records import CHUNK, JOB, MAX_OUTPUTS, OK, REFUSED, offset
 from onnx_ops.runtime.loops.operands import (
     ABSENT,
@@ -108,14 +109,14 @@ def plan(kernel_address, job_address):
     order_address, row_address = stack(AXES), stack(8)
     order, row = i8_at(order_address), i8_at(row_address)
     order_axes(loop, job, layout, order)
-    compute_type = loop.sum_type if layout.summed else loop.compute_type
+    narrowed_type = channel_type(loop.sum_type if layout.summed else loop.compute_type)
     layout.operands = kernel.inputs
     for i in range(kernel.inputs):
         role = loop.role[i]
         layout.source_type[i] = kernel.element_type[i]
         layout.data[i] = job.data[i]
         if role & CHANNEL:
-            layout.source_type[i] = compute_type  # as `begin` leaves it
+            layout.source_type[i] = narrowed_type  # as `begin` leaves it
             if role & UNREAD:
                 layout.kind[i] = ABSENT
             elif layout.patterned:
@@ -141,7 +142,7 @@ def plan(kernel_address, job_address):
     if loop.pivot >= 0:
         pivot = layout.operands
         layout.operands += 1
-        layout.source_type[pivot] = compute_type
+        layout.source_type[pivot] = narrowed_type
         row[0] = layout.extent[1] if loop.kept == CHANNELS else 1
         lay_out(layout, pivot, row, 1, loop.kept == CHANNELS, order)
     plan_sums(loop, job, layout)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import item_size
+from onnx_ops.loops.primitives import channel_type, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import STATE_BYTES, evaluate, start_task
-from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, STRIDED, UNREAD
+from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
 from onnx_ops.runtime.loops.plan import PARAMETERS_AT, ROW
 from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
 from onnx_ops.runtime.records import OPERANDS
@@ -106,14 +106,19 @@ def sum_task(kernel, loop, job, layout, number, state):
         return
     row, stop = block * layout.rows_of_task, min((block + 1) * layout.rows_of_task, layout.rows)
     begin_column, end_column = piece * layout.slice, min((piece + 1) * layout.slice, columns)
+    short = columns <= CHUNK and (loop.sum_totals == 0 or columns < LEAST_TOTAL)
+    in_place = not short and loop.sum_totals != 0 and are_in_place(kernel, loop, layout)
+    together = CHUNK if in_place else max(CHUNK // max(columns, 1), 1)
     while row < stop:
-        rows = min(CHUNK // max(columns, 1), stop - row, CHUNK) if columns <= CHUNK else 1
+        rows = min(together, stop - row)
         clear(loop, state, rows)
-        if columns <= CHUNK and (loop.sum_totals == 0 or columns < LEAST_TOTAL):
+        if short:
             evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, False, state)
             for k in range(loop.terms):
                 for r in range(rows):
                     add_row(state, k, r, r * columns, columns, lost)
+        elif in_place:
+            add_rows_in_place(kernel, loop, layout, row, rows, begin_column, end_column, state, lost)
         else:
             for r in range(rows):
                 add_long_row(kernel, loop, layout, row + r, r, begin_column, end_column, state, lost)
@@ -153,28 +158,44 @@ def add_row(state, term, place, start, count, lost):
 
 @njit(**OPTIONS)
 def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
-    """Add columns of one row to one place, a chunk at a time, or as far as operands can be read where they lie."""
-    in_place = loop.sum_totals != 0 and are_in_place(kernel, loop, layout)
-    step = LONGEST if in_place else CHUNK
+    """Add columns of one row to one place, a chunk at a time."""
     while column < end:
-        count = min(step, end - column)
+        count = min(CHUNK, end - column)
         start = row * layout.columns + column
         if loop.sum_totals != 0:
-            if in_place:
-                for i in range(layout.operands):
-                    if layout.kind[i] == STRIDED:
-                        inner = layout.operand_extent[i, layout.operand_axes[i] - 1]
-                        count = min(count, inner - start % inner)
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, in_place, state)
-            for k in range(loop.terms):
-                lost[0] = 0.0
-                high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
-                accumulate(f8_at(high), f8_at(low), f8_at(state + TERMS_AT + 8 * k), lost, 1)
+            add_totals(kernel, loop, layout, start, count, place, False, state, lost)
         else:
             evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, False, state)
             for k in range(loop.terms):
                 add_row(state, k, place, 0, count, lost)
         column += count
+
+
+@njit(**OPTIONS)
+def add_rows_in_place(kernel, loop, layout, row, rows, column, end, state, lost):
+    """Add columns of rows to a place for each, as far at a time as operands can be read where they lie.
+
+    Memory is read from front to back: after a run of one row comes that of the next one.
+    """
+    while column < end:
+        count = min(LONGEST, end - column)
+        for i in range(layout.operands):
+            if layout.kind[i] == STRIDED:
+                inner = layout.operand_extent[i, layout.operand_axes[i] - 1]
+                count = min(count, inner - column % inner)
+        for r in range(rows):
+            add_totals(kernel, loop, layout, (row + r) * layout.columns + column, count, r, True, state, lost)
+        column += count
+
+
+@njit(**OPTIONS)
+def add_totals(kernel, loop, layout, start, count, place, in_place, state, lost):
+    """Add the sums over a stretch of elements to one place."""
+    evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, in_place, state)
+    for k in range(loop.terms):
+        lost[0] = 0.0
+        high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
+        accumulate(f8_at(high), f8_at(low), f8_at(state + TERMS_AT + 8 * k), lost, 1)
 
 
 @njit(**OPTIONS)
@@ -187,9 +208,10 @@ def are_in_place(kernel, loop, layout):
             last = layout.operand_axes[i] - 1
             if layout.operand_extent[i, last] < ROW or (layout.operand_stride[i, last] == 0 and not per_place):
                 return False
-        elif layout.kind[i] != LINEAR and not unread:
+        elif not (layout.kind[i] == LINEAR or unread or (layout.kind[i] == SCALAR and per_place)):
             return False
-        if layout.source_type[i] != loop.sum_type and not unread:
+        own_type = channel_type(loop.sum_type) if per_place else loop.sum_type
+        if layout.source_type[i] != own_type and not unread:
             return False
     return True
 
