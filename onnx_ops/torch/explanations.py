@@ -128,11 +128,21 @@ def _shape_from_data(error: BaseException, where: Whereabouts) -> str | None:
 def _specialized(error: BaseException, where: Whereabouts) -> str | None:
     if "Constraints violated" not in str(error):
         return None
-    found = re.search(r"- (.*)", str(error))
-    return (
-        "a dimension that dynamic_shapes names cannot be dynamic:"
-        f" {found.group(1).strip() if found else _first_lines(error)}"
-    )
+    if found := re.search(
+        r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
+    ):
+        return (
+            f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it: len(x), a number in"
+            " view or reshape, or a tensor of that size. Use x.shape[0] and -1, or let dynamic_shapes not name it"
+        )
+    if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
+        return (
+            f"{found[1]} is to be dynamic, but the graph is right only where {found[2]}. Say so by min and max of its"
+            " torch.export.Dim, or let dynamic_shapes not name it"
+        )
+    if found := re.search(r"The values of (\S+) .* and (\S+) .*must always be equal", str(error)):
+        return f"{found[1]} and {found[2]} must be equal: give both the same torch.export.Dim"
+    return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
 
 
 def _untranslated(error: BaseException, where: Whereabouts) -> str | None:

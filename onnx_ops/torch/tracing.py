@@ -13,10 +13,19 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, is_symbolic
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    EqualityConstraint,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+    is_symbolic,
+)
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import Whereabouts, explained
@@ -64,28 +73,82 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
 
     Dimensions that are not dynamic count as numbers, so that two sizes that happen to be equal are not taken for one.
     """
-    mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
-    symbols: dict[Any, Any] = {}
-
-    def fake(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        axes = dynamic.get(name, {})
-        sizes = [DimDynamic.DYNAMIC if axis in axes else DimDynamic.STATIC for axis in range(tensor.dim())]
-        context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes))
-        made = mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(f"value_{len(fakes)}"))
-        symbols.update((made.shape[axis].node.expr, dim) for axis, dim in axes.items() if is_symbolic(made.shape[axis]))
-        return made
-
-    fakes: list[torch.Tensor] = []
-    for name, tensor in examples.items():
-        fakes.append(fake(name, tensor))
+    shapes = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with where, whole_ops():
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
-    with explained(where), mode, enable_python_dispatcher(), portable_kernels():
-        graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
-    return Traced(graph, symbols)
+    with explained(where):
+        with mode, enable_python_dispatcher(), portable_kernels():
+            fakes = [given.fake for given in inputs]
+            graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
+        _check_sizes(shapes, inputs)
+    return Traced(graph, {symbol: dim for given in inputs for symbol, dim in given.symbols()})
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A tensor that a function is traced with: one without contents, and where its sizes come from."""
+
+    fake: torch.Tensor
+    source: ConstantSource
+    context: StatelessSymbolicContext
+    dimensions: Mapping[int, Any]
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, dimensions: Mapping[int, Any], mode: FakeTensorMode) -> _Input:
+        axes = range(tensor.dim())
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC if axis in dimensions else DimDynamic.STATIC for axis in axes],
+            constraint_sizes=[_allowed(dimensions[axis]) if axis in dimensions else None for axis in axes],
+        )
+        source = ConstantSource(name)
+        return cls(mode.from_tensor(tensor, symbolic_context=context, source=source), source, context, dimensions)
+
+    def symbols(self) -> Iterator[tuple[Any, Any]]:
+        """What stands for the sizes that may change, each with its dimension."""
+        for axis, dim in self.dimensions.items():
+            if is_symbolic(self.fake.shape[axis]):
+                yield self.fake.shape[axis].node.expr, dim
+
+
+def _allowed(dim: Any) -> StrictMinMaxConstraint:
+    """The sizes that a dimension may have. Whether 0 and 1 do is not asked: a graph that fits all others fits them."""
+    least, most = getattr(dim, "min", None), getattr(dim, "max", None)
+    return StrictMinMaxConstraint(vr=ValueRanges(max(least or 2, 2), int_oo if most is None else most), warn_only=False)
+
+
+def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
+    """Refuse a graph that holds only for some sizes of the dynamic dimensions.
+
+    What the function asked about sizes, such as `if len(x) > 4`, it answered for the examples.
+    """
+    named = [
+        (dim, TensorPropertySource(given.source, TensorProperty.SIZE, axis))
+        for given in inputs
+        for axis, dim in given.dimensions.items()
+        if isinstance(dim, torch.export.Dim)
+    ]
+    places: dict[str, list[TensorPropertySource]] = {}
+    for dim, place in named:
+        places.setdefault(dim.__name__, []).append(place)
+    equal = [(first, other) for first, *others in places.values() for other in others]
+    derived = [  # such as 2 * Dim("N")
+        (place, places[dim.root.__name__][0], dim.fn)
+        for dim, place in named
+        if hasattr(dim, "root") and dim.root.__name__ in places
+    ]
+    shapes.produce_guards(
+        [given.fake for given in inputs],
+        [given.source for given in inputs],
+        input_contexts=[given.context for given in inputs],
+        equalities_inputs=EqualityConstraint(
+            source_pairs=equal, derived_equalities=derived, phantom_symbols=[], relaxed_sources=set(), warn_only=False
+        ),
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,114 @@
+"""The state of a training step in PyTorch's model and optimizer, and theirs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from onnx_ops.torch.arrays import to_array, to_tensor
+from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.optimizers import CLOCK, RULES, rate_name
+
+State = Mapping[str, np.ndarray]
+
+
+def to_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Load the state of a training step into PyTorch.
+
+    Args:
+        state: what `Trainer.state_dict()` returns, or `Capture.state`: arrays by the names of the step's inputs.
+        model: gets parameters and buffers. Those that the step has not, such as constants, stay.
+        optimizer: gets its state and learning rates; the same class, groups and options as the captured one.
+
+    Raises:
+        CaptureError: a parameter that the state lacks; an array of another shape.
+    """
+    for name, tensor in _named(model).items():
+        if name in state:
+            _fill(name, tensor, state[name])
+        elif isinstance(tensor, torch.nn.Parameter):
+            raise CaptureError(f"the state lacks the parameter '{name}' of the model")
+    if optimizer is None:
+        return
+    for i, group in enumerate(optimizer.param_groups):
+        group["lr"] = float(state[rate_name(i, len(optimizer.param_groups))])
+    for parameter, key, name in _entries(state, model, optimizer):
+        if key == CLOCK and not _counts(optimizer):
+            continue
+        tensor = to_tensor(state[name])
+        if key != CLOCK and tensor.shape != parameter.shape:
+            raise CaptureError(f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
+        optimizer.state[parameter][key] = tensor
+
+
+def from_torch(
+    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, np.ndarray]:
+    """The state of a training step with that of PyTorch in its place, for `Trainer.load_state_dict`.
+
+    Args:
+        state: the step's, as for `to_torch`; what PyTorch does not have, such as the seed, is taken from it.
+        model, optimizer: as for `to_torch`.
+
+    Raises:
+        CaptureError: a parameter or buffer of the step that the model lacks.
+    """
+    new = dict(state)
+    for name, tensor in _named(model).items():
+        if name in state:
+            new[name] = to_array(tensor)
+    if optimizer is None:
+        return new
+    for i, group in enumerate(optimizer.param_groups):
+        rate = rate_name(i, len(optimizer.param_groups))
+        new[rate] = np.asarray(float(group["lr"]), state[rate].dtype)
+    for parameter, key, name in _entries(state, model, optimizer):
+        reached = optimizer.state.get(parameter, {})
+        if key in reached:
+            new[name] = to_array(torch.as_tensor(reached[key]))
+        elif key == CLOCK and not _counts(optimizer):
+            new[name] = np.asarray(1.0 if reached else 0.0, state[name].dtype)
+        else:
+            new[name] = np.zeros_like(state[name])
+    return new
+
+
+def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _fill(name: str, tensor: torch.Tensor, array: np.ndarray) -> None:
+    if tuple(tensor.shape) != array.shape:
+        raise CaptureError(f"'{name}' has shape {array.shape}, expected {tuple(tensor.shape)}")
+    with torch.no_grad():
+        tensor.copy_(to_tensor(array))
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether PyTorch counts steps too; SGD with dampening does not."""
+    return not isinstance(optimizer, torch.optim.SGD)
+
+
+def _entries(
+    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[torch.Tensor, str, str]]:
+    """Each piece of an optimizer's state that a step has: the parameter, torch's name for it, and the step's."""
+    rule = RULES.get(type(optimizer))
+    if rule is None:
+        raise CaptureError(f"the optimizer is a {type(optimizer).__name__}, of which no step can be captured")
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CaptureError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is none of the model's"
+                )
+            own = {key: f"optimizer.{key}.{names[parameter]}" for key in rule.initial(parameter.detach(), group)}
+            updated = any(name in state for name in own.values())
+            for key, name in own.items():
+                if name in state:
+                    yield parameter, key, name
+                elif key == CLOCK and updated and f"optimizer.{CLOCK}" in state:
+                    yield parameter, key, f"optimizer.{CLOCK}"
