@@ -107,7 +107,8 @@ def _explanation(error: BaseException, where: Whereabouts) -> str | None:
 
 
 def _branch(error: BaseException, where: Whereabouts) -> str | None:
-    if not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
+    number_wanted = isinstance(error, TypeError) and re.search(r"not 'Sym(Bool|Int|Float)'", str(error))
+    if not number_wanted and not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
     return (

@@ -211,7 +211,7 @@ def test_inference_is_the_first_call_of_the_model_in_evaluation_mode(tmp_path: P
         model,
         lambda m, x: m(x[1:], scale=x.mean(), double=True)["y"].mean() + m(x, scale=x.sum())["y"].mean(),
         (x,),
-        dynamic_shapes=(BATCH,),
+        dynamic_shapes=({0: Dim("N", min=3)},),
     )
     assert model.training
     assert capture.inference is not None
@@ -313,13 +313,43 @@ def test_losses_that_are_none(loss: Any, said: str) -> None:
         (({3: Dim("N")},), "names the axis 3, but its rank is 2"),
         ((BATCH, BATCH), "dynamic_shapes has 2 entries, expected 1: x"),
         ({"z": BATCH}, "expected entries of ['x']"),
-        (({1: Dim("M")},), "cannot be dynamic"),
+        (({1: Dim("M")},), "x.size()[1] is to be dynamic, but the model or loss makes the number 4 of it"),
     ],
 )
 def test_dynamic_shapes_that_do_not_fit(shapes: Any, said: str) -> None:
     with pytest.raises(CaptureError) as refused:
         gradients(nn.Linear(4, 2), lambda m, x: m(x).mean(), (torch.randn(5, 4),), dynamic_shapes=shapes)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda m, x: (m(x) * 2 if x.shape[0] > 4 else m(x)).mean(), "the graph is right only where 5 <= x.size()[0]"),
+        (lambda m, x: (m(x) * 2 if len(x) > 4 else m(x)).mean(), "makes the number 6 of it: len(x)"),
+        (lambda m, x: m(x).view(-1, 2, 2).mean(), "the graph is right only where ((2*x.size()[0]) % 4) == 0"),
+    ],
+)
+def test_graphs_that_hold_for_some_sizes_only(loss: Any, said: str) -> None:
+    """What was asked about sizes while tracing is answered in the graph for good."""
+    with pytest.raises(CaptureError) as refused:
+        gradients(nn.Linear(4, 2), loss, (torch.randn(6, 4),), dynamic_shapes=(BATCH,))
+    assert said in str(refused.value)
+
+
+def test_sizes_that_dimensions_are_told_to_have() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x) * (2 if x.shape[0] > 4 else 1) - y[::2]).square().mean()
+
+    rows = Dim("B", min=5)
+    example = torch.randn(6, 4), torch.randn(12, 2)
+    capture = gradients(model, loss, example, dynamic_shapes=({0: rows}, {0: rows * 2}))
+    assert shapes(capture.model)["y"] == ["2*B", 2]
+    x, y = torch.randn(8, 4), torch.randn(16, 2)
+    close(run(capture.model, capture.state | arrays(x=x, y=y))["loss"], loss(model, x, y))
 
 
 def test_names_that_are_taken() -> None:
