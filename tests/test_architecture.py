@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
     "training": {"safetensors"},
-    "cli": {"onnx_ops", "onnx", "rich"},
+    "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
     "": {"onnx_ops.cli"},
 }
 

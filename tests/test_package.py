@@ -85,13 +85,15 @@ def imported(paths: Iterable[Path]) -> set[str]:
 def test_requirements_are_those_of_the_imports() -> None:
     """What only the command line imports is in the extra of that name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required, extra = packages(project["dependencies"]), packages(project["optional-dependencies"]["cli"])
+    required = packages(project["dependencies"])
+    extra, plot = (packages(project["optional-dependencies"][name]) for name in ("cli", "plot"))
     command_line = set((PACKAGE / "cli").glob("*.py"))
     # `doctor`, which reads the bounds with packaging, can also be had from Python.
     library = imported((set(SHIPPED) - command_line) | {PACKAGE / "cli" / "diagnosis.py"})
     assert library <= required | {"llvmlite"}  # llvmlite is Numba's
     assert required - {"onnxruntime_extensions"} <= library  # whose library is found without importing it
-    assert imported(command_line) - required == extra == set(program.REQUIRED)
+    assert imported(command_line) - required == extra | plot
+    assert extra == set(program.REQUIRED)
 
 
 def start_program(without: Iterable[str], *arguments: str) -> subprocess.CompletedProcess[str]:

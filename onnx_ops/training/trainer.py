@@ -137,6 +137,11 @@ class Trainer:
     # --- the state ----------------------------------------------------------------------------------------------------
 
     @property
+    def has_inference_graph(self) -> bool:
+        """Whether there is something to export."""
+        return inference_function(self._model) is not None
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate; of several groups of parameters that of all. Setting it sets it for all groups."""
         rates = self.learning_rates

@@ -1,0 +1,127 @@
+"""A training in epochs, which can be interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from onnx_ops.training.checkpoints import read_checkpoint
+from onnx_ops.training.samples import Samples
+from onnx_ops.training.step import StepError
+from onnx_ops.training.trainer import Trainer
+
+METADATA = "onnx_ops.training"
+"""The key of a checkpoint's metadata under which stands how far the training has come."""
+
+
+@dataclass
+class Run:
+    """A training of so many epochs.
+
+    Attributes:
+        trainer: makes the steps.
+        samples: what they are made with.
+        seed: of the order of the samples.
+        losses: the mean loss over the samples of each epoch that is done.
+        step: how many steps of the present epoch are done.
+        total: the sum of the losses of the samples seen in it.
+    """
+
+    trainer: Trainer
+    samples: Samples
+    seed: int = 0
+    losses: list[float] = field(default_factory=list)
+    step: int = 0
+    total: float = 0.0
+    _order: np.ndarray | None = None
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are done."""
+        return len(self.losses)
+
+    def advance(self) -> float:
+        """Make one step.
+
+        Returns:
+            The loss: the first output that the step reports.
+
+        Raises:
+            StepError: a loss that is no finite number; what `Trainer.step` refuses.
+        """
+        if self._order is None:
+            self._order = self.samples.order(self.seed, self.epoch)
+        name, value = next(iter(self.trainer.step(**self.samples.batch(self._order, self.step)).items()))
+        if value.size != 1:
+            raise StepError(f"the step reports '{name}' of shape {value.shape} first, expected the loss, one number")
+        loss = float(value.reshape(()))
+        if not math.isfinite(loss):
+            raise StepError(f"the loss is {loss} in step {self.step + 1} of epoch {self.epoch + 1}")
+        self.total += loss * len(self.samples.chosen(self._order, self.step))
+        self.step += 1
+        if self.step == self.samples.steps:
+            self.losses.append(self.total / (self.samples.count - self.samples.left_out))
+            self.step, self.total, self._order = 0, 0.0, None
+        return loss
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint with the state and how far the training has come; errors as `Trainer.save`."""
+        record = Record(
+            self.seed, self.samples.count, self.samples.batch_size, tuple(self.losses), self.step, self.total
+        )
+        self.trainer.save(path, {METADATA: json.dumps(asdict(record))})
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on where the training was that has written a checkpoint.
+
+        Raises:
+            StepError: a training that had the samples in another order; a state that does not fit the step.
+        """
+        record = checkpoint.record
+        for what, before, now in (
+            ("seed", record.seed, self.seed),
+            ("number of samples", record.samples, self.samples.count),
+            ("batch size", record.batch_size, self.samples.batch_size),
+        ):
+            if before != now:
+                raise StepError(f"the {what} is {now}, expected {before}, as in the training that is gone on with")
+        self.trainer.load_state_dict(checkpoint.state)
+        self.losses, self.step, self.total = list(record.losses), record.step, record.total
+        self._order = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """How far a training has come, as its checkpoint says it; names as in `Run` and `Samples`."""
+
+    seed: int
+    samples: int
+    batch_size: int
+    losses: tuple[float, ...]
+    step: int
+    total: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a training has saved."""
+
+    state: Mapping[str, np.ndarray]
+    record: Record
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Raises OSError and StepError as `Trainer.load`; StepError for a checkpoint of no training in epochs."""
+        state, metadata = read_checkpoint(path)
+        if METADATA not in metadata:
+            raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{METADATA}'")
+        try:
+            record = json.loads(metadata[METADATA])
+            return cls(state, Record(**{**record, "losses": tuple(map(float, record["losses"]))}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise StepError(f"{path} does not say how far its training has come: {error}") from error

@@ -1,0 +1,151 @@
+"""Arrays of samples, and the batches of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from onnx_ops.core.types import TensorType
+from onnx_ops.training.step import StepError, array_text, check_names, numpy_dtype, tensor_text
+
+USUAL_BATCH_SIZE = 32
+
+
+def read_arrays(path: Path, inputs: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file for the inputs of a step.
+
+    Raises:
+        OSError: a file that cannot be read.
+        StepError: one that is no .npz file, or has arrays of other names or dtypes than the inputs.
+    """
+    with path.open("rb") as file:
+        try:
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array, not arrays with names")
+            arrays = dict(loaded)
+        except OSError:
+            raise
+        except Exception as error:  # zip files, arrays in them and pickles have exceptions of their own
+            raise StepError(f"{path} is no .npz file: {error}") from error
+    check_names(str(path), inputs, arrays)
+    return {name: _of_dtype(name, arrays[name], tensor) for name, tensor in inputs.items()}
+
+
+def _of_dtype(name: str, array: np.ndarray, tensor: TensorType) -> np.ndarray:
+    wanted = numpy_dtype(tensor)
+    if wanted == ml_dtypes.bfloat16 and array.dtype == np.dtype("V2"):  # all that .npz files tell of bfloat16
+        array = array.view(wanted)
+    if array.dtype != wanted:
+        raise StepError(f"'{name}' of the data is {array_text(array)}, expected {tensor_text(tensor)}")
+    return array
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a step is trained with.
+
+    Attributes:
+        arrays: by the names of the step's inputs.
+        axes: the axis along which the samples lie; an array without one is given whole to each step.
+        count: how many samples there are; 1 if all arrays are given whole.
+        batch_size: how many of them a step takes.
+        fixed: whether the step takes no fewer, so that the rest of each epoch is left out.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    axes: Mapping[str, int]
+    count: int
+    batch_size: int
+    fixed: bool
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        inputs: Mapping[str, TensorType],
+        batch_size: int | None = None,
+        batch_dimension: str | None = None,
+    ) -> Samples:
+        """Find out along which axes the samples lie.
+
+        An array lies along the dimension named `batch_dimension`; one whose input lacks it is given whole. Without that
+        name: along the first axis if the step gives it a name or leaves it open, and the names agree; if its size is
+        fixed, along the first axis if the array is longer there than the input, else the array is given whole.
+
+        Args:
+            arrays: for each of `inputs`.
+            inputs: those of the step's batch.
+            batch_size: how many samples a step takes; without one as many as the step says, else 32.
+            batch_dimension: the name of a dimension.
+
+        Raises:
+            StepError: where it is not clear which axis that is; arrays with different numbers of samples, or none; a
+                batch size that the step does not take.
+        """
+        names = {t.shape[0]: name for name, t in inputs.items() if t.shape and isinstance(t.shape[0], str)}
+        if batch_dimension is None and len(names) > 1:
+            told = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
+            raise StepError(f"the first dimensions of the inputs have different names, {told}: say which is the batch")
+        if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
+            raise StepError(f"no input has a dimension named '{batch_dimension}'")
+        axes = {
+            name: axis
+            for name, tensor in inputs.items()
+            if (axis := _axis(arrays[name], tensor, batch_dimension)) is not None
+        }
+        counts = {arrays[name].shape[axis]: name for name, axis in axes.items()}
+        if len(counts) > 1:
+            told = ", ".join(f"{count} of '{name}'" for count, name in counts.items())
+            raise StepError(f"the arrays have different numbers of samples: {told}")
+        count = next(iter(counts), 1)
+        sizes = {size for name, axis in axes.items() if isinstance(size := (inputs[name].shape or (None,))[axis], int)}
+        if len(sizes) > 1:
+            raise StepError(f"the step takes {' and '.join(map(str, sorted(sizes)))} samples at a time")
+        fixed = next(iter(sizes), None)
+        if fixed is not None and batch_size not in (None, fixed):
+            raise StepError(f"the batch size is {batch_size}, expected {fixed}, for the step takes no other")
+        size = fixed or batch_size or min(USUAL_BATCH_SIZE, count)
+        if count < (1 if fixed is None else fixed):
+            raise StepError(f"there are {count} samples, expected at least {fixed or 1}")
+        return cls(arrays, axes, count, size, fixed is not None)
+
+    @property
+    def steps(self) -> int:
+        """How many batches an epoch has."""
+        return self.count // self.batch_size if self.fixed else -(-self.count // self.batch_size)
+
+    @property
+    def left_out(self) -> int:
+        """How many samples of each epoch are too few for a batch; others each time."""
+        return self.count % self.batch_size if self.fixed else 0
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The samples of an epoch in an order of its own, which seed and epoch alone determine."""
+        return np.random.default_rng([seed, epoch]).permutation(self.count)
+
+    def batch(self, order: np.ndarray, number: int) -> dict[str, np.ndarray]:
+        """The batch of this number, from 0 on, of an epoch."""
+        chosen = self.chosen(order, number)
+        return {
+            name: array.take(chosen, self.axes[name]) if name in self.axes else array
+            for name, array in self.arrays.items()
+        }
+
+    def chosen(self, order: np.ndarray, number: int) -> np.ndarray:
+        """The samples in that batch."""
+        return order[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+def _axis(array: np.ndarray, tensor: TensorType, batch_dimension: str | None) -> int | None:
+    shape = tensor.shape
+    if batch_dimension is not None:
+        return shape.index(batch_dimension) if shape and batch_dimension in shape else None
+    if not array.ndim or shape == ():
+        return None
+    first = None if shape is None else shape[0]
+    return None if isinstance(first, int) and array.shape[0] == first else 0
