@@ -196,6 +196,23 @@ def test_step_without_next_values_reports_the_same_each_time() -> None:
     assert [trainer.step(x=np.float32([3, 4]))["grad"].tolist() for _ in range(3)] == [[3, 8]] * 3
 
 
+def test_next_values_that_are_other_inputs() -> None:
+    """Two parameters that change places, as they are and in another shape: neither is overwritten before it is read."""
+    b = Builder()
+    flat, square = TensorType(TensorProto.FLOAT, (4,)), TensorType(TensorProto.FLOAT, (2, 2))
+    one, two, three = (b.input(name, tensor) for name, tensor in (("a", flat), ("b", flat), ("c", square)))
+    b.output("loss", b.op("ReduceSum", one, keepdims=0), TensorType(TensorProto.FLOAT, ()))
+    b.output("next.a", two, flat)
+    b.output("next.b", b.op("Reshape", three, [4]), flat)
+    b.output("next.c", b.op("Reshape", one, [2, 2]), square)
+    model = helper.make_model(b.graph("turns"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step(dict.fromkeys("abc", InputRole.PARAMETER)).write_into(model)
+    state = {"a": np.full(4, 1, np.float32), "b": np.full(4, 2, np.float32), "c": np.full((2, 2), 3, np.float32)}
+    trainer = Trainer(step_model(model, state), options())
+    seen = [tuple(array.flat[0] for array in trainer.state_dict().values()) for _ in range(4) if trainer.step()]
+    assert seen == [(2, 3, 1), (3, 1, 2), (1, 2, 3), (2, 3, 1)]
+
+
 def half_step(dtype: int) -> onnx.ModelProto:
     """A step of parameters of 16 bits, computed in float32; the names of its batch are no identifiers."""
     b = Builder()
@@ -548,6 +565,38 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     values, interrupted = map(int, done.stdout.split())
     assert values > 5  # the file has been replaced again and again
     assert interrupted > 5  # and kills have come amid the writing of one
+
+
+def test_checkpoint_goes_into_torch_and_back(trainer: Trainer, tmp_path: Path) -> None:
+    """With two names for one parameter, and a buffer."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(steps.FEATURES, steps.CLASSES))
+            self.bias = torch.nn.Parameter(torch.zeros(steps.CLASSES))
+
+    module = torch.nn.Module()
+    module.linear, module.head = Layer(), torch.nn.Module()
+    module.head.weight = module.linear.weight
+    module.register_buffer("mean", torch.zeros(steps.FEATURES))
+    trainer.step(**steps.batch())
+    state = trainer.state_dict()
+    trainer.save(tmp_path / "checkpoint")
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in trainer.weights().items()})
+    read = load_file(tmp_path / "checkpoint")
+    for name, tensor in module.state_dict().items():
+        own = steps.STEP.tied.get(name, name)
+        assert_same_bits(tensor.numpy(), state[own])
+        assert torch.equal(tensor, read[own])
+    with torch.no_grad():
+        module.linear.weight.add_(1)
+    changed = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    trainer.load_state_dict({**state, **changed})
+    assert_same_bits(trainer.state_dict()[WEIGHT], state[WEIGHT] + 1)
+    assert_same_bits(trainer.state_dict()["linear.bias"], state["linear.bias"])
 
 
 # --- the trained model ------------------------------------------------------------------------------------------------
