@@ -227,7 +227,7 @@ def results_of(call: Call, threads: int) -> dict[str, dict[str, Array]]:
     for way, session in sessions.items():
         results[way] = outputs = measuring.empty_outputs(session, call.given)
         measuring.bound_run(session, call.given, outputs)()
-    if run := measuring.torch_call(call):
+    if not RECORDS[call.op].torch_draws and (run := measuring.torch_call(call)):
         computed = run()
         tensors = computed if isinstance(computed, tuple) else (computed,)
         results["torch"] = {

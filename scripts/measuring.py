@@ -102,7 +102,10 @@ def empty_outputs(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> 
     }
 
 
-_DTYPES_BY_TYPE = {f"tensor({dtype_name(onnx_element_type(dtype))})": dtype for dtype in FLOATS}
+_DTYPES_BY_TYPE = {
+    f"tensor({dtype_name(onnx_element_type(dtype))})": dtype
+    for dtype in (*FLOATS, np.dtype(np.bool_), np.dtype(np.int64))
+}
 
 
 def bound_run(session: ort.InferenceSession, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engines import ENGINES, FLOATS, REFERENCE, Call, Engine, assert_close, check_call
+from engines import ENGINES, FLOATS, Call, Engine, assert_close, check_call, dtype_on
 
 import onnx_ops
 from onnx_ops.core.op import Op
@@ -25,7 +25,7 @@ def test_example(op: Op, engine: Engine) -> None:
     expected = op.example.expected()
     assert list(outputs) == list(expected)
     for name, actual in outputs.items():
-        assert actual.dtype == (np.float64 if engine is REFERENCE else np.float32)
+        assert actual.dtype == dtype_on(engine, example_call(op), name)
         # The inputs are rounded to float32, and so is the result.
         assert_close(actual, expected[name].astype(actual.dtype), rtol=3e-7, atol=6e-8)
 

@@ -177,6 +177,11 @@ class Body(Builder):
         self._stored[output] = value
         self.misfits[output] = like
 
+    def give(self, output: str, value: Value) -> None:
+        """Make a value an output as it is. An output that no use wants is passed over."""
+        if self.wants(output):
+            self._stored[output] = value
+
     def op_like(self, value: Operand, name: str, hint: str = "cast_like") -> Value:
         """A value cast to the dtype of an input."""
         return self.op("CastLike", value, self.inputs[name], name=hint)

@@ -32,17 +32,18 @@ class Example:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The inputs: float32, whole numbers int32."""
-        return {name: _array(value) for name, value in self.inputs.items()}
+        """The inputs: float32, whole numbers int32, truth values bool."""
+        return {name: _array(value, np.int32) for name, value in self.inputs.items()}
 
     def expected(self) -> dict[str, np.ndarray]:
-        """The outputs, in float32."""
-        return {name: np.array(value, np.float32) for name, value in self.outputs.items()}
+        """The outputs: float32, whole numbers int64, truth values bool."""
+        return {name: _array(value, np.int64) for name, value in self.outputs.items()}
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, whole: type[np.integer]) -> np.ndarray:
     array = np.array(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array.astype(np.int32)
+    kinds: dict[str, Any] = {"f": np.float32, "i": whole, "b": np.bool_}
+    return array.astype(kinds[array.dtype.kind])
 
 
 VALUE_FIELDS: dict[int, str | None] = {

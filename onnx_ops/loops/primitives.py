@@ -145,17 +145,17 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         return type(a)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
 
 
-FLOAT, DOUBLE = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE)
+FLOAT, DOUBLE, BOOL = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE), int(onnx.TensorProto.BOOL)
 
 
 @helper
 def item_size(element_type: int) -> int:
-    """Bytes of a floating element type."""
+    """Bytes of a floating element type, or of BOOL."""
     if element_type == DOUBLE:
         return 8
     if element_type == FLOAT:
         return 4
-    return 2
+    return 1 if element_type == BOOL else 2
 
 
 @helper

@@ -304,7 +304,7 @@ def _like(value, other):
 # --- memory ------------------------------------------------------------------------------------------------------
 
 _POINTERS = {
-    "float32": f4_at, "float64": f8_at, "int64": i8_at, "int32": i4_at, "uint16": u2_at,
+    "float32": f4_at, "float64": f8_at, "int64": i8_at, "int32": i4_at, "uint16": u2_at, "uint8": u1_at,
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from numba import njit, types
 
 from onnx_ops.runtime.native import (
     BFLOAT16,
+    BOOL,
     DOUBLE,
     FLOAT,
     FLOAT16,
@@ -15,6 +16,7 @@ from onnx_ops.runtime.native import (
     f4_at,
     f8_at,
     half_at,
+    u1_at,
 )
 
 NUMBERS = {
@@ -56,6 +58,8 @@ def load(source, element_type, step, count, out):
         bring(f8_at(source), step, count, out)
     elif element_type == FLOAT16:
         bring(half_at(source), step, count, out)
+    elif element_type == BOOL:
+        bring(u1_at(source), step, count, out)
     else:
         bring(bfloat_at(source), step, count, out)
 

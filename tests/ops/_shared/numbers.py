@@ -85,12 +85,15 @@ def ulp_error(actual: Array, expected_float64: ArrayLike, largest_term: ArrayLik
     NaN or infinite largest_term is ignored. Equal infinities and NaN on both sides count 0, any other meeting of a
     special value inf. Two exceptions for an infinite result of the right sign where a finite value is expected: 0 where
     expected rounds to it; in the last binade it counts as the power of two that is the first not to fit.
-    expected may be longdouble; correct rounding gives at most 0.5.
+    expected may be longdouble; correct rounding gives at most 0.5. Whole numbers and truth values that
+    differ count inf.
     """
     actual = np.asarray(actual)
     expected = np.asarray(expected_float64)
     if actual.shape != expected.shape:
         raise ValueError(f"actual has shape {actual.shape}, expected has shape {expected.shape}")
+    if actual.dtype.kind in "bi":
+        return np.where(actual == expected, 0.0, math.inf)
     bits, lowest, overflow = _FORMATS[actual.dtype]
     with np.errstate(all="ignore"):
         got, want = real(actual, np.longdouble), real(expected, np.longdouble)

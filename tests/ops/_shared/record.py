@@ -17,6 +17,7 @@ from tests.ops._shared.numbers import Array, Reals, ulp_error
 
 DType = np.dtype[Any]
 LENGTHS = tuple(map(np.dtype, (np.uint8, np.int8, np.int16, np.int32, np.int64)))
+TRUTH = np.dtype(np.bool_)
 INVALID = ("ACLNN_ERR_PARAM_INVALID", "161002")
 MISSING = ("ACLNN_ERR_PARAM_NULLPTR", "161001")
 
@@ -152,7 +153,7 @@ Limits = Mapping[str, float]
 
 def limits(half: float = 0.51, *, single: float, double: float) -> Limits:
     """The largest errors, in units in the last place of the largest term, by dtype of the result."""
-    return {"float16": half, "bfloat16": half, "float32": single, "float64": double}
+    return {"float16": half, "bfloat16": half, "float32": single, "float64": double, "bool": 0.0, "int64": 0.0}
 
 
 # One operator at a time, and onnxruntime's float32 exp is off by up to 2.
@@ -270,6 +271,7 @@ class Record:
         slack: what an output may be off by besides rounding: slack(call, output, dtype of the result, portable).
         limit_of: the limit of an output in calls that have one of their own, on all engines.
         large: calls with more elements than a block has, whose results do not depend on threads.
+        torch_draws: whether torch's results are random, so that only its speed can be compared.
         torch: torch_call(torch, call): a function of no arguments that computes the same with torch on the same memory,
             a tensor or a tuple of the outputs wanted; None where torch has nothing like it.
         documented: words that the documentation of the schema has to say.
@@ -293,6 +295,7 @@ class Record:
     limit_of: Callable[[Call, str, DType], float | None] = lambda call, output, dtype: None
     large: Callable[[DType], Iterable[Call]] = _none
     torch: Callable[[Any, Call], Callable[[], Any] | None] | None = None
+    torch_draws: bool = False
     documented: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     benchmarks: tuple[Benchmark, ...] = ()
@@ -445,6 +448,6 @@ class Record:
 
 __all__ = [
     "BFLOAT16", "FLOAT16", "FLOAT32", "FLOAT64", "FLOATS", "INVALID", "LENGTHS", "MISSING", "PORTABLE_LIMITS",
-    "SUM_LIMITS", "Accuracy", "Array", "Attribute", "Benchmark", "Call", "Choice", "DType", "Input", "Limits", "Output",
-    "Record", "Refusal", "Worked", "at_least_float32", "like", "limits", "onnx_name", "promoted",
+    "SUM_LIMITS", "TRUTH", "Accuracy", "Array", "Attribute", "Benchmark", "Call", "Choice", "DType", "Input", "Limits",
+    "Output", "Record", "Refusal", "Worked", "at_least_float32", "like", "limits", "onnx_name", "promoted",
 ]  # fmt: skip
