@@ -1,0 +1,81 @@
+"""The random numbers of Dropout: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
+1, 2, 3", 2011), a function from a counter of 128 bits and a key of 64 to four words of 32 bits.
+
+A word depends on nothing but its place, so that threads draw them in any order, and no state is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.primitives import inlined
+
+ROUNDS = 10
+FIRST, SECOND = 0xD2511F53, 0xCD9E8D57
+"""What two of the words are multiplied with in each round."""
+FIRST_STEP, SECOND_STEP = 0x9E3779B9, 0xBB67AE85
+"""What is added to the key after each round: bits of the golden ratio and of the square root of 3."""
+WORD = 2**32
+WORDS = 4
+
+# As the native code wants them: an int64 that meets a uint64 would make a float64.
+A, B, A_STEP, B_STEP = np.uint64(FIRST), np.uint64(SECOND), np.uint64(FIRST_STEP), np.uint64(SECOND_STEP)
+LOW, HALF = np.uint64(WORD - 1), np.uint64(32)
+
+
+@inlined
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
+    """The four words of a counter and a key, all of them uint64 below 2**32."""
+    for _ in range(ROUNDS):
+        a, b = A * c0, B * c2
+        c0, c1, c2, c3 = (b >> HALF) ^ c1 ^ k0, b & LOW, (a >> HALF) ^ c3 ^ k1, a & LOW
+        k0, k1 = (k0 + A_STEP) & LOW, (k1 + B_STEP) & LOW
+    return c0, c1, c2, c3
+
+
+def words(seed: int, offset: int, count: int) -> np.ndarray:
+    """The first words of a seed and an offset (count,): word i is the one numbered i % 4 of the counter i // 4."""
+    key, stream = (np.asarray(value, np.int64).astype(np.uint64) for value in (seed, offset))
+    blocks = np.arange((count + WORDS - 1) // WORDS, dtype=np.uint64)
+    counter = (blocks & LOW, blocks >> HALF, stream & LOW, stream >> HALF)
+    return np.stack(philox(*counter, key & LOW, key >> HALF), axis=-1).reshape(-1)[:count]
+
+
+def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, ...]:
+    """`philox` in standard operators, whose int64 holds all that comes up.
+
+    Args:
+        b: the body.
+        seed, offset: int64 scalars, the offset not below 0.
+        blocks: the counters, int64 from 0 to 2**32 - 1.
+
+    Returns:
+        The four words of each counter, int64.
+    """
+
+    def low(value: Value) -> Value:
+        return b.op("BitwiseAnd", value, WORD - 1, name="low")
+
+    def xor(first: Value, *others: Value) -> Value:
+        for other in others:
+            first = b.op("BitwiseXor", first, other, name="mixed")
+        return first
+
+    def multiplied(word: Value, factor: int) -> tuple[Value, Value]:
+        """High and low half of a product, which itself would not fit: that with factor - 2**32 does, and 2**62 more
+        makes it positive."""
+        product = (word * b.constant(factor - WORD) + 2**62).named("product")
+        return (product / WORD + (word - 2**30)).named("high"), low(product)
+
+    c0, c1, c2, c3 = blocks, b.constant(0), low(offset), (offset / WORD).named("high")
+    k0 = low(seed)
+    k1 = low(((seed - k0) / WORD).named("high"))
+    for _ in range(ROUNDS):
+        (a_high, a_low), (b_high, b_low) = multiplied(c0, FIRST), multiplied(c2, SECOND)
+        c0, c1, c2, c3 = xor(b_high, c1, k0), b_low, xor(a_high, c3, k1), a_low
+        k0, k1 = low(k0 + FIRST_STEP), low(k1 + SECOND_STEP)
+    return c0, c1, c2, c3

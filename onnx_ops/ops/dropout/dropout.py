@@ -1,0 +1,243 @@
+"""Dropout: sets random elements to 0 and scales the others up."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    FLOAT,
+    ZERO,
+    array_at,
+    free,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "Dropout",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Dropout (aclnnDropout): sets random elements to 0, each with probability p, and scales the others so that the mean
+stays. Which ones, the seed tells.
+
+    mask   = word[i] >= round(p * 2^32)  for the i-th element in memory
+    output = input * scale  where mask
+             0              elsewhere
+    scale  = 1 / (1 - p), rounded to float; 0 for p = 1
+
+The word of an element is a function of seed, offset and i alone: of the four words that Philox 4x32-10 (Salmon et al.,
+2011) gives for the counter (i/4, offset), each of 64 bits and the low half first, and the key seed it is the one
+numbered i mod 4. So the mask is the same on every machine, for any dtype and any number of threads.
+
+Shapes: input, output and mask of one shape, rank 0 to 8; seed a scalar.
+
+Dtypes: input float16, bfloat16, float or double, and output the same; seed int64 or int32, of which equal numbers mean
+the same; mask bool.
+
+Edge rules: p = 0 gives the input, p = 1 zeros. What is set to 0 is +0, also where input is NaN or infinite. p is a
+float32; the probability is that number rounded to a multiple of 2^-32. Several dropouts that share a seed differ by
+their offset, of which there are 2^63. Masks of different shapes begin alike. A p outside [0, 1] and a negative offset
+are errors. For a mask of whole channels, take the dropout of ones of that shape and multiply.
+
+Without a kernel: the results are the same, of an input of less than 2^34 elements.
+""",
+    inputs=[
+        OpSchema.FormalParameter("input", "T", "Any floating tensor."),
+        OpSchema.FormalParameter("seed", "TSeed", "What the mask is drawn from, a scalar."),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("output", "T", "input, scaled or set to 0."),
+        OpSchema.FormalParameter(
+            "mask", "TMask", "Which elements are kept.", param_option=OpSchema.FormalParameterOption.Optional
+        ),
+    ],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TSeed", tensor_types((TensorProto.INT64, TensorProto.INT32)), "Types of whole numbers."),
+        ("TMask", tensor_types((TensorProto.BOOL,)), "bool."),
+    ],
+    attributes=[
+        attribute("p", 0.5, "Probability that an element is set to 0."),
+        attribute("offset", 0, "Which of the dropouts of one seed this is."),
+    ],
+)
+
+
+def threshold_of(p: float) -> int:
+    """A word below this number sets its element to 0."""
+    return int(np.rint(np.float64(np.float32(p)) * WORD))
+
+
+def scale_of(p: float) -> np.float32:
+    """What kept elements are multiplied with."""
+    kept = 1 - np.float64(np.float32(p))
+    return np.float32(1 / kept if kept > 0 else 0)
+
+
+def reference(
+    input: np.ndarray, seed: np.ndarray, *, p: float = 0.5, offset: int = 0, dtype: npt.DTypeLike | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition in NumPy, computed in float64.
+
+    Args:
+        input: floating array.
+        seed: scalar of whole numbers.
+        p: read as a float32.
+        offset: as in the schema.
+        dtype: of the output, instead of input's.
+
+    Returns:
+        output and mask, arrays of input's shape.
+    """
+    mask = (words(int(seed), offset, input.size) >= np.uint64(threshold_of(p))).reshape(input.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = input.astype(np.float64) * np.float64(scale_of(p))
+    return rounded(np.where(mask, scaled, 0.0), input.dtype, dtype), mask
+
+
+# --- the kernel: one task for some elements --------------------------------------------------------------------------
+
+INPUT, SEED = range(2)
+OUTPUT, MASK = range(2)
+ATTRIBUTES = attributes_of(SCHEMA)
+INT64 = int(TensorProto.INT64)
+ELEMENTS = 16 * CHUNK
+"""Elements that a task draws for."""
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Outputs of the shape of the input."""
+    job = record_at(job_address, JOB)
+    if job.rank[SEED] != 0:
+        return REFUSED
+    count = 1
+    for k in range(2):
+        job.output_rank[k] = job.rank[INPUT]
+    for axis in range(job.rank[INPUT]):
+        count *= job.dims[INPUT, axis]
+        for k in range(2):
+            job.output_dims[k, axis] = job.dims[INPUT, axis]
+    job.tasks = (count + ELEMENTS - 1) // ELEMENTS
+    return OK
+
+
+def task(job_address: int, number: int) -> None:
+    """The elements from ELEMENTS * number on."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    if kernel.element_type[SEED] == INT64:
+        seed = array_at(job.data[SEED], 1, np.int64)[0]
+    else:
+        seed = np.int64(array_at(job.data[SEED], 1, np.int32)[0])
+    key, stream = np.uint64(seed), np.uint64(attributes.offset)
+    p = np.float64(attributes.p)
+    threshold = np.uint64(np.rint(p * 4294967296.0))
+    scale = np.float32(1.0 / (1.0 - p)) if p < 1.0 else ZERO
+    element_type, size = kernel.element_type[INPUT], item_size(kernel.element_type[INPUT])
+    total = 1
+    for axis in range(job.rank[INPUT]):
+        total *= job.dims[INPUT, axis]
+
+    memory = malloc(9 * CHUNK)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    numbers, kept = array_at(memory, CHUNK, np.float64), array_at(memory + 8 * CHUNK, CHUNK, np.uint8)
+    for start in range(number * ELEMENTS, min((number + 1) * ELEMENTS, total), CHUNK):
+        count = min(CHUNK, total - start)
+        for i in range(CHUNK // WORDS):
+            block = np.uint64(start // WORDS + i)
+            w0, w1, w2, w3 = philox(block & LOW, block >> HALF, stream & LOW, stream >> HALF, key & LOW, key >> HALF)
+            kept[WORDS * i] = w0 >= threshold
+            kept[WORDS * i + 1] = w1 >= threshold
+            kept[WORDS * i + 2] = w2 >= threshold
+            kept[WORDS * i + 3] = w3 >= threshold
+        source, target = job.data[INPUT] + start * size, job.output[OUTPUT] + start * size
+        if element_type == FLOAT:
+            x, out = array_at(source, count, np.float32), array_at(target, count, np.float32)
+            for i in range(count):
+                out[i] = x[i] * scale if kept[i] else ZERO
+        else:
+            read_numbers(kernel.read, source, element_type, count, memory)
+            for i in range(count):
+                numbers[i] = numbers[i] * np.float64(scale) if kept[i] else 0.0
+            write_numbers(kernel.write, memory, element_type, count, target)
+        if job.output[MASK] != 0:
+            mask = array_at(job.output[MASK] + start, count, np.uint8)
+            for i in range(count):
+                mask[i] = kept[i]
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+# --- the portable body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    x, p = b.load("input"), b.attribute("p")
+    if p is not None:
+        threshold, scale = b.constant(threshold_of(p), name="threshold"), b.constant(scale_of(p), b.compute)
+    else:
+        given = b.value_of("p").cast(TensorProto.DOUBLE)
+        threshold = b.op("Round", given * np.float64(WORD), name="rounded").cast(TensorProto.INT64).named("threshold")
+        scale = (np.float64(1) / (np.float64(1) - given)).cast(TensorProto.FLOAT).cast(b.compute).named("scale")
+    count = b.op("Size", x, name="count")
+    blocks = b.op("Range", 0, ((count + (WORDS - 1)) / WORDS).named("blocks"), 1, name="block")
+    drawn = written(b, b.load_as("seed", TensorProto.INT64), b.value_of("offset"), blocks)
+    columns = [b.op("Unsqueeze", word, [1], name="column") for word in drawn]
+    passes = b.op("Concat", *columns, name="words", axis=1).greater_or_equal(threshold).named("passes")
+    number = b.op("Reshape", count, [1], name="number")
+    flat = b.op("Slice", b.op("Reshape", passes, [-1], name="row"), [0], number, [0], name="passes_of_elements")
+    mask = b.op("Reshape", flat, b.op("Shape", x), name="kept", allowzero=1)
+    b.store("output", b.op("Where", mask, (x * scale).named("scaled"), 0.0, name="dropped"), "input")
+    b.give("mask", mask)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    call.same_shape("seed", (), "a scalar")
+    p, offset = call.attributes["p"], call.attributes["offset"]
+    if not 0 <= p <= 1:
+        raise call.error(f"attribute 'p' is {p}, expected a number from 0 to 1")
+    if offset < 0:
+        raise call.error(f"attribute 'offset' is {offset}, expected at least 0")
+    shape = call.shape("input")
+    return TensorType(call.dtype("input"), shape), TensorType(TensorProto.BOOL, shape)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # The words are those that the authors of Philox publish for a counter and a key of 0: 0x6627e8d5, 0xe169c58d,
+        # 0xbc57ac4c and 0x9b00dbd8. The first one alone is below 2^31.
+        {"input": [1.0, 2.0, 3.0, 4.0], "seed": 0},
+        {"output": [0.0, 4.0, 6.0, 8.0], "mask": [False, True, True, True]},
+    ),
+    typed_inputs=("input",),
+    body_opset=18,  # the first with BitwiseXor
+)

@@ -1,0 +1,114 @@
+"""DropoutBackward: the gradient passes through the elements that dropout has kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import ZERO
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import computing_dtype, rounded
+
+SCHEMA = OpSchema(
+    "DropoutBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of dropout (aclnnDropoutBackward) by its input.
+
+    grad_input = grad_output * scale  where mask
+                 0                    elsewhere
+
+The scale of Dropout is 1 / (1 - p).
+
+Shapes: grad_output of rank 0 to 8; mask broadcasts to it, and grad_input has its shape.
+
+Dtypes: grad_output float16, bfloat16, float or double, and grad_input the same; mask bool.
+
+Edge rules: where mask is off the result is +0, even if grad_output is NaN or infinite there. scale is a float32. An
+empty grad_output gives an empty grad_input.
+
+Without a kernel: the results are the same. Shapes that are known only at run time are not checked: they broadcast by
+the rules of ONNX's operators.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "T", "Gradient of the loss by the output of dropout."),
+        OpSchema.FormalParameter("mask", "TMask", "The mask of dropout."),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_input", "T", "Gradient of the loss by the input of dropout.")],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TMask", tensor_types((TensorProto.BOOL,)), "bool."),
+    ],
+    attributes=[attribute("scale", 2.0, "What dropout has multiplied the elements with that it kept.")],
+)
+
+
+def reference(
+    grad_output: np.ndarray, mask: np.ndarray, *, scale: float = 2.0, dtype: npt.DTypeLike | None = None
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        grad_output: floating array.
+        mask: bool, broadcasts to grad_output.
+        scale: read as a float32.
+        dtype: compute and answer in this dtype instead of grad_output's.
+
+    Returns:
+        Array of grad_output's shape.
+    """
+    compute = computing_dtype((grad_output,), dtype)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        scaled = grad_output.astype(compute) * compute.type(np.float32(scale))
+    return rounded(np.where(mask, scaled, compute.type(0)), grad_output.dtype, dtype)
+
+
+def scale_kept(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal (1), scale."""
+    grad_output, mask, scale = operands[0], operands[1], parameters[1]
+    for i in range(count):
+        out[i] = grad_output[i] * scale if mask[i] > ZERO else ZERO
+
+
+SPACE = IndexSpace({"grad_output": Role.SHAPE, "mask": Role.INTO})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    return (TensorType(call.dtype("grad_output"), SPACE.shape(call)),)
+
+
+def kernel(call: Call) -> Loop:
+    return Loop(SPACE, computing_type(call, "mask"), scale_kept, parameters=(float(call.attributes["scale"]),))
+
+
+def body(b: Body) -> None:
+    scaled = (b.load("grad_output") * b.value_of("scale")).named("scaled")
+    b.store("grad_input", b.op("Where", b.inputs["mask"], scaled, 0.0, name="gradient"), "grad_output")
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"grad_output": [1.0, 2.0, 3.0, 4.0], "mask": [False, True, True, False]},
+        {"grad_input": [0.0, 5.0, 7.5, 0.0]},
+        {"scale": 2.5},
+    ),
+    typed_inputs=("grad_output",),
+)
