@@ -7,79 +7,13 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnx_ops.torch.whole import reductions
-from onnx_ops.torch.whole.domain import aclnn
+from onnx_ops.core.reduction import Divisor, Reduction
+from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
+from onnx_ops.torch.whole.reductions import reduction_of
 
-NAMES = ("none", "mean", "sum", "batchmean")
-
-
-@torch.library.custom_op("onnx_ops::kl_div", mutates_args=())
-def kl_div(self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
-    return functional.kl_div(self, target, reduction=NAMES[reduction], log_target=log_target).clone()
-
-
-@kl_div.register_fake
-def _(self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
-    shape = torch.broadcast_shapes(self.shape, target.shape) if reduction == 0 else ()
-    return self.new_empty(shape)
-
-
-@torch.library.custom_op("onnx_ops::kl_div_backward", mutates_args=())
-def kl_div_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
-    gradient = -(target.exp() if log_target else target) * grad
-    return _shared(gradient, reduction)
-
-
-@torch.library.custom_op("onnx_ops::kl_div_target_backward", mutates_args=())
-def kl_div_target_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
-    if log_target:
-        gradient = grad * target.exp() * (target - self + 1)
-    else:
-        gradient = torch.where(target == 0, 0.0, grad * (target.log() - self + 1))
-    return _shared(gradient, reduction)
-
-
-def _shared(gradient: Tensor, reduction: int) -> Tensor:
-    """A gradient through the mean over all elements, or over the batch."""
-    parts = {1: gradient.numel(), 3: gradient.shape[0] if gradient.dim() else 1}
-    return gradient / parts[reduction] if reduction in parts else gradient.clone()
-
-
-@kl_div_backward.register_fake
-@kl_div_target_backward.register_fake
-def _(grad: Tensor, self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
-    return self.new_empty(torch.broadcast_shapes(self.shape, target.shape))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.rest = inputs[2:]
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    self, target = ctx.saved_tensors
-    wanted = ctx.needs_input_grad
-    by_self = kl_div_backward(grad, self, target, *ctx.rest).sum_to_size(self.shape) if wanted[0] else None
-    by_target = kl_div_target_backward(grad, self, target, *ctx.rest).sum_to_size(target.shape) if wanted[1] else None
-    return by_self, by_target, None, None
-
-
-kl_div.register_autograd(_gradients, setup_context=_setup)
-
-
-def _kl_div(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    log_target: bool = False,
-) -> Tensor:
-    return kl_div(input, target, reductions.number(reduction, size_average, reduce), log_target)
-
-
-FUNCTIONS = {functional.kl_div: _kl_div}
+TABLE: Table = {}
 
 
 def _forward(self: Any, target: Any, reduction: int, log_target: bool) -> Any:
@@ -94,8 +28,75 @@ def _target_backward(grad: Any, self: Any, target: Any, reduction: int, log_targ
     return aclnn.KlDivTargetBackward(grad, self, target, reduction=reduction, log_target=int(log_target))
 
 
-TABLE = {
-    torch.ops.onnx_ops.kl_div.default: _forward,
-    torch.ops.onnx_ops.kl_div_backward.default: _backward,
-    torch.ops.onnx_ops.kl_div_target_backward.default: _target_backward,
-}
+@whole_operator(TABLE, _forward)
+def kl_div(self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
+    """The divergence of tensors of one dtype; their shapes broadcast."""
+    terms = functional.kl_div(self, target, reduction="none", log_target=log_target)
+    if Reduction(reduction) is Reduction.NONE:
+        return terms.clone()
+    return _shared(terms.sum(), terms, reduction)
+
+
+@whole_operator(TABLE, _backward)
+def kl_div_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
+    gradient = -(target.exp() if log_target else target) * (grad + torch.zeros_like(self))
+    return _shared(gradient, gradient, reduction).sum_to_size(self.shape).clone()
+
+
+@whole_operator(TABLE, _target_backward)
+def kl_div_target_backward(grad: Tensor, self: Tensor, target: Tensor, reduction: int, log_target: bool) -> Tensor:
+    if log_target:
+        gradient = torch.where(target.isneginf(), 0.0, grad * target.exp() * (target - self + 1))
+    else:
+        gradient = grad * (target.log() - self + 1)
+    return _shared(gradient, gradient, reduction).sum_to_size(target.shape).clone()
+
+
+def _shared(value: Tensor, terms: Tensor, reduction: int) -> Tensor:
+    """What the mean over all terms, or over the batch, makes of a sum or of a gradient."""
+    parts = {Divisor.SIZE: terms.numel(), Divisor.BATCH: terms.shape[0] if terms.dim() else 1}
+    divisor = Reduction(reduction).divisor
+    return value / parts[divisor] if divisor in parts else value
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.rest = inputs[2:]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad
+    by_self = kl_div_backward(grad, *ctx.saved_tensors, *ctx.rest) if wanted[0] else None
+    by_target = kl_div_target_backward(grad, *ctx.saved_tensors, *ctx.rest) if wanted[1] else None
+    return by_self, by_target, None, None
+
+
+kl_div.register_autograd(_gradients, setup_context=_setup)
+
+
+def _functional(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    kind = reduction_of(reduction, size_average, reduce)
+    if kind is not Reduction.BATCHMEAN or not input.dim():
+        return _kl_div(input, target, Reduction.SUM if kind is Reduction.BATCHMEAN else kind, log_target=log_target)
+    broadcast = torch.broadcast_shapes(input.shape, target.shape)
+    if len(broadcast) == input.dim() and statically_known_true(broadcast[0] == input.shape[0]):
+        return _kl_div(input, target, kind, log_target=log_target)
+    # PyTorch divides by the batch of `input`, which is here not that of the terms.
+    return _kl_div(input, target, Reduction.SUM, log_target=log_target) / input.shape[0]
+
+
+def _kl_div(input: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *, log_target: bool = False) -> Tensor:
+    if not (input.is_floating_point() and target.is_floating_point()):
+        return torch.kl_div(input, target, reduction, log_target=log_target)  # which refuses them
+    dtype = torch.result_type(input, target)
+    return kl_div(input.to(dtype), target.to(dtype), int(reduction), log_target)
+
+
+FUNCTIONS = {functional.kl_div: _functional, torch.kl_div: _kl_div}
