@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -58,9 +57,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def perceptron() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, CLASSES))
 
 
 def with_binary_cross_entropy(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -209,7 +206,5 @@ TASKS: Mapping[str, Task] = {
     "depthwise CNN": Task(depthwise, classified, images, momentum),
     "transformer block": Task(Transformer, next_token, text, adamw),
     "speech, CTC": Task(Speech, spelt, recordings, adamw),
-    "LSTM": Task(
-        Recurrent, classified, lambda: (torch.randn(BATCH, 20, 16), torch.randint(0, 4, (BATCH,))), adam
-    ),
+    "LSTM": Task(Recurrent, classified, lambda: (torch.randn(BATCH, 20, 16), torch.randint(0, 4, (BATCH,))), adam),
 }

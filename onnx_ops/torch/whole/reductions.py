@@ -13,4 +13,4 @@ def reduction_of(reduction: str, size_average: bool | None = None, reduce: bool 
         reduction = _reduction.legacy_get_string(size_average, reduce, emit_warning=False)
     elif reduction not in ("none", "mean", "sum", "batchmean"):
         _reduction.get_enum(reduction)  # which refuses it
-    return Reduction(reduction)
+    return Reduction[reduction.upper()]
