@@ -24,6 +24,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of the exporter, about itself
 def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks with PyTorch in them in this process, those between them in processes in which it cannot be imported."""
     monkeypatch.chdir(tmp_path)
