@@ -19,7 +19,7 @@ from engines import FLOATS, KERNEL, Array, Call
 
 import onnx_ops
 from onnx_ops.ops.dropout import _philox
-from tests.ops import dropout as record
+from tests.ops import dropout_v3 as record
 
 OP = record.OP
 COUNT = 1 << 20
@@ -149,9 +149,9 @@ def test_columns_of_a_batch_are_independent() -> None:
 
 STEP = """<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
 step (float[N] x, float[N] g, int64 seed) => (float[N] y, float[N] dx, float[N] z) {
-    y, mask = aclnn.Dropout <p = 0.2> (x, seed)
+    y, mask = aclnn.DropoutV3 <p = 0.2> (x, seed)
     dx = aclnn.DropoutBackward <scale = 1.25> (g, mask)
-    z, other = aclnn.Dropout <p = 0.75, offset = 1> (x, seed)
+    z, other = aclnn.DropoutV3 <p = 0.75, offset = 1> (x, seed)
 }"""
 
 

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import onnx
 import pytest
 
 import onnx_ops
@@ -182,3 +183,10 @@ def test_type_checkers_see_the_types_of_an_installed_wheel(wheel: zipfile.Path, 
         'user.py:2: error: "int" has no attribute "upper"  [attr-defined]',
         "Found 1 error in 1 file (checked 1 source file)",
     ], done.stderr
+
+
+def test_no_op_has_the_name_of_one_of_onnx() -> None:
+    """onnx.reference cannot be imported once two domains have schemas of one name."""
+    others = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain != onnx_ops.DOMAIN}
+    assert not others & set(onnx_ops.OPS)
+    subprocess.run([sys.executable, "-W", "error", "-c", "import onnx_ops, onnx.reference"], check=True)

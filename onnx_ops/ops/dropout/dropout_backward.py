@@ -31,7 +31,7 @@ Gradient of dropout (aclnnDropoutBackward) by its input.
     grad_input = grad_output * scale  where mask
                  0                    elsewhere
 
-The scale of Dropout is 1 / (1 - p).
+The scale of DropoutV3 is 1 / (1 - p).
 
 Shapes: grad_output of rank 0 to 8; mask broadcasts to it, and grad_input has its shape.
 

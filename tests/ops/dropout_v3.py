@@ -29,7 +29,7 @@ from tests.ops._shared.record import (
 )
 from tests.ops._shared.with_torch import tensor
 
-OP = "Dropout"
+OP = "DropoutV3"
 WHOLE = (np.dtype(np.int64), np.dtype(np.int32))
 
 

@@ -1,4 +1,4 @@
-"""Dropout: sets random elements to 0 and scales the others up."""
+"""DropoutV3: sets random elements to 0 and scales the others up."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, 
 from onnx_ops.ops.references import rounded
 
 SCHEMA = OpSchema(
-    "Dropout",
+    "DropoutV3",
     DOMAIN,
     OPSET_VERSION,
     """
-Dropout (aclnnDropout): sets random elements to 0, each with probability p, and scales the others so that the mean
+DropoutV3 (aclnnDropoutV3): sets random elements to 0, each with probability p, and scales the others so that the mean
 stays. Which ones, the seed tells.
 
     mask   = word[i] >= round(p * 2^32)  for the i-th element in memory
