@@ -300,6 +300,15 @@ def test_what_is_no_step_is_refused(change: Callable[[Path], None], problem: str
     assert not (step.parent / "out").exists()
 
 
+@pytest.mark.parametrize("option", ["--out", "--plot", "--export"])
+def test_folder_that_is_not_there_is_noticed_before_the_training(option: str, step: Path, data: Path) -> None:
+    out = step.parent / "out"
+    more = () if option == "--out" else ("--out", out)
+    problem = refusal(step, data, *more, option, step.parent / "nowhere" / "file")
+    assert problem == f"there is no folder {step.parent / 'nowhere'}"
+    assert not out.exists()
+
+
 def test_step_without_inference_graph_is_not_trained_for_export(data: Path, tmp_path: Path) -> None:
     (tmp_path / "step.onnx").write_bytes(steps.whole_step(inference=False).SerializeToString())
     more = ("--out", tmp_path / "out", "--export", tmp_path / "trained.onnx")

@@ -461,8 +461,9 @@ def test_checkpoint_replaces_nothing_but_files(kind: str, trainer: Trainer, tmp_
 
 
 def test_checkpoint_in_no_folder(trainer: Trainer, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as missing:
         trainer.save(tmp_path / "nowhere" / "checkpoint")
+    assert missing.value.filename == str(tmp_path / "nowhere" / "checkpoint")
     with pytest.raises(FileNotFoundError):
         trainer.load(tmp_path / "checkpoint")
 
@@ -522,6 +523,34 @@ def test_checkpoint_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "replace", replaced)
     checkpoints.write_checkpoint(tmp_path / "checkpoint", {"a": np.zeros(2)}, {})
     assert done == ["sync", "replace", "sync"]
+
+
+FULL = """
+    import resource, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+
+    path = Path(sys.argv[1]) / "checkpoint"
+    write_checkpoint(path, {"a": np.zeros(10)}, {})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        write_checkpoint(path, {"a": np.zeros(100_000)}, {})
+    except OSError as error:
+        print(error)
+    assert len(read_checkpoint(path)[0]["a"]) == 10
+    assert list(path.parent.iterdir()) == [path]
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files, which stands for a full disk")
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"cannot write {tmp_path / 'checkpoint'}: ")
+    assert "FileTooLarge" in done.stdout or "File too large" in done.stdout
 
 
 KILLED = """

@@ -317,11 +317,13 @@ def train(
     JSON: checkpoint; samples; batch_size; left_out, samples left out of each epoch; losses, a list with the mean loss
     of each epoch; interrupted; plot and export, the files written, null if none.
     """
-    from onnx_ops.cli.training import Stopping, can_plot, plot_losses, prepare
+    from onnx_ops.cli.training import Stopping, can_plot, no_folder, plot_losses, prepare
     from onnx_ops.training.run import Checkpoint
 
     if out.exists() and not resume:
         _fail(f"{out} is there already: --resume goes on from it; to start anew, name another file", as_json)
+    if (folder := no_folder((out, plot, export))) is not None:
+        _fail(f"there is no folder {folder}", as_json)
     if plot is not None and not can_plot():
         _fail("--plot needs matplotlib, which is not installed: pip install 'onnx-ops[plot]'", as_json)
     console = _console()

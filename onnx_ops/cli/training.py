@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -65,6 +65,11 @@ class Stopping:
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal = number
         self.__exit__()
+
+
+def no_folder(paths: Iterable[Path | None]) -> Path | None:
+    """The first of the folders of these files that is not there: to know it after an epoch is too late."""
+    return next((path.parent for path in paths if path is not None and not path.parent.is_dir()), None)
 
 
 def can_plot() -> bool:

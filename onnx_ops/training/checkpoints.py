@@ -43,13 +43,19 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
         OSError: a file that cannot be written.
         StepError: a path that is no regular file; a dtype that the format does not have.
     """
+    import safetensors
     import safetensors.numpy
 
     for name, array in arrays.items():
         if array.dtype not in DTYPES.values():
             raise StepError(f"'{name}' is of dtype {array.dtype}, which safetensors files do not have")
-    with _taking_the_place_of(path) as staged:
-        safetensors.numpy.save_file(dict(arrays), staged, dict(metadata))
+    try:
+        with _taking_the_place_of(path) as staged:
+            safetensors.numpy.save_file(dict(arrays), staged, dict(metadata))
+    except safetensors.SafetensorError as error:  # a full disk, say
+        raise OSError(f"cannot write {path}: {error}") from error
+    except OSError as error:  # which names a temporary file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
