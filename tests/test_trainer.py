@@ -83,6 +83,24 @@ def test_what_was_reported_stays_as_it_was(trainer: Trainer) -> None:
     assert_same_state(first, copies)
 
 
+def test_what_is_reported_is_the_callers_own() -> None:
+    """Also where a step reports an input or a constant, whose memory onnxruntime hands out."""
+    vector = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("w", "x", "two", "next.w")]
+    two = helper.make_tensor("two", TensorProto.FLOAT, [2], [2, 2])
+    twice = helper.make_node("Mul", ["w", "two"], ["next.w"])
+    graph = helper.make_graph([twice], "doubling", vector[:2], vector, [two])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    trainer = Trainer(step_model(model, {"w": np.ones(2, np.float32)}), options())
+    x, kept = np.float32([3, 3]), []
+    for _ in range(4):
+        kept.append(trainer.step(x=x))
+        kept[-1]["two"][...] += 1
+    x[...] = 0
+    found = [[reported[name][0] for name in ("w", "x", "two")] for reported in kept]
+    assert found == [[1, 3, 3], [2, 3, 3], [4, 3, 3], [8, 3, 3]]
+
+
 def test_state_is_in_two_places_in_turn(trainer: Trainer) -> None:
     """What has no next value is in one."""
     places = []

@@ -126,7 +126,7 @@ class Trainer:
                 binding.bind_ortvalue_input(wanted.name, values[-1])
             else:
                 binding.bind_cpu_input(wanted.name, array)
-        for name, _ in self._reported:  # in memory of their own, so that those of the last step stay as they are
+        for name, _ in self._reported:  # else they would have to be of the last step's shapes
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs_as_ortvaluevector()

@@ -54,7 +54,5 @@ def input_value(array: np.ndarray, element: int) -> Any:
 
 
 def output_array(value: Any, dtype: np.dtype) -> np.ndarray:
-    """What a session has given, as an array of its own or in the memory of the OrtValue, which it keeps alive."""
-    if dtype == BFLOAT16:
-        return _seen(value, value.shape(), dtype).copy()
-    return value.numpy()
+    """What a session has given, in memory of its own: an output may share that of an input or of a constant."""
+    return (_seen(value, value.shape(), dtype) if dtype == BFLOAT16 else value.numpy()).copy()
