@@ -72,6 +72,8 @@ LAYOUT = np.dtype(
         ("extent", i8, (MAX_RANK,)),
         ("size", i8),
         ("block", i8),  # elements of a task
+        ("uniform", i8),  # whether `core_uniform` serves
+        ("direct", i8),  # whether operands are read, and results written, where they lie
         # per-channel operands
         ("channel_inputs", i8),
         ("channels", i8),

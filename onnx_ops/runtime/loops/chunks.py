@@ -9,7 +9,7 @@ from numba import njit
 
 from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
-from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, SCALAR, STRIDED
+from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
 from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
 from onnx_ops.runtime.records import OPERANDS
@@ -17,15 +17,17 @@ from onnx_ops.runtime.records import OPERANDS
 PARAMETERS = 8
 LINE = 64
 """Bytes of a cache line, at whose bounds vectors are read fastest."""
-# What a task keeps in memory of its own from chunk to chunk: it would not fit on the stack of a small thread. Pointers
-# to the operands, what fills which buffer, the parameters in the computing dtype, and a buffer for each operand.
+# What a task keeps from chunk to chunk: pointers to the operands, what fills which buffer, the parameters in the
+# computing dtype, where the buffers are and how far apart, and then the buffers, one for each operand and one more. A
+# buffer holds a chunk, which would not fit on the stack of a small thread, or a single number, where operands are read
+# in place.
 POINTERS = 8 * OPERANDS
 PARAMETERS_AT = 2 * POINTERS
 MISSING_AT = PARAMETERS_AT + 8 * PARAMETERS
-BUFFER = CHUNK * 8
-SPARE_AT = (MISSING_AT + 8 + LINE - 1) // LINE * LINE
-BUFFERS_AT = SPARE_AT + BUFFER
-STATE_BYTES = BUFFERS_AT + OPERANDS * BUFFER
+PLACE_AT = MISSING_AT + 8
+BUFFERS_AT = (PLACE_AT + 16 + LINE - 1) // LINE * LINE
+BUFFER, SMALL_BUFFER = CHUNK * 8, 8
+STATE_BYTES, SMALL_STATE_BYTES = (BUFFERS_AT + (OPERANDS + 1) * step for step in (BUFFER, SMALL_BUFFER))
 
 
 @njit(**OPTIONS)
@@ -123,15 +125,17 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
 
     With `uniform` the core reads a single element of what is the same for a channel, and of inputs that the op names.
     """
-    loop, pointers, filled = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS)
+    loop, pointers, filled, place = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS), i8_at(state + PLACE_AT)
     for i in range(layout.operands):
         kind = layout.kind[i]
-        buffer = state + BUFFERS_AT + i * BUFFER
+        if i < kernel.inputs and loop.role[i] & (UNREAD | COUNT):
+            continue
+        buffer = place[0] + i * place[1]
         of_channel = i >= kernel.inputs or loop.role[i] & CHANNEL
         own_type, own_load = element_type, load
         if of_channel:
             own_type, own_load = channel_type(element_type), loop.channel_load
-        width = item_size(own_type)
+        width, single = item_size(own_type), uniform and (of_channel or loop.uniform[i])
         if kind == LINEAR and layout.source_type[i] == own_type:
             pointers[i] = layout.data[i] + start * width
             continue
@@ -140,22 +144,24 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
             size = item_size(layout.source_type[i])
             call(own_load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
-            spare = state + SPARE_AT
-            single = uniform and (of_channel or loop.uniform[i])
+            spare = place[0] + OPERANDS * place[1]
             pointers[i] = gather(layout, i, start, count, width, own_type, own_load, buffer, spare, filled, single)
         elif filled[i] == 0:  # one value throughout
             filled[i] = 1
+            wanted = 1 if single else CHUNK
             if kind == SCALAR:
-                call(own_load, (layout.data[i], layout.source_type[i], 0, CHUNK, buffer))
+                call(own_load, (layout.data[i], layout.source_type[i], 0, wanted, buffer))
             else:
                 f8_at(state + MISSING_AT)[0] = kernel.missing[i]
-                call(own_load, (state + MISSING_AT, DOUBLE, 0, CHUNK, buffer))
+                call(own_load, (state + MISSING_AT, DOUBLE, 0, wanted, buffer))
     call(core, (state, out, count, state + PARAMETERS_AT))
 
 
 @njit(**OPTIONS)
-def start_task(layout, width, state):
-    """Nothing fills a buffer yet; the parameters in the computing dtype."""
+def start_task(layout, width, state, buffer):
+    """Nothing fills a buffer, of `buffer` bytes, yet; the parameters in the computing dtype."""
+    place = i8_at(state + PLACE_AT)
+    place[0], place[1] = state + BUFFERS_AT, buffer
     filled = i8_at(state + POINTERS)
     for i in range(OPERANDS):
         filled[i] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import njit, types
 
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import channel_type
@@ -13,11 +13,22 @@ from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
 from onnx_ops.loops.space import Role
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops.chunks import LINE
-from onnx_ops.runtime.loops.maps import MAP_BYTES, map_task
+from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
-from onnx_ops.runtime.native import DOUBLE, FLOAT, free, job_at, kernel_at, layout_at, loop_at, malloc
+from onnx_ops.runtime.native import (
+    DOUBLE,
+    FLOAT,
+    OPTIONS,
+    free,
+    job_at,
+    kernel_at,
+    layout_at,
+    loop_at,
+    malloc,
+    stack,
+)
 from onnx_ops.runtime.records import LOOP
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
@@ -30,13 +41,7 @@ def task_of_terms(job_address, number):
     """One block of the index space, for a loop without sums."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
-    memory = malloc(MAP_BYTES + LINE)
-    if memory == 0:
-        job.failed = NO_MEMORY
-        return
-    state = (memory + LINE - 1) // LINE * LINE
-    map_task(kernel, loop_at(kernel.loop), job, layout_at(job.layout), number, state)
-    free(memory)
+    run_map(kernel, loop_at(kernel.loop), job, layout_at(job.layout), number)
 
 
 def task_of_sums(job_address, number):
@@ -44,16 +49,33 @@ def task_of_sums(job_address, number):
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
-    memory = malloc((SUM_BYTES if layout.summed else MAP_BYTES) + LINE)
+    if not layout.summed:
+        run_map(kernel, loop, job, layout, number)
+        return
+    memory = malloc(SUM_BYTES + LINE)
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    state = (memory + LINE - 1) // LINE * LINE
-    if layout.summed:
-        sum_task(kernel, loop, job, layout, number, state)
-    else:
-        map_task(kernel, loop, job, layout, number, state)
+    sum_task(kernel, loop, job, layout, number, aligned(memory))
     free(memory)
+
+
+@njit(**OPTIONS)
+def run_map(kernel, loop, job, layout, number):
+    if layout.direct:
+        map_task(kernel, loop, job, layout, number, stack(DIRECT_BYTES))
+        return
+    memory = malloc(MAP_BYTES + LINE)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    map_task(kernel, loop, job, layout, number, aligned(memory))
+    free(memory)
+
+
+@njit(**OPTIONS)
+def aligned(memory):
+    return (memory + LINE - 1) // LINE * LINE
 
 
 def functions(loop: Loop) -> dict[str, int]:

@@ -17,6 +17,7 @@ from onnx_ops.runtime.loops.operands import (
     CHANNEL,
     COUNT,
     LINEAR,
+    SCALAR,
     STRIDED,
     UNREAD,
     broadcast_shapes,
@@ -138,6 +139,7 @@ def plan(kernel_address, job_address):
         layout.block = min(max(BLOCK, (layout.size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
         job.tasks = (layout.size + layout.block - 1) // layout.block
         job.scratch_bytes = 8 * layout.channel_inputs * layout.pattern
+        plan_map(kernel, loop, layout)
         return OK
     if loop.pivot >= 0:
         pivot = layout.operands
@@ -147,6 +149,27 @@ def plan(kernel_address, job_address):
         lay_out(layout, pivot, row, 1, loop.kept == CHANNELS, order)
     plan_sums(loop, job, layout)
     return OK
+
+
+@njit(**OPTIONS)
+def plan_map(kernel, loop, layout):
+    """Which core serves, and whether operands are read, and results written, where they lie."""
+    layout.uniform = loop.core_uniform != 0
+    for i in range(kernel.inputs):
+        if loop.uniform[i] and layout.kind[i] > SCALAR and (layout.patterned or not loop.role[i] & CHANNEL):
+            layout.uniform = False
+    layout.direct = True
+    for k in range(kernel.outputs):
+        if kernel.output_type[k] != loop.compute_type:
+            layout.direct = False
+    for i in range(kernel.inputs):
+        own_type = channel_type(loop.compute_type) if loop.role[i] & CHANNEL else loop.compute_type
+        in_place = layout.source_type[i] == own_type and (
+            layout.kind[i] == LINEAR or (layout.uniform and loop.role[i] & CHANNEL)
+        )
+        one_value = layout.uniform and loop.uniform[i] and layout.kind[i] <= SCALAR
+        if not (in_place or one_value or loop.role[i] & (UNREAD | COUNT)):
+            layout.direct = False
 
 
 @njit(**OPTIONS)

@@ -6,7 +6,7 @@ from numba import njit
 
 from onnx_ops.loops.primitives import channel_type, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
-from onnx_ops.runtime.loops.chunks import STATE_BYTES, evaluate, start_task
+from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
 from onnx_ops.runtime.loops.plan import PARAMETERS_AT, ROW
 from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
@@ -80,7 +80,7 @@ def evaluate_terms(kernel, loop, layout, start, count, core, uniform, state):
 @njit(**OPTIONS)
 def sum_task(kernel, loop, job, layout, number, state):
     """The sums of one block of places, over one slice of what is summed."""
-    start_task(layout, item_size(loop.sum_type), state)
+    start_task(layout, item_size(loop.sum_type), state, BUFFER)
     piece, block = number // layout.blocks, number % layout.blocks
     columns, lost = layout.columns, f8_at(state + LOST_AT)
     if layout.summed_rows:
