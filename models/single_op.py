@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike
-from onnx import helper
+from onnx import AttributeProto, helper
 
 import onnx_ops
 
@@ -51,8 +51,12 @@ def single_op_model(
     if isinstance(settled.get("reduction"), str):
         settled["reduction"] = onnx_ops.Reduction[settled["reduction"].upper()]
 
+    node = helper.make_node(op_type, names, wanted, domain=onnx_ops.DOMAIN)
+    for name, value in sorted(settled.items()):
+        kind = AttributeProto.INTS if isinstance(value, list | tuple) and not value else None
+        node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
     graph = helper.make_graph(
-        [helper.make_node(op_type, names, wanted, domain=onnx_ops.DOMAIN, **settled)],
+        [node],
         op_type,
         [
             helper.make_tensor_value_info(name, onnx_element_type(input_type[0]), input_type[1])

@@ -118,13 +118,14 @@ def test_inputs_of_different_dtypes_have_type_variables_of_their_own(record: Rec
 def test_attributes_with_types_and_defaults(record: Record) -> None:
     schema = schema_of(record.op)
     assert set(schema.attributes) == set(record.attributes)
-    kinds = {float: OpSchema.AttrType.FLOAT, int: OpSchema.AttrType.INT}
+    kinds = {float: OpSchema.AttrType.FLOAT, int: OpSchema.AttrType.INT, tuple: OpSchema.AttrType.INTS}
     for name, attribute in schema.attributes.items():
         wanted = record.attributes[name]
         assert attribute.type == kinds[type(wanted.default)]
         assert attribute.required == wanted.required
         if not attribute.required:
             found = helper.get_attribute_value(attribute.default_value)
+            found = tuple(found) if isinstance(found, list) else found
             assert found == pytest.approx(wanted.default, rel=1e-7)  # of floats, which ONNX keeps in float32
 
 

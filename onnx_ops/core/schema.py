@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -33,9 +33,10 @@ def is_optional(parameter: OpSchema.FormalParameter) -> bool:
     return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
 
 
-def attribute(name: str, default: int | float, description: str) -> OpSchema.Attribute:
+def attribute(name: str, default: int | float | Sequence[int], description: str) -> OpSchema.Attribute:
     """An attribute with a default, for an OpSchema."""
-    return OpSchema.Attribute(name, helper.make_attribute(name, default), description)
+    kind = AttributeProto.INTS if isinstance(default, Sequence) else None
+    return OpSchema.Attribute(name, helper.make_attribute(name, default, attr_type=kind), description)
 
 
 def required_attribute(name: str, type: OpSchema.AttrType, description: str) -> OpSchema.Attribute:

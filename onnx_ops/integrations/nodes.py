@@ -13,6 +13,7 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import OpError, at_node, node_words
 from onnx_ops.core.op import Op
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.schema import attribute_kind
 from onnx_ops.core.types import TensorType
 from onnx_ops.ops import op_named
 
@@ -51,7 +52,12 @@ def make_node(
         op.check_outputs(names)
         settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
         op.infer(op.call([TensorType() if value else None for value in values], settled, list(map(bool, names))))
-    return helper.make_node(op_type, values, names, name=name, doc_string=doc_string, domain=DOMAIN, **settled)
+    node = helper.make_node(op_type, values, names, name=name, doc_string=doc_string, domain=DOMAIN)
+    node.attribute.extend(
+        helper.make_attribute(key, value, attr_type=attribute_kind(op.attribute(key)))  # an empty list has no type
+        for key, value in sorted(settled.items())
+    )
+    return node
 
 
 def _first(outputs: Sequence[str | None] | Mapping[str, str | None]) -> str:
