@@ -1,0 +1,1 @@
+"""Max pooling with the places of the maxima, and its gradient."""

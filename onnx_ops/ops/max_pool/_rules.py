@@ -1,0 +1,155 @@
+"""The windows of max pooling: what the attributes say, how many fit into an input, and which inputs are refused."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx.defs import OpSchema
+
+from onnx_ops.core.call import Call
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.types import Dim, Shape
+from onnx_ops.loops.primitives import array_at, helper
+
+AXES = 3
+"""Spatial axes at most. With fewer of them the first ones have the size 1, and windows of that size."""
+PLANAR = 2
+
+
+def window_attributes() -> list[OpSchema.Attribute]:
+    """Those besides kernel_size."""
+    return [
+        attribute("stride", (), "How far windows are apart, along each spatial axis; none: kernel_size."),
+        attribute("padding", (), "How far windows reach beyond both ends of each axis; none: 0."),
+        attribute("dilation", (), "How far the elements of a window are apart, along each axis; none: 1."),
+        attribute("ceil_mode", 0, "1: a last window may reach beyond the end."),
+    ]
+
+
+class Window(NamedTuple):
+    """A window along one axis."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+def spatial_rank(call: Call) -> int:
+    """The number of spatial axes; two where the call does not tell kernel_size."""
+    return len(call.attributes["kernel_size"]) or PLANAR
+
+
+def windows_of(call: Call) -> list[Window]:
+    """The window along each spatial axis; empty where the call does not tell kernel_size. Refuses wrong attributes."""
+    call.check_choice("ceil_mode", {0: "no", 1: "yes"})
+    kernel = call.attributes["kernel_size"]
+    if len(kernel) > AXES:
+        raise call.error(f"attribute 'kernel_size' is {kernel}, expected at most {AXES} numbers")
+    own = {"kernel_size": kernel}
+    for name, default in (("stride", kernel), ("padding", (0,) * len(kernel)), ("dilation", (1,) * len(kernel))):
+        given = call.attributes[name]
+        if given and len(given) != len(kernel):
+            expected = f"as many numbers as 'kernel_size' has, {len(kernel)}, or none"
+            raise call.error(f"attribute '{name}' is {given}, expected {expected}")
+        own[name] = given or default
+    for name, values in own.items():
+        least = 0 if name == "padding" else 1
+        if any(value < least for value in values):
+            raise call.error(f"attribute '{name}' is {values}, expected numbers of at least {least}")
+    made = [Window(*values) for values in zip(*own.values(), strict=True)]
+    halves = tuple((w.dilation * (w.kernel - 1) + 1) // 2 for w in made)
+    if any(w.padding > half for w, half in zip(made, halves, strict=True)):
+        raise call.error(f"attribute 'padding' is {own['padding']}, expected at most half of the window, {halves}")
+    return made
+
+
+def check_rank(call: Call, name: str) -> None:
+    """Refuse an input that has other than one or two axes before the spatial ones."""
+    shape, spatial = call.shape(name), spatial_rank(call)
+    if shape is not None and len(shape) not in (spatial + 1, spatial + 2):
+        raise call.shape_error(name, f"{spatial + 1} or {spatial + 2} dimensions, {spatial} of them spatial")
+
+
+def pooled_shape(call: Call, windows: list[Window]) -> Shape | None:
+    """The shape that pooling gives the input 'self'; refuses a size that has no windows, or an empty one."""
+    shape = call.shape("self")
+    if shape is None:
+        return None
+    lead = len(shape) - len(windows)
+    dims: list[Dim] = []
+    for axis, (size, window) in enumerate(zip(shape[lead:], windows, strict=True), lead):
+        count = window_count(size, *window, call.attributes["ceil_mode"]) if isinstance(size, int) else None
+        if count == 0:
+            expected = f"a size of axis {axis} in which every window of {window.kernel} has an element"
+            raise call.shape_error("self", expected)
+        dims.append(count)
+    return (*shape[:lead], *dims)
+
+
+@helper
+def window_count(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: int) -> int:
+    """How many windows there are along an axis; 0 if there is none, or one without an element of the input."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    if span < 0:
+        return 0
+    count = (span + (stride - 1 if ceil_mode != 0 else 0)) // stride + 1
+    if ceil_mode != 0 and (count - 1) * stride >= size + padding:  # it would begin beyond the end
+        count -= 1
+    for o in range(count):
+        if first_inside(o * stride - padding, dilation) >= size:
+            return 0
+    return count
+
+
+@helper
+def first_inside(begin: int, dilation: int) -> int:
+    """The first element of a window that does not lie before the input."""
+    return begin if begin >= 0 else begin + (dilation - 1 - begin) // dilation * dilation
+
+
+# --- for kernels -----------------------------------------------------------------------------------------------------
+
+SIZE, COUNT, KERNEL_SIZE, STRIDE, PADDING, DILATION, FIELDS = range(7)
+"""Where a table (FIELDS, AXES) of int64 has what."""
+
+
+@helper
+def setting(address: int, given: int, axis: int, default: int) -> int:
+    """A number of an attribute for a spatial axis, or what stands for it."""
+    return int(array_at(address, given, np.int64)[axis]) if given > 0 else default
+
+
+@helper
+def write_table(table: Any, attributes: Any, job: Any, place: int) -> int:
+    """The windows over an input, the one at `place`, into a table; the number of leading axes, -1 for an input that
+    does not fit."""
+    spatial = attributes.kernel_size_count
+    lead = job.rank[place] - spatial
+    if lead != 1 and lead != 2:
+        return -1
+    for i in range(AXES):
+        axis = i - (AXES - spatial)
+        table[SIZE * AXES + i] = 1
+        table[COUNT * AXES + i] = 1
+        table[KERNEL_SIZE * AXES + i] = 1
+        table[STRIDE * AXES + i] = 1
+        table[PADDING * AXES + i] = 0
+        table[DILATION * AXES + i] = 1
+        if axis >= 0:
+            size = job.dims[place, lead + axis]
+            kernel = setting(attributes.kernel_size, spatial, axis, 1)
+            stride = setting(attributes.stride, attributes.stride_count, axis, kernel)
+            padding = setting(attributes.padding, attributes.padding_count, axis, 0)
+            dilation = setting(attributes.dilation, attributes.dilation_count, axis, 1)
+            count = window_count(size, kernel, stride, padding, dilation, attributes.ceil_mode)
+            if count == 0:
+                return -1
+            table[SIZE * AXES + i] = size
+            table[COUNT * AXES + i] = count
+            table[KERNEL_SIZE * AXES + i] = kernel
+            table[STRIDE * AXES + i] = stride
+            table[PADDING * AXES + i] = padding
+            table[DILATION * AXES + i] = dilation
+    return lead

@@ -1,0 +1,343 @@
+"""MaxPool2dWithIndicesBackward: each gradient goes to the element that was the maximum of its window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    DOUBLE,
+    FLOAT,
+    ZERO,
+    array_at,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.max_pool._rules import (
+    AXES,
+    COUNT,
+    FIELDS,
+    PLANAR,
+    check_rank,
+    pooled_shape,
+    spatial_rank,
+    window_attributes,
+    windows_of,
+    write_table,
+)
+from onnx_ops.ops.references import rounded
+
+INDICES = (TensorProto.INT64, TensorProto.INT32)
+
+SCHEMA = OpSchema(
+    "MaxPool2dWithIndicesBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of max pooling (aclnnMaxPool2dWithIndicesBackward) by its input. The gradient of each window goes to the
+element that was its maximum, as the indices tell; where windows overlap, an element gets the sum.
+
+    out[n, c, h, w] = sum of grad_output[n, c, i, j] over all windows (i, j) with indices[n, c, i, j] = h*W + w
+
+The indices may be of either kind: places in the plane H*W, as MaxPool2dWithIndices and PyTorch have them, or in the
+whole tensor, n*C*H*W + c*H*W + h*W + w, as ONNX's MaxPool has them.
+
+Shapes: self (N, C, H, W) or (C, H, W), and out the same; grad_output and indices the same but for the spatial sizes,
+which are numbers of windows. kernel_size tells by its length how many spatial axes there are, 1 to 3; if it is left
+out, there are two. Where it is given, the sizes are checked with it; stride, padding, dilation and ceil_mode mean
+nothing else here. So the op also serves other pools whose maxima have indices, such as adaptive ones; those of three
+axes by merging two of them.
+
+Dtypes: grad_output and self float16, bfloat16, float or double; out has the dtype of self; indices int64 or int32. The
+values of self are not looked at. Sums are taken in the order of the windows: in float where grad_output and self are
+float, else in double, and rounded once.
+
+Edge rules: an element that is no maximum gets 0. An index outside the plane of its window is an error. NaN and
+infinities go where their indices tell.
+
+Without a kernel: values cannot be refused; an index outside its plane makes all of that plane NaN. Shapes that are
+known only at run time are not checked.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by the maxima."),
+        OpSchema.FormalParameter("self", "TSelf", "Input of the pooling."),
+        OpSchema.FormalParameter("indices", "TIndices", "The place of each maximum."),
+    ],
+    outputs=[OpSchema.FormalParameter("out", "TSelf", "Gradient of the loss by the input of the pooling.")],
+    type_constraints=[
+        ("TGrad", tensor_types(FLOATS), "Floating types."),
+        ("TSelf", tensor_types(FLOATS), "Floating types."),
+        ("TIndices", tensor_types(INDICES), "Types of indices."),
+    ],
+    attributes=[attribute("kernel_size", (), "Size of a window along each spatial axis."), *window_attributes()],
+)
+
+
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    indices: np.ndarray,
+    *,
+    kernel_size: Sequence[int] = (),
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    ceil_mode: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """The definition in NumPy, in float64.
+
+    Args:
+        grad_output: floating array, one number for each window.
+        self: array of the shape of the input.
+        indices: whole numbers of grad_output's shape, in the plane or in the whole tensor.
+        kernel_size: tells by its length how many spatial axes there are, two if it is empty.
+        stride, padding, dilation, ceil_mode: not used.
+        dtype: answer in this dtype instead of self's.
+
+    Returns:
+        Array of self's shape.
+    """
+    spatial = len(kernel_size) or PLANAR
+    plane = math.prod(self.shape[self.ndim - spatial :])
+    planes = math.prod(self.shape[: self.ndim - spatial])
+    windows = math.prod(grad_output.shape[grad_output.ndim - spatial :])
+    out = np.zeros((planes, plane))
+    places, own = indices.reshape(planes, windows).astype(np.int64), np.arange(planes)[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        grad = grad_output.reshape(planes, windows).astype(np.float64)
+        np.add.at(out, (own, np.where(places >= plane, places - own * plane, places)), grad)
+    return rounded(out.reshape(self.shape), self.dtype, dtype)
+
+
+# --- the kernel: one task for some planes ----------------------------------------------------------------------------
+
+GRAD, SELF, INDEX = range(3)
+ATTRIBUTES = attributes_of(SCHEMA)
+INT64 = int(TensorProto.INT64)
+WORK = 16384
+"""Numbers that a task reads and writes, unless a plane has more."""
+
+
+@helper
+def spatial_axes(attributes: Any) -> int:
+    return attributes.kernel_size_count if attributes.kernel_size_count > 0 else PLANAR
+
+
+@helper
+def volume(job: Any, place: int, begin: int, end: int) -> int:
+    """The product of some dimensions of an input."""
+    count = 1
+    for axis in range(begin, end):
+        count *= job.dims[place, axis]
+    return count
+
+
+@helper
+def planes_per_task(work: int) -> int:
+    return max(WORK // max(work, 1), 1)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    rank = job.rank[SELF]
+    lead = rank - spatial_axes(attributes)
+    if (lead != 1 and lead != 2) or job.rank[GRAD] != rank or job.rank[INDEX] != rank:
+        return REFUSED
+    for axis in range(rank):
+        if axis < lead and job.dims[GRAD, axis] != job.dims[SELF, axis]:
+            return REFUSED
+        if job.dims[INDEX, axis] != job.dims[GRAD, axis]:
+            return REFUSED
+    if attributes.kernel_size_count > 0:
+        memory = malloc(8 * FIELDS * AXES)
+        if memory == 0:
+            return NO_MEMORY
+        table = array_at(memory, FIELDS * AXES, np.int64)
+        fits = write_table(table, attributes, job, SELF) == lead
+        for axis in range(lead, rank):
+            fits = fits and job.dims[GRAD, axis] == table[COUNT * AXES + AXES - rank + axis]
+        free(memory)
+        if not fits:
+            return REFUSED
+    job.output_rank[0] = rank
+    for axis in range(rank):
+        job.output_dims[0, axis] = job.dims[SELF, axis]
+    planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
+    step = planes_per_task(plane + windows)
+    job.tasks = (planes + step - 1) // step
+    return OK
+
+
+@helper
+def added(sums: Any, numbers: Any, indices: Any, count: int, begin: int, plane: int) -> bool:
+    """Add numbers up at the places in a plane that their indices tell; whether all are in it.
+
+    The plane begins at `begin` of the whole tensor. Where all indices are of one kind, none is looked at by itself.
+    """
+    lowest, highest = plane, -1
+    for i in range(count):
+        lowest, highest = min(lowest, int(indices[i])), max(highest, int(indices[i]))
+    if lowest >= 0 and highest < plane:
+        for i in range(count):
+            sums[indices[i]] += numbers[i]
+        return True
+    for i in range(count):
+        at = int(indices[i])
+        if at >= plane:
+            at -= begin
+        if at < 0 or at >= plane:
+            return False
+        sums[at] += numbers[i]
+    return True
+
+
+@helper
+def added_by_type(job: Any, index_type: int, sums: Any, numbers: Any, count: int, p: int, plane: int) -> bool:
+    """The same for the p-th plane of a job."""
+    if index_type == INT64:
+        return added(sums, numbers, array_at(job.data[INDEX] + 8 * p * count, count, np.int64), count, p * plane, plane)
+    return added(sums, numbers, array_at(job.data[INDEX] + 4 * p * count, count, np.int32), count, p * plane, plane)
+
+
+def task(job_address: int, number: int) -> None:
+    """Some planes: in float and double the sums are taken in the result itself, else in double."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    rank = job.rank[SELF]
+    lead = rank - spatial_axes(record_at(kernel.attributes, ATTRIBUTES))
+    planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
+    grad_type, out_type, index_type = kernel.element_type[GRAD], kernel.output_type[0], kernel.element_type[INDEX]
+    memory = malloc(8 * (plane + windows))
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    numbers_address = memory + 8 * plane
+    numbers = array_at(numbers_address, windows, np.float64)
+    step = planes_per_task(plane + windows)
+    for p in range(number * step, min((number + 1) * step, planes)):
+        source = job.data[GRAD] + p * windows * item_size(grad_type)
+        target = job.output[0] + p * plane * item_size(out_type)
+        if grad_type == FLOAT and out_type == FLOAT:
+            out = array_at(target, plane, np.float32)
+            for i in range(plane):
+                out[i] = ZERO
+            fits = added_by_type(job, index_type, out, array_at(source, windows, np.float32), windows, p, plane)
+        else:
+            sums_address = target if out_type == DOUBLE else memory
+            sums = array_at(sums_address, plane, np.float64)
+            for i in range(plane):
+                sums[i] = 0.0
+            read_numbers(kernel.read, source, grad_type, windows, numbers_address)
+            fits = added_by_type(job, index_type, sums, numbers, windows, p, plane)
+            if out_type != DOUBLE:
+                write_numbers(kernel.write, sums_address, out_type, plane, target)
+        if not fits:
+            job.failed = REFUSED
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+# --- the portable body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    """Planes are rows; what indices outside their plane would get goes into one more column, which is cut off."""
+    b.widen()
+    shape = b.op("Shape", b.inputs["self"], name="shape")
+    windows_shape = b.op("Shape", b.inputs["grad_output"], name="windows_shape")
+    given = b.op("Size", b.value_of("kernel_size"), name="axes_given")
+    spatial = b.op("Where", given.equal(0), PLANAR, given, name="spatial")
+    lead = b.op("Reshape", b.op("Size", shape, name="rank") - spatial, [1], name="lead")
+    planes, plane = (
+        b.op("ReduceProd", b.op("Slice", shape, *span, name=f"{name}_sizes"), name=name, keepdims=1)
+        for name, span in (("planes", ([0], lead)), ("plane", (lead, [2**31])))
+    )
+    windows = b.op("ReduceProd", b.op("Slice", windows_shape, lead, [2**31]), name="windows", keepdims=1)
+    rows = b.op("Concat", planes, windows, name="rows", axis=0)
+    grad = b.op("Reshape", b.load("grad_output"), rows, name="grad_rows", allowzero=1)
+    indices = b.op("Reshape", b.load_as("indices", TensorProto.INT64), rows, name="indices_rows", allowzero=1)
+    row = b.op("Range", 0, b.op("Squeeze", planes, [0]), 1, name="row")
+    begins = b.op("Unsqueeze", (row * plane).named("begin"), [1], name="begins")
+    places = b.op("Where", indices.less(plane), indices, (indices - begins).named("within"), name="places")
+    fits = (places.greater_or_equal(0) & places.less(plane)).named("fits")
+    misfits = b.op("ReduceSum", (~fits).cast(TensorProto.INT64), [1], name="misfits", keepdims=1)
+    start = b.op("Where", misfits.equal(0), 0.0, np.nan, name="start")
+    begun = b.op("Expand", start, b.op("Concat", planes, plane + 1, axis=0), name="begun")
+    own = b.op("Where", fits, places, plane, name="own_places")
+    total = b.op("ScatterElements", begun, own, grad, name="sums_and_one", axis=1, reduction="add")
+    sums = b.op("Slice", total, [0], plane, [1], name="sums")
+    b.store("out", b.op("Reshape", sums, shape, name="gradient", allowzero=1), "self")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    windows = windows_of(call)
+    shape, spatial = call.shape("self"), spatial_rank(call)
+    for name in ("self", "grad_output", "indices"):
+        check_rank(call, name)
+    if windows:
+        call.same_shape("grad_output", pooled_shape(call, windows), "the windows of 'self'")
+    elif shape is not None:
+        call.same_shape("grad_output", (*shape[: len(shape) - spatial], *[None] * spatial), "planes as in 'self'")
+    call.same_shape("indices", call.shape("grad_output"), "the shape of 'grad_output'")
+    return (TensorType(call.dtype("self"), shape),)
+
+
+def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
+    x, indices = np.asarray(arrays[SELF]), np.asarray(arrays[INDEX])
+    lead = x.ndim - spatial_rank(call)
+    plane = math.prod(x.shape[lead:])
+    begins = plane * np.arange(math.prod(x.shape[:lead])).reshape(x.shape[:lead] + (1,) * (x.ndim - lead))
+    within = np.where(indices >= plane, indices - begins, indices)
+    for place in np.argwhere((within < 0) | (within >= plane)):
+        index, begin = indices[tuple(place)], begins[tuple(place[:lead])].item()
+        where = ", ".join(map(str, place.tolist()))
+        other = f", or in [{begin}, {begin + plane})" if begin else ""
+        raise call.error(f"input 'indices' has {index} at ({where}), expected a place in [0, {plane}){other}")
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # Windows of two by two, one apart; the first and the second have their maximum in common.
+        {
+            "grad_output": [[[1.0, 2.0], [4.0, 8.0]]],
+            "self": [[[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [7.0, 0.0, 0.0]]],
+            "indices": [[[1, 1], [6, 5]]],
+        },
+        {"out": [[[0.0, 3.0, 0.0], [0.0, 0.0, 8.0], [4.0, 0.0, 0.0]]]},
+        {"kernel_size": (2, 2), "stride": (1, 1)},
+    ),
+    typed_inputs=("self",),
+    check_values=check_values,
+    body_opset=16,  # ScatterElements adds up from opset 16 on
+)
