@@ -90,6 +90,12 @@ def test_axes(arrays, wanted, options, axes, count, size, steps, left_out) -> No
             {},
             "the first dimensions of the inputs have different names, 'T' of 'log_probs', 'N' of 'lengths'",
         ),
+        (
+            zeros(log_probs=(9,), lengths=(6,)),
+            CTC,
+            {"batch_dimension": "N"},
+            r"'log_probs' of the data is float32 \(9,\), expected float32 \(T, N, 5\)",
+        ),
         (zeros(x=(4,)), inputs(x=("N",)), {"batch_dimension": "M"}, "no input has a dimension named 'M'"),
     ],
 )

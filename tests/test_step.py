@@ -66,6 +66,7 @@ def test_written_twice_is_there_once() -> None:
     [
         (None, f"the model is no training step: its metadata have no entry '{METADATA}'"),
         ("{", "cannot be read: Expecting property name"),
+        ("[" * 100_000, "cannot be read: maximum recursion depth"),
         ("[]", 'expected an object {"roles": ..., "tied": ...}'),
         ('{"roles": {}}', 'expected an object {"roles": ..., "tied": ...}'),
         ('{"roles": {"seed": 1}, "tied": {}}', "'roles' is not an object of strings"),

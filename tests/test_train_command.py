@@ -246,19 +246,33 @@ def test_training_with_other_samples_is_not_gone_on_with(step: Path, data: Path,
     assert problem == "the number of samples is 21, expected 20, as in the training that is gone on with"
 
 
+def record(**changes: Any) -> str:
+    """How far a training has come, that has not begun."""
+    begun = {"seed": 0, "samples": SAMPLES, "batch_size": 8, "losses": [], "step": 0, "total": 0}
+    return json.dumps(begun | changes)
+
+
 @pytest.mark.parametrize(
     ("metadata", "problem"),
     [
         ({}, "is no checkpoint of a training in epochs: its metadata have no 'onnx_ops.training'"),
         ({METADATA: "{"}, "does not say how far its training has come: "),
         ({METADATA: '{"seed": 0}'}, "does not say how far its training has come: "),
-        ({METADATA: '{"losses": []}'}, "does not say how far its training has come: "),
+        ({METADATA: '{"losses": []}'}, "does not say how far its training has come: KeyError"),
+        ({METADATA: record(step="one")}, "does not say how far its training has come: ValueError"),
+        ({METADATA: record(losses=1)}, "does not say how far its training has come: TypeError"),
     ],
 )
 def test_checkpoint_of_no_training(metadata: dict[str, str], problem: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "out", steps.start(), metadata)
     with pytest.raises(StepError, match=problem):
         Checkpoint.read(tmp_path / "out")
+
+
+def test_checkpoint_of_more_steps_than_an_epoch_has(step: Path, data: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "out", steps.start(), {METADATA: record(step=3)})
+    problem = refusal(step, data, "--out", tmp_path / "out", "--resume")
+    assert problem == "3 steps of an epoch are done, which has 3"
 
 
 def test_loss_that_is_no_number_ends_the_training(step: Path, data: Path, tmp_path: Path) -> None:
@@ -286,9 +300,16 @@ def no_loss(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+def nothing_reported(path: Path) -> None:
+    model = steps.whole_step()
+    del model.graph.output[:2]
+    path.write_bytes(model.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        (nothing_reported, "the step reports nothing, expected the loss"),
         (Path.unlink, "No such file or directory"),
         (no_step, "the model is no training step"),
         (no_loss, "the step reports 'logits' of shape (20, 2) first, expected the loss, one number"),

@@ -20,7 +20,7 @@ from engines import BFLOAT16, assert_close, assert_same_bits, options
 from linear_oracle import Oracle, State
 from onnx import TensorProto, helper, parser
 
-from onnx_ops import StepError, Trainer
+from onnx_ops import StepError, Trainer, inline
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training import checkpoints
@@ -141,6 +141,15 @@ def test_steps_come_from_files_and_memory(kind: str, tmp_path: Path, model: onnx
     trainer, batch = Trainer(step, options()), steps.batch()
     assert_same_state(trainer.step(**batch), Trainer(model, options()).step(**batch))
     trainer.export(tmp_path / "trained.onnx")
+
+
+def test_step_of_standard_operators_alone_trains_the_same(model: onnx.ModelProto) -> None:
+    """But for roundings: the ops are other ones."""
+    plain, trainer = Trainer(inline(model), options()), Trainer(model, options())
+    for number in range(3):
+        batch = steps.batch(seed=number)
+        assert_close(plain.step(**batch)["loss"], trainer.step(**batch)["loss"], rtol=2e-6)
+    assert not plain.has_inference_graph  # it was a function, of which none is left
 
 
 def test_step_is_left_as_it_was(model: onnx.ModelProto) -> None:

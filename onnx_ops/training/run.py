@@ -56,7 +56,10 @@ class Run:
         """
         if self._order is None:
             self._order = self.samples.order(self.seed, self.epoch)
-        name, value = next(iter(self.trainer.step(**self.samples.batch(self._order, self.step)).items()))
+        reported = self.trainer.step(**self.samples.batch(self._order, self.step))
+        if not reported:
+            raise StepError("the step reports nothing, expected the loss")
+        name, value = next(iter(reported.items()))
         if value.size != 1:
             raise StepError(f"the step reports '{name}' of shape {value.shape} first, expected the loss, one number")
         loss = float(value.reshape(()))
@@ -90,6 +93,8 @@ class Run:
         ):
             if before != now:
                 raise StepError(f"the {what} is {now}, expected {before}, as in the training that is gone on with")
+        if not 0 <= record.step < self.samples.steps:
+            raise StepError(f"{record.step} steps of an epoch are done, which has {self.samples.steps}")
         self.trainer.load_state_dict(checkpoint.state)
         self.losses, self.step, self.total = list(record.losses), record.step, record.total
         self._order = None
@@ -121,7 +126,8 @@ class Checkpoint:
         if METADATA not in metadata:
             raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{METADATA}'")
         try:
-            record = json.loads(metadata[METADATA])
-            return cls(state, Record(**{**record, "losses": tuple(map(float, record["losses"]))}))
-        except (ValueError, TypeError, KeyError) as error:
-            raise StepError(f"{path} does not say how far its training has come: {error}") from error
+            found = json.loads(metadata[METADATA])
+            numbers = {name: int(found[name]) for name in ("seed", "samples", "batch_size", "step")}
+            return cls(state, Record(losses=tuple(map(float, found["losses"])), total=float(found["total"]), **numbers))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StepError(f"{path} does not say how far its training has come: {error!r}") from error

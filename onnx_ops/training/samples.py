@@ -93,6 +93,9 @@ class Samples:
             raise StepError(f"the first dimensions of the inputs have different names, {told}: say which is the batch")
         if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
             raise StepError(f"no input has a dimension named '{batch_dimension}'")
+        for name, tensor in inputs.items():
+            if tensor.shape is not None and arrays[name].ndim != len(tensor.shape):
+                raise StepError(f"'{name}' of the data is {array_text(arrays[name])}, expected {tensor_text(tensor)}")
         axes = {
             name: axis
             for name, tensor in inputs.items()

@@ -71,7 +71,7 @@ class Step:
             raise StepError(f"the model is no training step: its metadata have no entry '{METADATA}'")
         try:
             step = _parsed(text)
-        except ValueError as error:  # JSON's errors are of this class
+        except (ValueError, RecursionError) as error:  # JSON's errors, and brackets nested too deep
             raise StepError(f"the entry '{METADATA}' of the model's metadata cannot be read: {error}") from error
         step._check(model)
         return step
