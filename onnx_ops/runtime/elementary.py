@@ -21,7 +21,7 @@ Q8 = (
     0.00019841269863171556, 0.001388888891736708, 0.008333333333330038, 0.04166666666662382,
     0.16666666666666667, 0.5000000000000001,
 )  # fmt: skip
-LOG2E = 1.4426950408889634
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 LN2_HIGH4, LN2_LOW4 = f4(0.693145751953125), f4(1.4286068203094172e-06)
 LN2_HIGH8, LN2_LOW8 = 0.693147180369123816, 1.9082149292705877e-10
 # Adding this leaves a number rounded to an integer, which then lies in the low bits of the sum.
@@ -115,6 +115,30 @@ def _near_exp_parts_of_float(x):
     return (lambda x: _near_exp_parts(x)) if x == types.float32 else None
 
 
+# e**r on |r| <= ln(2)/2, with a relative error of 2.6e-6.
+E4 = tuple(
+    map(f4, (0.0414583996409062, 0.16791030605544086, 0.5000436737149395, 0.9999633325849404, 0.9999992592392134))
+)
+
+
+@njit(**OPTIONS)
+def _near_exp(x):
+    shifted = x * f4(LOG2E) + ROUND4
+    r = x - (shifted - ROUND4) * f4(LN2)  # off by 87 roundings of ln(2), 2e-7
+    p = E4[0]
+    p = p * r + E4[1]
+    p = p * r + E4[2]
+    p = p * r + E4[3]
+    p = p * r + E4[4]
+    # The low bits of `shifted` are the power of two, which goes to the exponent of p.
+    return bitcast(i4(bitcast(p, i4(0)) + i4(bitcast(shifted, i4(0)) << i4(23))), f4(0))
+
+
+@overload(primitives.near_exp, jit_options=OPTIONS)
+def _near_exp_of_float(x):
+    return (lambda x: _near_exp(x)) if x == types.float32 else None
+
+
 @overload(primitives.exp_parts, jit_options=OPTIONS)
 def _exp_parts(x):
     if x == types.float32:
@@ -127,7 +151,6 @@ Q6 = (
     0.00019891030654370327, 0.0013933685862617174, 0.008333310889582076, 0.04166646460202654,
     0.16666666681659179, 0.5000000013498178,
 )  # fmt: skip
-LN2 = 0.6931471805599453
 
 
 @njit(**OPTIONS)

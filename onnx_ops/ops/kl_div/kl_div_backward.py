@@ -18,7 +18,17 @@ from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.primitives import LAST_PARAMETER, exp_parts, fma, helper, like, near_exp_parts, short_exp, wide
+from onnx_ops.loops.primitives import (
+    LAST_PARAMETER,
+    exp_parts,
+    fma,
+    helper,
+    like,
+    near_exp,
+    near_exp_parts,
+    short_exp,
+    wide,
+)
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
@@ -166,6 +176,34 @@ def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int,
             compute_in_double(operands, 0, out, start, stop, parameters)
 
 
+def product_of_logarithms_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for results of 16 bits."""
+    grad_output, target = operands[0], operands[2]
+    share = -parameters[0]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            q, scale = target[i], grad_output[i] * share
+            out[i] = scale * near_exp(q)
+            extreme = extreme | (not abs(q) < NEAR) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
+        if extreme:
+            compute_in_double(operands, 1, out, start, stop, parameters)
+
+
+def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    grad_output, target = operands[0][0], operands[2]
+    scale = -grad_output * parameters[0]
+    small = abs(scale) < LEAST and grad_output != 0
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), small
+        for i in range(start, stop):
+            q = target[i]
+            out[i] = scale * near_exp(q)
+            extreme = extreme | (not abs(q) < NEAR)
+        if extreme:
+            compute_in_double(operands, 0, out, start, stop, parameters)
+
+
 def double_product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same in float64, where the exponential alone may be out of range; parameters: the divisor's reciprocal."""
     grad_output, target = operands[0], operands[2]
@@ -257,15 +295,18 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     logarithms = bool(call.attributes["log_target"])
-    compute = computing_type(call, light=not logarithms)
+    compute = computing_type(call, light=True)
     core: Core = product
     core_uniform: Core | None = product_with_one_gradient
     summed: Core = product
     if logarithms:
         core = summed = double_product_of_logarithms
         core_uniform = None
-        if compute != TensorProto.DOUBLE:
+        if compute == TensorProto.FLOAT:
             core, core_uniform = product_of_logarithms, product_of_logarithms_with_one_gradient
+        elif compute != TensorProto.DOUBLE:
+            core = product_of_logarithms_in_16_bits
+            core_uniform = product_of_logarithms_with_one_gradient_in_16_bits
     return Loop(
         SPACE,
         compute,
