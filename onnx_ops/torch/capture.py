@@ -17,9 +17,9 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from onnx_ops.core.types import TensorType
 from onnx_ops.core.version import __version__
 from onnx_ops.integrations.sessions import InferenceSession
-from onnx_ops.integrations.values import array_of, ort_value
 from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.arrays import to_array, to_tensor
 from onnx_ops.torch.checks import compare
@@ -29,7 +29,8 @@ from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, to_onnx, trace
 from onnx_ops.torch.whole.substitution import whole_ops
-from onnx_ops.training.step import NEXT, InputRole, Step, step_model
+from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype, step_model
+from onnx_ops.training.values import input_value, output_array
 
 GRADIENT = "grad."
 
@@ -222,9 +223,16 @@ def _run(model: onnx.ModelProto, values: Tensors) -> dict[str, np.ndarray]:
     options.log_severity_level = 3
     try:
         session = InferenceSession(model, options)
-        feeds = {value.name: ort_value(to_array(values[value.name])) for value in session.get_inputs()}
+        types = {value.name: TensorType.of_proto(value.type) for value in (*model.graph.input, *model.graph.output)}
+        feeds = {
+            value.name: input_value(to_array(values[value.name]), types[value.name].dtype)
+            for value in session.get_inputs()
+        }
         names = [value.name for value in session.get_outputs()]
-        return dict(zip(names, map(array_of, session.run_with_ort_values(names, feeds)), strict=True))
+        results = session.run_with_ort_values(names, feeds)
+        return {
+            name: output_array(result, numpy_dtype(types[name])) for name, result in zip(names, results, strict=True)
+        }
     except Exception as error:  # those of onnxruntime have no class of their own
         raise CaptureError(f"onnxruntime does not run the captured graph: {error}") from error
 
