@@ -225,7 +225,7 @@ def _run(model: onnx.ModelProto, values: Tensors) -> dict[str, np.ndarray]:
         session = InferenceSession(model, options)
         types = {value.name: TensorType.of_proto(value.type) for value in (*model.graph.input, *model.graph.output)}
         feeds = {
-            value.name: input_value(to_array(values[value.name]), types[value.name].dtype)
+            value.name: input_value(to_array(values[value.name]), types[value.name].dtype or 0)
             for value in session.get_inputs()
         }
         names = [value.name for value in session.get_outputs()]
