@@ -18,7 +18,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, wide
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, near_exp, wide
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._rules import (
     MISSING,
@@ -107,6 +107,8 @@ LEAST, LIMIT, LARGE = np.float32(2.0**-100), np.float32(2.0**50), np.float32(2.0
 """A product between these is far from overflow, and from the subnormal numbers, which have fewer digits."""
 SPREAD, SQUARE = np.float32(2.0**60), np.float32(2.0**-50)
 """A quick look at an element: with SQUARE added, the squares of its terms are below SPREAD times that of its scale."""
+NEAR = np.float32(87)
+"""Below this the exponential of a logit is a normal float32 number."""
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816, 1.9082149292705877e-10
 NO_EXPONENT = 8000.0
 """e to the power of minus this times the largest product of float64 numbers is 0."""
@@ -198,33 +200,78 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
             compute_again(operands, 1, out, start, stop, parameters)
 
 
-def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
-    grad_output, x, target, weight, p = operands[0][0], operands[1], operands[2], operands[3][0], operands[4][0]
+@helper
+def scales(operands: Any, parameters: Any) -> tuple[Any, Any, Any, Any]:
+    """What the terms of class 0 and of class 1 are multiplied by, each with its rounding error."""
+    grad_output, weight, p = operands[0][0], operands[3][0], operands[4][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     exact = (wide(grad_output) * wide(weight)) * share
     scale, positive_scale = like(exact, parameters[0]), like(-exact * wide(p), parameters[0])
     lost, positive_lost = exact - wide(scale), -exact * wide(p) - wide(positive_scale)
-    lost, positive_lost = like(lost, parameters[0]), like(positive_lost, parameters[0])
-    small = grad_output != 0 and weight != 0 and (abs(scale) < LEAST or abs(positive_scale) < LEAST)
-    if small or not (abs(scale) < LIMIT and abs(positive_scale) < LIMIT):
+    return scale, positive_scale, like(lost, parameters[0]), like(positive_lost, parameters[0])
+
+
+@helper
+def are_extreme(scale: Any, positive_scale: Any, operands: Any) -> bool:
+    """Whether a product with one of them may be too large, or is too small, and not because a factor is 0."""
+    small = abs(scale) < LEAST or abs(positive_scale) < LEAST
+    if small and operands[0][0] != 0 and operands[3][0] != 0:
+        return True
+    return not (abs(scale) < LIMIT and abs(positive_scale) < LIMIT)
+
+
+@helper
+def compute_span(operands: Any, scaled: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop) for factors of one value each that are not extreme; scaled: what `scales` gives."""
+    x, target = operands[1], operands[2]
+    scale, positive_scale, lost, positive_lost = scaled
+    suspect = False
+    for i in range(start, stop):
+        y = target[i]
+        value, first, second = falling_exp_parts(-abs(x[i]))
+        e = (value * first) * second
+        side = ONE / (ONE + e)
+        side_lost = fma(-side, e, ONE - side)
+        negative = fma(scale, side, fma(scale, side_lost, lost) * side) * (ONE - y)
+        positive = fma(positive_scale, side, fma(positive_scale, side_lost, positive_lost) * side) * y
+        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+        result = fma(far * (value * first), second, near)
+        out[i] = result
+        suspect = suspect | (result - result != 0)
+    if suspect:
+        compute_again(operands, 0, out, start, stop, parameters)
+
+
+def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
+    scaled = scales(operands, parameters)
+    if are_extreme(scaled[0], scaled[1], operands):
+        compute_again(operands, 0, out, 0, count, parameters)
+        return
+    for start in range(0, count, SPAN):
+        compute_span(operands, scaled, out, start, min(start + SPAN, count), parameters)
+
+
+def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same without the correction of rounding errors."""
+    x, target = operands[1], operands[2]
+    scaled = scales(operands, parameters)
+    scale, positive_scale = scaled[0], scaled[1]
+    if are_extreme(scale, positive_scale, operands):
         compute_again(operands, 0, out, 0, count, parameters)
         return
     for start in range(0, count, SPAN):
         stop, suspect = min(start + SPAN, count), False
         for i in range(start, stop):
-            y = target[i]
-            value, first, second = falling_exp_parts(-abs(x[i]))
-            e = (value * first) * second
-            side = ONE / (ONE + e)
-            side_lost = fma(-side, e, ONE - side)
-            negative = fma(scale, side, fma(scale, side_lost, lost) * side) * (ONE - y)
-            positive = fma(positive_scale, side, fma(positive_scale, side_lost, positive_lost) * side) * y
+            y, size = target[i], abs(x[i])
+            e = near_exp(-size)
+            negative, positive = scale * (ONE - y), positive_scale * y
             near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-            out[i] = fma(far * (value * first), second, near)
-            suspect = suspect | (out[i] - out[i] != 0)
+            result = (far * e + near) * (ONE / (ONE + e))
+            out[i] = result
+            suspect = suspect | (not size < NEAR) | (result - result != 0)
         if suspect:
-            compute_again(operands, 0, out, start, stop, parameters)
+            compute_span(operands, scaled, out, start, stop, parameters)
 
 
 def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
@@ -319,12 +366,14 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     narrow = call.dtype("target") not in (TensorProto.FLOAT, TensorProto.DOUBLE)
+    compute = computing_type(call, light=narrow)
+    short = narrow and compute != TensorProto.DOUBLE
     return Loop(
         SPACE,
-        computing_type(call),
+        compute,
         gradient_of_16_bits if narrow else gradient,
         divisor=Reduction(call.attributes["reduction"]).divisor,
-        core_uniform=gradient_of_scalars,
+        core_uniform=gradient_of_scalars_in_16_bits if short else gradient_of_scalars,
         uniform=("grad_output", "weight", "pos_weight"),
     )
 
