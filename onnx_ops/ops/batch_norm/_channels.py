@@ -16,6 +16,10 @@ COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 """Element types of the numbers of elements that workers have."""
 
 
+MODERATE = np.float32(2.0**40)
+"""Products of a float16 number and of three numbers below this do not overflow float32."""
+
+
 def sum_type(call: Call) -> int | None:
     """The dtype of statistics and sums over the elements of `input`."""
     dtype = call.dtype("input")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -15,9 +16,9 @@ from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.primitives import fma, helper, like, of_channels, wide
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import along_channels, column_of
+from onnx_ops.ops.batch_norm._channels import MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
@@ -34,7 +35,7 @@ statistics of the whole batch, which BatchNormGatherStatsWithCounts gives.
 Shapes: input and out (N, C, ...) of rank 2 to 8, C >= 1; weight, bias, mean and invstd (C).
 
 Dtypes: each input may be float16, bfloat16, float or double; so the statistics can be float where input is float16. out
-has input's dtype. All is computed in double and rounded once.
+has input's dtype. All is computed in double, or in float where input is float16, and rounded once.
 
 Edge rules: a missing weight stands for ones, a missing bias for zeros. NaN and infinities give what the formula gives.
 An empty input gives an empty output.
@@ -95,17 +96,30 @@ def reference(
 
 def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """In float64, so that little is lost where mean or bias take most of the result away."""
-    x, weight, bias, mean, invstd = operands[0], operands[1], operands[2], operands[3], operands[4]
+    x, weight, bias = operands[0], of_channels(operands[1]), of_channels(operands[2])
+    mean, invstd = of_channels(operands[3]), of_channels(operands[4])
     for i in range(count):
         out[i] = (wide(x[i]) - wide(mean[i])) * (wide(invstd[i]) * wide(weight[i])) + wide(bias[i])
 
 
+@helper
 def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for elements of one channel."""
-    x, bias, mean = operands[0], wide(operands[2][0]), wide(operands[3][0])
-    scale = wide(operands[4][0]) * wide(operands[1][0])
+    x, bias, mean = operands[0], wide(of_channels(operands[2])[0]), wide(of_channels(operands[3])[0])
+    scale = wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0])
     for i in range(count):
         out[i] = (wide(x[i]) - mean) * scale + bias
+
+
+def normalize_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for float16, in float32 where nothing overflows: its rounding errors are far below float16's digits."""
+    x, bias, mean = operands[0], of_channels(operands[2])[0], of_channels(operands[3])[0]
+    scale = like(wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0]), mean)
+    if abs(mean) < MODERATE and abs(scale) < MODERATE:
+        for i in range(count):
+            out[i] = fma(x[i] - mean, scale, bias)
+    else:
+        normalize_channel(operands, out, count, parameters)
 
 
 def body(b: Body) -> None:
@@ -134,11 +148,12 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
+    compute = computing_type(call, light=True, per_channel=SPACE.having(Role.CHANNEL))
     return Loop(
         SPACE,
-        computing_type(call),
+        compute,
         normalize,
-        core_uniform=normalize_channel,
+        core_uniform=normalize_channel_of_halves if compute == TensorProto.FLOAT16 else normalize_channel,
         uniform=("weight", "bias", "mean", "invstd"),
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
@@ -15,9 +16,9 @@ from onnx_ops.core.op import Example, Missing, Op
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import wide
+from onnx_ops.loops.primitives import fma, helper, of_channels, wide
 from onnx_ops.loops.space import IndexSpace, Role
-from onnx_ops.ops.batch_norm._channels import COUNTS, along_channels, column_of
+from onnx_ops.ops.batch_norm._channels import COUNTS, MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -118,22 +119,31 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
     The differences and products are in float64: rounded one by one in float32 they can be off by more than 4 units.
     """
-    grad_out, x, mean, scale, offset, slope = (
-        operands[0], operands[1], operands[2], operands[4], operands[5], operands[6],
-    )  # fmt: skip
+    grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
+    scale, offset, slope = of_channels(operands[4]), of_channels(operands[5]), of_channels(operands[6])
     for i in range(count):
         centred = wide(x[i]) - wide(mean[i])
         out[i] = ((wide(grad_out[i]) - wide(offset[i])) - centred * wide(slope[i])) * wide(scale[i])
 
 
+@helper
 def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same for elements of one channel."""
-    grad_out, x = operands[0], operands[1]
-    mean, scale, offset, slope = (
-        wide(operands[2][0]), wide(operands[4][0]), wide(operands[5][0]), wide(operands[6][0]),
-    )  # fmt: skip
+    grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
+    scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
     for i in range(count):
-        out[i] = ((wide(grad_out[i]) - offset) - (wide(x[i]) - mean) * slope) * scale
+        out[i] = ((wide(grad_out[i]) - wide(offset)) - (wide(x[i]) - mean) * wide(slope)) * wide(scale)
+
+
+def gradient_of_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for float16, in float32 where nothing overflows: its rounding errors are far below float16's digits."""
+    grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])[0]
+    scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
+    if abs(mean) < MODERATE and abs(scale) < MODERATE and abs(offset) < MODERATE and abs(slope) < MODERATE:
+        for i in range(count):
+            out[i] = fma(mean - x[i], slope, grad_out[i] - offset) * scale
+    else:
+        gradient_of_channel(operands, out, count, parameters)
 
 
 def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
@@ -182,12 +192,13 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
+    compute = computing_type(call, "counter", light=True, per_channel=SPACE.having(Role.CHANNEL))
     return Loop(
         SPACE,
-        computing_type(call, "counter"),
+        compute,
         gradient,
         prepare=prepare,
-        core_uniform=gradient_of_channel,
+        core_uniform=gradient_of_channel_of_halves if compute == TensorProto.FLOAT16 else gradient_of_channel,
         uniform=("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu"),
     )
 
