@@ -190,7 +190,8 @@ def test_page_example_can_fail(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(onnx_ops.InferenceSession):
         def run(self, *arguments: Any) -> list[np.ndarray]:
             *others, last = super().run(*arguments)
-            last.flat[0] += 1e-3
+            step = 1 if last.dtype.kind == "i" else 1e-3
+            last.flat[0] = not last.flat[0] if last.dtype.kind == "b" else last.flat[0] + step
             return [*others, last]
 
     monkeypatch.setattr(onnx_ops, "InferenceSession", Wrong)

@@ -1,0 +1,384 @@
+"""MaxPool2dWithIndices: the maximum of each window, and where it is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import required_attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    DOUBLE,
+    FLOAT,
+    array_at,
+    choose,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.max_pool._rules import (
+    AXES,
+    COUNT,
+    DILATION,
+    FIELDS,
+    KERNEL_SIZE,
+    PADDING,
+    SIZE,
+    STRIDE,
+    Window,
+    check_rank,
+    pooled_shape,
+    window_attributes,
+    window_count,
+    windows_of,
+    write_table,
+)
+from onnx_ops.ops.references import rounded
+
+SCHEMA = OpSchema(
+    "MaxPool2dWithIndices",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Max pooling (aclnnMaxPool2dWithIndices): the maximum of each window, and where in its plane it is, for
+MaxPool2dWithIndicesBackward.
+
+    out[n, c, i, j]     = max of self[n, c, h, w] over the window (i, j)
+    indices[n, c, i, j] = h*W + w of that element
+    h                   = stride[0]*i - padding[0] + dilation[0]*a  for a from 0 to kernel_size[0] - 1, inside self
+
+Shapes: self (N, C, H, W) or (C, H, W); out and indices the same but for the spatial sizes, which are
+
+    (H + 2*padding - dilation*(kernel_size - 1) - 1) / stride + 1
+
+rounded down, or with ceil_mode = 1 up, where the last window has to begin before the end of self. The number of spatial
+axes is that of the numbers in kernel_size, 1 to 3.
+
+Dtypes: self float16, bfloat16, float or double, and out the same; indices int64.
+
+Edge rules: of equal maxima the first one counts. A NaN is greater than any number, and the last one in the window
+counts. What windows reach beyond self is not looked at. A padding of more than half of the window, a size without
+windows, and a window without elements are errors.
+
+Without a kernel: the results are the same. Shapes that are known only at run time are not checked.
+""",
+    inputs=[OpSchema.FormalParameter("self", "T", "Any floating tensor of one or two axes before the spatial ones.")],
+    outputs=[
+        OpSchema.FormalParameter("out", "T", "The maximum of each window."),
+        OpSchema.FormalParameter("indices", "TIndices", "Where it is in its plane."),
+    ],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TIndices", tensor_types((TensorProto.INT64,)), "int64."),
+    ],
+    attributes=[
+        required_attribute("kernel_size", OpSchema.AttrType.INTS, "Size of a window along each spatial axis."),
+        *window_attributes(),
+    ],
+)
+
+
+def reference(
+    self: np.ndarray,
+    *,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    ceil_mode: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition in NumPy: one element of all windows after the other.
+
+    Args:
+        self: floating array of one or two axes before the spatial ones.
+        kernel_size, stride, padding, dilation, ceil_mode: as in the schema.
+        dtype: of the maxima, instead of self's.
+
+    Returns:
+        The maxima and their places, int64.
+    """
+    spatial, x = len(kernel_size), self.astype(np.float64)
+    given = (kernel_size, stride or kernel_size, padding or (0,) * spatial, dilation or (1,) * spatial)
+    windows = [Window(*values) for values in zip(*given, strict=True)]
+    lead, sizes = self.shape[: self.ndim - spatial], self.shape[self.ndim - spatial :]
+    counts = [window_count(size, *w, ceil_mode) for size, w in zip(sizes, windows, strict=True)]
+    best = np.full((*lead, *counts), -np.inf)
+    indices = np.full((*lead, *counts), -1, np.int64)
+    for element in itertools.product(*(range(w.kernel) for w in windows)):
+        places = np.ix_(
+            *(
+                np.arange(n) * w.stride - w.padding + e * w.dilation
+                for n, w, e in zip(counts, windows, element, strict=True)
+            )
+        )
+        inside = math.prod((p >= 0) & (p < size) for p, size in zip(places, sizes, strict=True)).astype(bool)
+        clipped = [np.clip(p, 0, size - 1) for p, size in zip(places, sizes, strict=True)]
+        where: tuple[Any, ...] = (..., *clipped)
+        value = x[where]
+        wins = inside & ((value > best) | np.isnan(value) | (indices < 0))
+        best = np.where(wins, value, best)
+        indices = np.where(wins, np.ravel_multi_index(tuple(clipped), sizes), indices)
+    return rounded(best, self.dtype, dtype), indices
+
+
+# --- the kernel: one task for some planes ----------------------------------------------------------------------------
+
+SELF, OUT, INDEX = 0, 0, 1
+ATTRIBUTES = attributes_of(SCHEMA)
+WORK = 16384
+"""Numbers that a task looks at, unless a plane has more."""
+
+
+@helper
+def product(table: Any, field: int) -> int:
+    return int(table[field * AXES] * table[field * AXES + 1] * table[field * AXES + 2])
+
+
+@helper
+def planes_per_task(table: Any) -> int:
+    return max(WORK // (product(table, SIZE) + product(table, COUNT) * product(table, KERNEL_SIZE)), 1)
+
+
+@helper
+def number_of_planes(job: Any, lead: int) -> int:
+    count = job.dims[SELF, 0]
+    return int(count * job.dims[SELF, 1]) if lead == 2 else int(count)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check the shape; the sizes of the outputs."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    memory = malloc(8 * FIELDS * AXES)
+    if memory == 0:
+        return NO_MEMORY
+    table = array_at(memory, FIELDS * AXES, np.int64)
+    lead = write_table(table, attributes, job, SELF)
+    if lead > 0:
+        for k in range(2):
+            job.output_rank[k] = job.rank[SELF]
+            for axis in range(job.rank[SELF]):
+                size = job.dims[SELF, axis]
+                job.output_dims[k, axis] = size if axis < lead else table[COUNT * AXES + AXES - job.rank[SELF] + axis]
+        step = planes_per_task(table)
+        job.tasks = (number_of_planes(job, lead) + step - 1) // step
+    free(memory)
+    return OK if lead > 0 else REFUSED
+
+
+@helper
+def steps_before(begin: int, dilation: int) -> int:
+    """How many elements of a window lie before the input."""
+    return 0 if begin >= 0 else (dilation - 1 - begin) // dilation
+
+
+@helper
+def steps_within(begin: int, kernel: int, dilation: int, size: int) -> int:
+    """How many elements of a window lie before the end of the input."""
+    return kernel if begin + dilation * (kernel - 1) < size else (size - 1 - begin) // dilation + 1
+
+
+@helper
+def pool(x: Any, table: Any, out: Any, at: Any, least: Any) -> None:
+    """One plane. What is greater is chosen, not branched to: that would be guessed wrong every other time."""
+    depth, height, width = table[SIZE * AXES], table[SIZE * AXES + 1], table[SIZE * AXES + 2]
+    layers, rows, columns = table[COUNT * AXES], table[COUNT * AXES + 1], table[COUNT * AXES + 2]
+    z_kernel, y_kernel, x_kernel = (
+        table[KERNEL_SIZE * AXES],
+        table[KERNEL_SIZE * AXES + 1],
+        table[KERNEL_SIZE * AXES + 2],
+    )
+    z_dilation, y_dilation, x_dilation = table[DILATION * AXES], table[DILATION * AXES + 1], table[DILATION * AXES + 2]
+    x_stride, x_padding = table[STRIDE * AXES + 2], table[PADDING * AXES + 2]
+    for i in range(layers):
+        z_begin = i * table[STRIDE * AXES] - table[PADDING * AXES]
+        z_first = steps_before(z_begin, z_dilation)
+        z_last = steps_within(z_begin, z_kernel, z_dilation, depth)
+        for j in range(rows):
+            y_begin = j * table[STRIDE * AXES + 1] - table[PADDING * AXES + 1]
+            y_first = steps_before(y_begin, y_dilation)
+            y_last = steps_within(y_begin, y_kernel, y_dilation, height)
+            for o in range(columns):
+                x_begin = o * x_stride - x_padding
+                x_first = steps_before(x_begin, x_dilation)
+                x_last = steps_within(x_begin, x_kernel, x_dilation, width)
+                line = ((z_begin + z_first * z_dilation) * height + y_begin + y_first * y_dilation) * width + x_begin
+                best, best_at = least, line + x_first * x_dilation
+                for a in range(z_first, z_last):
+                    for b in range(y_first, y_last):
+                        line = ((z_begin + a * z_dilation) * height + y_begin + b * y_dilation) * width + x_begin
+                        for c in range(x_first, x_last):
+                            place = line + c * x_dilation
+                            value = x[place]
+                            wins = (value > best) | (value != value)
+                            best = choose(wins, value, best)
+                            best_at = choose(wins, place, best_at)
+                window = (i * rows + j) * columns + o
+                out[window] = best
+                at[window] = best_at
+
+
+def task(job_address: int, number: int) -> None:
+    """Some planes; those of 16 bits in double."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    element_type, size = kernel.element_type[SELF], item_size(kernel.element_type[SELF])
+    table_address = malloc(8 * FIELDS * AXES)
+    if table_address == 0:
+        job.failed = NO_MEMORY
+        return
+    table = array_at(table_address, FIELDS * AXES, np.int64)
+    lead = write_table(table, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
+    plane, windows, step = product(table, SIZE), product(table, COUNT), planes_per_task(table)
+    x_address = malloc(8 * (plane + windows))
+    if x_address == 0:
+        free(table_address)
+        job.failed = NO_MEMORY
+        return
+    out_address = x_address + 8 * plane
+    for p in range(number * step, min((number + 1) * step, number_of_planes(job, lead))):
+        source, target = job.data[SELF] + p * plane * size, job.output[OUT] + p * windows * size
+        at = array_at(job.output[INDEX] + 8 * p * windows, windows, np.int64)
+        if element_type == FLOAT:
+            least = np.float32(-np.inf)
+            pool(array_at(source, plane, np.float32), table, array_at(target, windows, np.float32), at, least)
+        elif element_type == DOUBLE:
+            pool(array_at(source, plane, np.float64), table, array_at(target, windows, np.float64), at, -np.inf)
+        else:
+            read_numbers(kernel.read, source, element_type, plane, x_address)
+            pool(array_at(x_address, plane, np.float64), table, array_at(out_address, windows, np.float64), at, -np.inf)
+            write_numbers(kernel.write, out_address, element_type, windows, target)
+    free(x_address)
+    free(table_address)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+# --- the portable body -----------------------------------------------------------------------------------------------
+
+MOMENT = TensorType(TensorProto.INT64, ())
+FLAG = TensorType(TensorProto.BOOL, ())
+END = 2**31
+
+
+def body(b: Body) -> None:
+    """One element of all windows after the other, by strided slices of the padded input.
+
+    The operator MaxPool takes its sizes from attributes, so that it could not serve uses that differ in them; and it
+    passes over NaN and a window of -inf.
+    """
+    x, kernel_size = b.load("self"), b.value_of("kernel_size")
+    shape, spatial = b.op("Shape", x, name="shape"), b.op("Shape", kernel_size, name="spatial")
+    lead = b.op("Size", shape, name="rank") - spatial
+    lead_sizes = b.op("Slice", shape, [0], lead, name="lead_sizes")
+    ones = b.op("Expand", 1, AXES - spatial, name="ones")  # for the axes that are not there
+
+    def three(own: Value, filling: Value, name: str) -> Value:
+        return b.op("Concat", filling, own, name=name, axis=0)
+
+    def setting(name: str, default: Value, filling: Value) -> Value:
+        given = b.op("Concat", b.value_of(name), default, name=f"{name}_or_default", axis=0)
+        return three(b.op("Slice", given, [0], spatial, name=f"{name}_given"), filling, f"{name}_of_three")
+
+    kernel = three(kernel_size, ones, "kernel")
+    sizes = three(b.op("Slice", shape, lead, [END], name="spatial_sizes"), ones, "sizes")
+    stride = setting("stride", kernel_size, ones)
+    padding = setting("padding", kernel_size * 0, (ones * 0).named("zeros"))
+    dilation = setting("dilation", kernel_size * 0 + 1, ones)
+    reach = (dilation * (kernel - 1) + 1).named("reach")
+    span = (sizes + padding * 2 - reach).named("span")
+    most = ((span + (stride - 1) * b.value_of("ceil_mode")) / stride + 1).named("most")
+    begins_beyond = ((most - 1) * stride).greater_or_equal(sizes + padding).named("begins_beyond")
+    counts = (most - begins_beyond.cast(TensorProto.INT64)).named("counts")
+    last = ((counts - 1) * stride).named("last")
+    missing = b.op("Max", last + reach - (sizes + padding), 0, name="missing")
+
+    planes = b.op("ReduceProd", lead_sizes, name="planes", keepdims=1)
+    pads = b.op("Concat", [0], padding, [0], missing, name="pads", axis=0)
+
+    def padded(values: Value, value: Value, name: str) -> Value:
+        return b.op("Pad", values, pads, value, name=name)
+
+    least = b.constant(-math.inf, name="least")
+    rows = b.op("Reshape", x, b.op("Concat", planes, sizes, axis=0), name="rows", allowzero=1)
+    elements = padded(rows, least, "elements")
+    plane = b.op("ReduceProd", sizes, name="plane", keepdims=0)
+    in_plane = b.op("Reshape", b.op("Range", 0, plane, 1), b.op("Concat", [1], sizes, axis=0), name="in_plane")
+    places = padded(in_plane, b.constant(-1), "places")
+
+    ends = (last + 1).named("ends")
+    inner = b.op("ReduceProd", b.op("Slice", kernel, [1], [AXES]), name="inner", keepdims=1)
+    inmost = b.op("Concat", inner, b.op("Slice", kernel, [2], [AXES]), [1], name="inmost", axis=0)
+
+    def step(element: Value, goes_on: Value, best: Value, at: Value) -> tuple[Value, Value, Value]:
+        begins = (b.op("Mod", element / inmost, kernel) * dilation).named("begins")
+        values, own = (
+            b.op("Slice", of, begins, begins + ends, [1, 2, 3], stride, name=name)
+            for of, name in ((elements, "values"), (places, "own_places"))
+        )
+        is_greater = values.greater(best) | b.op("IsNaN", values) | at.less(0)
+        wins = (is_greater & own.greater_or_equal(0)).named("wins")
+        return goes_on, b.op("Where", wins, values, best, name="best"), b.op("Where", wins, own, at, name="at")
+
+    rows_shape = b.op("Concat", planes, counts, name="rows_shape", axis=0)
+    start, nowhere = b.op("Expand", least, rows_shape, name="start"), b.op("Expand", -1, rows_shape, name="nowhere")
+    kinds = {
+        "element": MOMENT,
+        "goes_on": FLAG,
+        "best_so_far": TensorType(b.compute),
+        "at_so_far": TensorType(TensorProto.INT64),
+    }
+    loop_body = b.subgraph(step, kinds, tuple(kinds.values())[1:])
+    number = b.op("ReduceProd", kernel, name="number", keepdims=0)
+    best, at = b.several("Loop", number, True, start, nowhere, names=("greatest", "greatest_at"), body=loop_body)
+    own_counts = b.op("Slice", counts, AXES - spatial, [AXES], name="own_counts")
+    out_shape = b.op("Concat", lead_sizes, own_counts, name="out_shape", axis=0)
+    b.store("out", b.op("Reshape", best, out_shape, name="maxima", allowzero=1), "self")
+    b.give("indices", b.op("Reshape", at, out_shape, name="indices_of_maxima", allowzero=1))
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    windows = windows_of(call)
+    if not windows:
+        raise call.error(f"attribute 'kernel_size' is (), expected 1 to {AXES} numbers")
+    check_rank(call, "self")
+    shape = pooled_shape(call, windows)
+    return TensorType(call.dtype("self"), shape), TensorType(TensorProto.INT64, shape)
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # Windows of two by two, one apart; the first and the second have their maximum in common.
+        {"self": [[[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [7.0, 0.0, 0.0]]]},
+        {"out": [[[9.0, 9.0], [7.0, 5.0]]], "indices": [[[1, 1], [6, 5]]]},
+        {"kernel_size": (2, 2), "stride": (1, 1)},
+    ),
+    typed_inputs=("self",),
+)
