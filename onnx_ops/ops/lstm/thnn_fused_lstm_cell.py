@@ -1,0 +1,249 @@
+"""ThnnFusedLstmCell: one step of a long short-term memory, from its gates to its states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    FLOAT,
+    array_at,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.ops.lstm._cell import (
+    GATES,
+    check_cell,
+    quarters,
+    rows_per_task,
+    sigmoid,
+    tanh_of_float,
+)
+from onnx_ops.ops.references import computing_dtype, rounded
+
+SCHEMA = OpSchema(
+    "ThnnFusedLstmCell",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+One step of a long short-term memory (Hochreiter and Schmidhuber, 1997) after its matrix products
+(aclnnThnnFusedLstmCell, without its biases, which can be in the gates): from the gates of a step to its states.
+
+    i, f, g, o = the four quarters of input_gates + hidden_gates
+    storage    = sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)
+    cy         = sigmoid(f) * cx + sigmoid(i) * tanh(g)
+    hy         = sigmoid(o) * tanh(cy)
+
+Shapes: input_gates, hidden_gates and storage (N, 4*H); cx, hy and cy (N, H).
+
+Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
+float, all others in double; every output is rounded once.
+
+Edge rules: a gate far from 0 gives 0 or 1, or -1 for the cell candidate. NaN and infinities give what the formula
+gives. N or H may be 0.
+
+Without a kernel: shapes that are known only at run time broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("input_gates", "T", "What the step's input adds to the gates, (N, 4*H)."),
+        OpSchema.FormalParameter("hidden_gates", "T", "What the hidden state adds to them, (N, 4*H)."),
+        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (N, H)."),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("hy", "T", "Hidden state after the step, (N, H)."),
+        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (N, H)."),
+        OpSchema.FormalParameter("storage", "T", "The gates as they act, for ThnnFusedLstmCellBackward, (N, 4*H)."),
+    ],
+    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
+)
+
+
+def reference(
+    input_gates: np.ndarray, hidden_gates: np.ndarray, cx: np.ndarray, *, dtype: npt.DTypeLike | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The definition in NumPy.
+
+    Args:
+        input_gates, hidden_gates: floating arrays (N, 4*H) of one dtype.
+        cx: of the same dtype, (N, H).
+        dtype: compute and answer in this dtype instead of that of the inputs.
+
+    Returns:
+        hy (N, H), cy (N, H) and storage (N, 4*H).
+    """
+    compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
+    with np.errstate(all="ignore"):
+        i, f, g, o = np.split(input_gates.astype(compute) + hidden_gates.astype(compute), GATES, axis=1)
+        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+        g = np.tanh(g)
+        cy = f * cx.astype(compute) + i * g
+        results = o * np.tanh(cy), cy, np.concatenate([i, f, g, o], axis=1)
+    hy, cy, storage = (rounded(result, cx.dtype, dtype) for result in results)
+    return hy, cy, storage
+
+
+# --- the kernel: one task for some rows -------------------------------------------------------------------------------
+
+INPUT_GATES, HIDDEN_GATES, CX = range(3)
+HY, CY, STORAGE = range(3)
+
+
+@helper
+def step_of_floats(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: Any, width: int) -> None:
+    """A row of float32."""
+    for j in range(2 * width):
+        gates[j] = sigmoid(given[j] + hidden[j])
+    for j in range(2 * width, 3 * width):
+        gates[j] = tanh_of_float(given[j] + hidden[j])
+    for j in range(3 * width, 4 * width):
+        gates[j] = sigmoid(given[j] + hidden[j])
+    for j in range(width):
+        cell = gates[width + j] * cx[j] + gates[j] * gates[2 * width + j]
+        cy[j] = cell
+        hy[j] = gates[3 * width + j] * tanh_of_float(cell)
+
+
+@helper
+def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: Any, width: int) -> None:
+    """A row of float64."""
+    for j in range(4 * width):
+        gate = given[j] + hidden[j]
+        gates[j] = np.tanh(gate) if 2 * width <= j < 3 * width else sigmoid(gate)
+    for j in range(width):
+        cell = gates[width + j] * cx[j] + gates[j] * gates[2 * width + j]
+        cy[j] = cell
+        hy[j] = gates[3 * width + j] * np.tanh(cell)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes; one task for each block of rows."""
+    job = record_at(job_address, JOB)
+    if job.rank[INPUT_GATES] != 2 or job.rank[HIDDEN_GATES] != 2 or job.rank[CX] != 2:
+        return REFUSED
+    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    for i in (INPUT_GATES, HIDDEN_GATES):
+        if job.dims[i, 0] != rows or job.dims[i, 1] != GATES * width:
+            return REFUSED
+    for k in range(3):
+        job.output_rank[k] = 2
+        job.output_dims[k, 0] = rows
+        job.output_dims[k, 1] = GATES * width if k == STORAGE else width
+    step = rows_per_task(width)
+    job.tasks = (rows + step - 1) // step if width > 0 else 0
+    return OK
+
+
+def task(job_address: int, number: int) -> None:
+    """Some rows."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    element_type = kernel.element_type[CX]
+    size = item_size(element_type)
+    step = rows_per_task(width)
+    narrow, wide = width * size, GATES * width * size
+    # In turn: two rows of gates, the gates as they act; a row of cx, hy and cy.
+    memory = malloc(8 * 15 * width)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    for n in range(number * step, min((number + 1) * step, rows)):
+        given, hidden = job.data[INPUT_GATES] + n * wide, job.data[HIDDEN_GATES] + n * wide
+        before, hy, cy = job.data[CX] + n * narrow, job.output[HY] + n * narrow, job.output[CY] + n * narrow
+        storage = job.output[STORAGE] + n * wide
+        if element_type == FLOAT:
+            step_of_floats(
+                array_at(given, 4 * width, np.float32),
+                array_at(hidden, 4 * width, np.float32),
+                array_at(before, width, np.float32),
+                array_at(hy, width, np.float32),
+                array_at(cy, width, np.float32),
+                array_at(storage, 4 * width, np.float32),
+                width,
+            )
+            continue
+        gates_at, before_at = memory + 8 * 8 * width, memory + 8 * 12 * width
+        hy_at, cy_at = before_at + 8 * width, before_at + 16 * width
+        read_numbers(kernel.read, given, element_type, 4 * width, memory)
+        read_numbers(kernel.read, hidden, element_type, 4 * width, memory + 8 * 4 * width)
+        read_numbers(kernel.read, before, element_type, width, before_at)
+        step_of_doubles(
+            array_at(memory, 4 * width, np.float64),
+            array_at(memory + 8 * 4 * width, 4 * width, np.float64),
+            array_at(before_at, width, np.float64),
+            array_at(hy_at, width, np.float64),
+            array_at(cy_at, width, np.float64),
+            array_at(gates_at, 4 * width, np.float64),
+            width,
+        )
+        write_numbers(kernel.write, hy_at, element_type, width, hy)
+        write_numbers(kernel.write, cy_at, element_type, width, cy)
+        write_numbers(kernel.write, gates_at, element_type, 4 * width, storage)
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+def body(b: Body) -> None:
+    i, f, g, o = quarters(b, b.load("input_gates") + b.load("hidden_gates"), ("i", "f", "g", "o"))
+
+    def acting(gate: Value) -> Value:
+        return (1.0 / (b.op("Exp", -gate) + 1.0)).named("acting")
+
+    i, f, o = acting(i), acting(f), acting(o)
+    g = b.op("Tanh", g, name="candidate")
+    cy = ((f * b.load("cx")).named("remembered") + (i * g).named("entering")).named("cell")
+    b.store("hy", (o * b.op("Tanh", cy)).named("hidden"), "cx")
+    b.store("cy", cy, "cx")
+    b.store("storage", b.op("Concat", i, f, g, o, name="gates", axis=1), "cx")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    rows, width = check_cell(call, "input_gates", "cx")
+    call.same_shape("hidden_gates", call.shape("input_gates"), "the shape of 'input_gates'")
+    check_cell(call, "hidden_gates", "cx")
+    dtype = call.dtype("cx")
+    state = TensorType(dtype, (rows, width))
+    return state, state, TensorType(dtype, (rows, GATES * width if isinstance(width, int) else None))
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # Far from 0 gates are open, closed, or the candidate itself is 1.
+        {
+            "input_gates": [[0.0, 100.0, 0.0, 0.0], [200.0, -100.0, 200.0, -100.0]],
+            "hidden_gates": [[0.0, 100.0, 0.0, -200.0], [0.0, -100.0, 0.0, -100.0]],
+            "cx": [[3.0], [7.0]],
+        },
+        {
+            "hy": [[0.0], [0.0]],
+            "cy": [[3.0], [1.0]],
+            "storage": [[0.5, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]],
+        },
+    ),
+    typed_inputs=("cx",),
+)

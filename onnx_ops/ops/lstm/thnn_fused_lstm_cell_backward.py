@@ -1,0 +1,278 @@
+"""ThnnFusedLstmCellBackward: the gradient of a step of a long short-term memory by its gates and its cell state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    FLOAT,
+    ONE,
+    array_at,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.ops.lstm._cell import GATES, check_cell, quarters, rows_per_task, tanh_of_float
+from onnx_ops.ops.references import computing_dtype, rounded
+
+OPTIONAL = OpSchema.FormalParameterOption.Optional
+SCHEMA = OpSchema(
+    "ThnnFusedLstmCellBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of a step of a long short-term memory (aclnnThnnFusedLstmCellBackward, without the gradient of the biases,
+which is the sum of grad_gates over the rows). With the gates as they act, i, f, g, o = the four quarters of storage:
+
+    d         = grad_cy + grad_hy * o * (1 - tanh(cy)^2)
+    grad_gates = d * g * i * (1 - i),
+                 d * cx * f * (1 - f),
+                 d * i * (1 - g^2),
+                 grad_hy * tanh(cy) * o * (1 - o)
+    grad_cx   = d * f
+
+grad_gates is the gradient by the gates before they act, by input_gates and hidden_gates of ThnnFusedLstmCell alike.
+
+Shapes: storage and grad_gates (N, 4*H); all others (N, H).
+
+Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
+float, all others in double; every output is rounded once.
+
+Edge rules: a missing grad_hy or grad_cy stands for zeros. Where tanh(cy) is rounded to 1, the gradient through it is 0.
+NaN and infinities give what the formula gives. N or H may be 0.
+
+Without a kernel: shapes that are known only at run time broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_hy", "T", "Gradient by hy, (N, H).", param_option=OPTIONAL),
+        OpSchema.FormalParameter("grad_cy", "T", "Gradient by cy, (N, H).", param_option=OPTIONAL),
+        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (N, H)."),
+        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (N, H)."),
+        OpSchema.FormalParameter("storage", "T", "The gates as they act, from ThnnFusedLstmCell, (N, 4*H)."),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("grad_gates", "T", "Gradient by the gates, (N, 4*H)."),
+        OpSchema.FormalParameter("grad_cx", "T", "Gradient by cx, (N, H).", param_option=OPTIONAL),
+    ],
+    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
+)
+
+
+def reference(
+    grad_hy: np.ndarray | None,
+    grad_cy: np.ndarray | None,
+    cx: np.ndarray,
+    cy: np.ndarray,
+    storage: np.ndarray,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition in NumPy.
+
+    Args:
+        grad_hy, grad_cy: floating arrays (N, H); None for zeros.
+        cx, cy: of the same dtype, (N, H).
+        storage: of the same dtype, (N, 4*H).
+        dtype: compute and answer in this dtype instead of that of the inputs.
+
+    Returns:
+        grad_gates (N, 4*H) and grad_cx (N, H).
+    """
+    compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
+    dh, dc = (np.zeros(cx.shape, compute) if d is None else d.astype(compute) for d in (grad_hy, grad_cy))
+    with np.errstate(all="ignore"):
+        i, f, g, o = np.split(storage.astype(compute), GATES, axis=1)
+        shown = np.tanh(cy.astype(compute))
+        d = dc + dh * o * ((1 - shown) * (1 + shown))
+        gates = [
+            d * g * i * (1 - i),
+            d * cx.astype(compute) * f * (1 - f),
+            d * i * ((1 - g) * (1 + g)),
+            dh * shown * o * (1 - o),
+        ]
+        return rounded(np.concatenate(gates, axis=1), cx.dtype, dtype), rounded(d * f, cx.dtype, dtype)
+
+
+# --- the kernel: one task for some rows -------------------------------------------------------------------------------
+
+GRAD_HY, GRAD_CY, CX, CY, STORAGE = range(5)
+GRAD_GATES, GRAD_CX = range(2)
+
+
+@helper
+def gradient_of_gates(dh: Any, d: Any, cx: Any, shown: Any, gates: Any, grad_gates: Any, width: int) -> None:
+    """A row: d and shown, tanh(cy), are there already. Of the dtype of its arrays."""
+    for j in range(width):
+        acting = gates[j]
+        grad_gates[j] = d[j] * gates[2 * width + j] * acting * (ONE - acting)
+    for j in range(width):
+        acting = gates[width + j]
+        grad_gates[width + j] = d[j] * cx[j] * acting * (ONE - acting)
+    for j in range(width):
+        acting = gates[2 * width + j]
+        grad_gates[2 * width + j] = d[j] * gates[j] * ((ONE - acting) * (ONE + acting))
+    for j in range(width):
+        acting = gates[3 * width + j]
+        grad_gates[3 * width + j] = dh[j] * shown[j] * acting * (ONE - acting)
+
+
+@helper
+def gradient_of_cell(dh: Any, dc: Any, gates: Any, shown: Any, d: Any, grad_cx: Any, width: int) -> None:
+    for j in range(width):
+        whole = dc[j] + dh[j] * gates[3 * width + j] * ((ONE - shown[j]) * (ONE + shown[j]))
+        d[j] = whole
+        grad_cx[j] = whole * gates[width + j]
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes; one task for each block of rows."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    if job.rank[CX] != 2 or job.rank[STORAGE] != 2:
+        return REFUSED
+    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    if job.dims[STORAGE, 0] != rows or job.dims[STORAGE, 1] != GATES * width:
+        return REFUSED
+    for i in (GRAD_HY, GRAD_CY, CY):
+        if kernel.element_type[i] != 0 and (job.rank[i] != 2 or job.dims[i, 0] != rows or job.dims[i, 1] != width):
+            return REFUSED
+    for k in range(2):
+        job.output_rank[k] = 2
+        job.output_dims[k, 0] = rows
+        job.output_dims[k, 1] = GATES * width if k == GRAD_GATES else width
+    step = rows_per_task(width)
+    job.tasks = (rows + step - 1) // step if width > 0 else 0
+    return OK
+
+
+def task(job_address: int, number: int) -> None:
+    """Some rows."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    element_type = kernel.element_type[CX]
+    size, kept = item_size(element_type), kernel.output_type[GRAD_CX] != 0
+    step = rows_per_task(width)
+    narrow, wide, row = width * size, GATES * width * size, 8 * width
+    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy).
+    memory = malloc(15 * row)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    gates_at, result_at, own_at, d_at, shown_at = (
+        memory + 4 * row, memory + 8 * row, memory + 12 * row, memory + 13 * row, memory + 14 * row,
+    )  # fmt: skip
+    zeros = array_at(memory, 2 * width, np.float64)
+    for j in range(2 * width):
+        zeros[j] = 0.0
+    for n in range(number * step, min((number + 1) * step, rows)):
+        gates, result = job.data[STORAGE] + n * wide, job.output[GRAD_GATES] + n * wide
+        own = job.output[GRAD_CX] + n * narrow if kept else own_at
+        if element_type == FLOAT:
+            dh_at = job.data[GRAD_HY] + n * narrow if kernel.element_type[GRAD_HY] != 0 else memory
+            dc_at = job.data[GRAD_CY] + n * narrow if kernel.element_type[GRAD_CY] != 0 else memory
+            dh, dc = array_at(dh_at, width, np.float32), array_at(dc_at, width, np.float32)
+            cell = array_at(job.data[CY] + n * narrow, width, np.float32)
+            shown, d = array_at(shown_at, width, np.float32), array_at(d_at, width, np.float32)
+            acting = array_at(gates, 4 * width, np.float32)
+            for j in range(width):
+                shown[j] = tanh_of_float(cell[j])
+            gradient_of_cell(dh, dc, acting, shown, d, array_at(own, width, np.float32), width)
+            before = array_at(job.data[CX] + n * narrow, width, np.float32)
+            gradient_of_gates(dh, d, before, shown, acting, array_at(result, 4 * width, np.float32), width)
+            continue
+        for i in range(4):
+            if kernel.element_type[i] != 0:
+                read_numbers(kernel.read, job.data[i] + n * narrow, element_type, width, memory + i * row)
+        read_numbers(kernel.read, gates, element_type, 4 * width, gates_at)
+        wide_dh, wide_dc = array_at(memory, width, np.float64), array_at(memory + row, width, np.float64)
+        wide_shown, wide_d = array_at(shown_at, width, np.float64), array_at(d_at, width, np.float64)
+        wide_cell = array_at(memory + 3 * row, width, np.float64)
+        wide_acting = array_at(gates_at, 4 * width, np.float64)
+        for j in range(width):
+            wide_shown[j] = np.tanh(wide_cell[j])
+        gradient_of_cell(wide_dh, wide_dc, wide_acting, wide_shown, wide_d, array_at(own_at, width, np.float64), width)
+        gradient_of_gates(
+            wide_dh,
+            wide_d,
+            array_at(memory + 2 * row, width, np.float64),
+            wide_shown,
+            wide_acting,
+            array_at(result_at, 4 * width, np.float64),
+            width,
+        )
+        write_numbers(kernel.write, result_at, element_type, 4 * width, result)
+        if kept:
+            write_numbers(kernel.write, own_at, element_type, width, own)
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+def body(b: Body) -> None:
+    cx, cy = b.load("cx"), b.load("cy")
+    i, f, g, o = quarters(b, b.load("storage"), ("i", "f", "g", "o"))
+    shown = b.op("Tanh", cy, name="shown")
+
+    def slope(value: Value) -> Value:
+        """1 - value^2."""
+        return ((1.0 - value).named("below") * (1.0 + value).named("above")).named("slope")
+
+    dh, dc = (b.load(name) if b.has(name) else b.constant(0.0) for name in ("grad_hy", "grad_cy"))
+    through = (dh * o * slope(shown)).named("through_hidden")
+    d = (dc + through).named("d")
+    gates = [
+        d * g * i * (1.0 - i),
+        d * cx * f * (1.0 - f),
+        d * i * slope(g),
+        dh * shown * o * (1.0 - o),
+    ]
+    b.store("grad_gates", b.op("Concat", *gates, name="gradients", axis=1), "cx")
+    b.store("grad_cx", (d * f).named("cell_gradient"), "cx")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    given = [name for name in ("grad_hy", "grad_cy") if call.present(name)]
+    rows, width = check_cell(call, "storage", "cx", "cy", *given)
+    dtype = call.dtype("cx")
+    four = GATES * width if isinstance(width, int) else None
+    return TensorType(dtype, (rows, four)), TensorType(dtype, (rows, width))
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "grad_hy": [[1.0], [8.0]],
+            "grad_cy": [[2.0], [0.0]],
+            "cx": [[4.0], [1.0]],
+            "cy": [[0.0], [0.0]],
+            "storage": [[0.5, 0.5, 0.5, 1.0], [0.5, 0.25, 0.0, 0.5]],
+        },
+        {"grad_gates": [[0.375, 3.0, 1.125, 0.0], [0.0, 0.75, 2.0, 0.0]], "grad_cx": [[1.5], [1.0]]},
+    ),
+    typed_inputs=("cx",),
+    missing={name: Missing(0.0, like="cx", dtype_of="cx") for name in ("grad_hy", "grad_cy")},
+)
