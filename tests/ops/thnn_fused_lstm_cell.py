@@ -24,12 +24,12 @@ def oracle(
 ) -> tuple[Array, ...]:
     """hy, cy and storage."""
     gates = real(input_gates, dtype) + real(hidden_gates, dtype)
-    width = gates.shape[1] // GATES
+    width = gates.shape[-1] // GATES
     storage = np.empty_like(gates)
     for k in range(GATES):
         part = slice(k * width, (k + 1) * width)
-        storage[:, part] = np.tanh(gates[:, part]) if k == 2 else 1 / (1 + np.exp(-gates[:, part]))
-    i, f, g, o = (storage[:, k * width : (k + 1) * width] for k in range(GATES))
+        storage[..., part] = np.tanh(gates[..., part]) if k == 2 else 1 / (1 + np.exp(-gates[..., part]))
+    i, f, g, o = (storage[..., k * width : (k + 1) * width] for k in range(GATES))
     cy = f * real(cx, dtype) + i * g
     return o * np.tanh(cy), cy, storage
 
@@ -43,20 +43,20 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
         off = 4 * eps * (1 + np.abs(given[0]) + np.abs(given[1]))
         if output == "storage":
             return finite(np.abs(storage) * off)
-        i, f, g, o = np.split(np.abs(storage), GATES, axis=1)
-        off_i, off_f, off_g, off_o = np.split(off, GATES, axis=1)
+        i, f, g, o = np.split(np.abs(storage), GATES, axis=-1)
+        off_i, off_f, off_g, off_o = np.split(off, GATES, axis=-1)
         off_cy = f * np.abs(given[2]) * off_f + i * g * (off_i + off_g)
         if output == "cy":
             return finite(off_cy)
         return finite(o * (np.abs(np.tanh(cy)) * (off_o + 4 * eps) + off_cy))
 
 
-def inputs(shape: tuple[int, int], dtype: DType) -> dict[str, Array | None]:
-    rows, width = shape
+def inputs(shape: tuple[int, ...], dtype: DType) -> dict[str, Array | None]:
+    *rows, width = shape
     return {
-        "input_gates": normal((rows, GATES * width), dtype, "input"),
-        "hidden_gates": normal((rows, GATES * width), dtype, "hidden"),
-        "cx": normal((rows, width), dtype, "cell"),
+        "input_gates": normal((*rows, GATES * width), dtype, "input"),
+        "hidden_gates": normal((*rows, GATES * width), dtype, "hidden"),
+        "cx": normal(shape, dtype, "cell"),
     }
 
 
@@ -68,7 +68,7 @@ def calls() -> Iterator[Call]:
     for dtype in FLOATS:
         yield Call(OP, inputs((3, 0), dtype), label=f"no_columns-{dtype.name}")
         gates = np.array([NAN, INF, -INF, 1e4, -1e4, 80.0, -80.0, 12.0, 1e-6, -0.0]).astype(dtype)
-        given = np.repeat(gates[:, None], GATES, axis=1)  # all four gates of a row alike
+        given = np.repeat(gates[:, None], GATES, axis=-1)  # all four gates of a row alike
         call = Call(OP, {"input_gates": given, "hidden_gates": np.zeros_like(given), "cx": gates[::-1, None].copy()})
         yield call.but({}, f"far-{dtype.name}")
     yield Call(OP, inputs((70, 129), FLOATS[2]), label="tasks")
@@ -93,12 +93,12 @@ def worked(dtype: DType) -> Iterator[Worked]:
 
 
 def refusals(plain: Call) -> Iterator[Refusal]:
-    yield wrong("cx", (3,), "(N, H)", by_rank=True)
-    yield wrong("input_gates", (2, 9), "(N, 4*H)")
-    yield wrong("input_gates", (3, 12), "(N, 4*H)")
-    yield wrong("input_gates", (12,), "(N, 4*H)", by_rank=True)
-    yield wrong("hidden_gates", (2, 16), "'input_gates'")
-    yield wrong("hidden_gates", (1, 12), "'input_gates'")
+    yield wrong("cx", (), "(..., H)", by_rank=True)
+    yield wrong("input_gates", (2, 9), "(2, 12)", "(..., 4*H)")
+    yield wrong("input_gates", (3, 12), "(..., 4*H)")
+    yield wrong("input_gates", (12,), "(..., 4*H)", by_rank=True)
+    yield wrong("hidden_gates", (2, 16), "(2, 12)")
+    yield wrong("hidden_gates", (1, 12), "(2, 12)")
 
 
 def large(dtype: DType) -> Iterator[Call]:
@@ -109,15 +109,15 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
     given, hidden, cx = with_torch.tensors(torch, call)
 
     def run() -> Any:
-        i, f, g, o = (given + hidden).chunk(GATES, 1)
+        i, f, g, o = (given + hidden).chunk(GATES, -1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         cy = f * cx + i * g
-        return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+        return o * cy.tanh(), cy, torch.cat([i, f, g, o], -1)
 
     return run
 
 
-def benchmark(shape: tuple[int, int], dtype: DType) -> Call:
+def benchmark(shape: tuple[int, ...], dtype: DType) -> Call:
     return Call(OP, inputs(shape, dtype))
 
 
@@ -143,7 +143,7 @@ RECORD = Record(
     refusals=refusals,
     large=large,
     torch=torch_call,
-    documented=(f"aclnn{OP}", "Hochreiter", "(N, 4*H)", "tanh(cy)"),
+    documented=(f"aclnn{OP}", "Hochreiter", "(..., 4*H)", "tanh(cy)"),
     benchmarks=(Benchmark(benchmark, SIZES),),
     accuracies=(accuracy.Accuracy(judged),),
 )

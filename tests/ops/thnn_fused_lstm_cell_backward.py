@@ -31,8 +31,8 @@ def oracle(
     before, after, gates = real(cx, dtype), real(cy, dtype), real(storage, dtype)
     zeros = np.zeros_like(before)
     dh, dc = (zeros if given is None else real(given, dtype) for given in (grad_hy, grad_cy))
-    width = before.shape[1]
-    i, f, g, o = (gates[:, k * width : (k + 1) * width] for k in range(GATES))
+    width = before.shape[-1]
+    i, f, g, o = (gates[..., k * width : (k + 1) * width] for k in range(GATES))
     with np.errstate(all="ignore"):
         d = dc + dh * o / np.cosh(after) ** 2
         by_gate = (
@@ -41,14 +41,14 @@ def oracle(
             d * i * (1 - g) * (1 + g),
             dh * np.tanh(after) * o * (1 - o),
         )
-        return np.concatenate(by_gate, axis=1), d * f
+        return np.concatenate(by_gate, axis=-1), d * f
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """1 - tanh^2 is off by as much as tanh, and every product by a few roundings."""
     zeros = np.zeros(call.given["cx"].shape)
     dh, dc, before, after = (np.abs(real(call.given.get(name, zeros))) for name in NAMES[:4])
-    i, f, g, o = np.split(np.abs(real(call.given["storage"])), GATES, axis=1)
+    i, f, g, o = np.split(np.abs(real(call.given["storage"])), GATES, axis=-1)
     eps = 8 * epsilon(dtype, portable)
     with np.errstate(all="ignore"):
         d = dc + dh * o
@@ -56,14 +56,14 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
             return finite(eps * d * f)
         shown = np.tanh(after)
         parts = (d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 + g), dh * shown * o * (1 - o))
-        return finite(eps * np.abs(np.concatenate(parts, axis=1)))
+        return finite(eps * np.abs(np.concatenate(parts, axis=-1)))
 
 
-def inputs(shape: tuple[int, int], dtype: DType, left_out: tuple[str, ...] = ()) -> dict[str, Array | None]:
-    rows, width = shape
-    made: dict[str, Array | None] = {name: normal((rows, width), dtype, name) for name in NAMES[:4]}
-    gates = uniform((rows, GATES * width), np.float64, "gates")
-    gates[:, 2 * width : 3 * width] = 2 * gates[:, 2 * width : 3 * width] - 1
+def inputs(shape: tuple[int, ...], dtype: DType, left_out: tuple[str, ...] = ()) -> dict[str, Array | None]:
+    *rows, width = shape
+    made: dict[str, Array | None] = {name: normal(shape, dtype, name) for name in NAMES[:4]}
+    gates = uniform((*rows, GATES * width), np.float64, "gates")
+    gates[..., 2 * width : 3 * width] = 2 * gates[..., 2 * width : 3 * width] - 1
     return made | {"storage": gates.astype(dtype)} | dict.fromkeys(left_out)
 
 
@@ -78,7 +78,7 @@ def calls() -> Iterator[Call]:
         call = Call(OP, inputs((10, 3), dtype), label=f"special-{dtype.name}")
         special = np.array([NAN, INF, -INF, 1e4, -1e4, 80.0, -80.0, 12.0, 1e-6, -0.0]).astype(dtype)[:, None]
         for name in NAMES[:4]:
-            yield call.but({name: np.repeat(special, 3, axis=1)}, f"{name}_special-{dtype.name}")
+            yield call.but({name: np.repeat(special, 3, axis=-1)}, f"{name}_special-{dtype.name}")
         shut = call.given["storage"].copy()
         shut[:5], shut[5:] = 0.0, 1.0
         yield call.but({"storage": shut}, f"gates_0_and_1-{dtype.name}")
@@ -103,14 +103,14 @@ def worked(dtype: DType) -> Iterator[Worked]:
 
 
 def refusals(plain: Call) -> Iterator[Refusal]:
-    yield wrong("cx", (3,), "(N, H)", by_rank=True)
+    yield wrong("cx", (), "(..., H)", by_rank=True)
     for name in ("grad_hy", "grad_cy", "cy"):
         yield wrong(name, (2, 4), "(2, 3)")
         yield wrong(name, (1, 3), "(2, 3)")
-        yield wrong(name, (3,), "(N, H)", by_rank=True)
-    yield wrong("storage", (2, 9), "(N, 4*H)")
-    yield wrong("storage", (3, 12), "(N, 4*H)")
-    yield wrong("storage", (12,), "(N, 4*H)", by_rank=True)
+        yield wrong(name, (3,), "(2, 3)", by_rank=True)
+    yield wrong("storage", (2, 9), "(..., 4*H)")
+    yield wrong("storage", (3, 12), "(..., 4*H)")
+    yield wrong("storage", (12,), "(..., 4*H)", by_rank=True)
 
 
 def large(dtype: DType) -> Iterator[Call]:
@@ -121,7 +121,7 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
     dh, dc, cx, cy, storage = with_torch.tensors(torch, call)
 
     def run() -> Any:
-        i, f, g, o = storage.chunk(GATES, 1)
+        i, f, g, o = storage.chunk(GATES, -1)
         shown = cy.tanh()
         d = 0 if dc is None else dc
         if dh is not None:
@@ -130,12 +130,12 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
             d = torch.zeros_like(cx)
         by_output = torch.zeros_like(cx) if dh is None else dh * shown * o * (1 - o)
         gates = [d * g * i * (1 - i), d * cx * f * (1 - f), d * i * (1 - g * g), by_output]
-        return torch.cat(gates, 1), d * f
+        return torch.cat(gates, -1), d * f
 
     return run
 
 
-def benchmark(shape: tuple[int, int], dtype: DType) -> Call:
+def benchmark(shape: tuple[int, ...], dtype: DType) -> Call:
     return Call(OP, inputs(shape, dtype))
 
 
@@ -162,7 +162,7 @@ RECORD = Record(
     refusals=refusals,
     large=large,
     torch=torch_call,
-    documented=(f"aclnn{OP}", "(N, 4*H)", "tanh(cy)", "storage"),
+    documented=(f"aclnn{OP}", "(..., 4*H)", "tanh(cy)", "storage"),
     benchmarks=(Benchmark(benchmark, SIZES),),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -8,9 +8,10 @@ import numpy as np
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.types import Dim
+from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import ONE, ZERO, choose, falling_exp_parts, helper, inlined, near_exp_parts
+from onnx_ops.loops.primitives import ONE, choose, falling_exp_parts, helper, inlined, like, near_exp_parts
+from onnx_ops.loops.records import MAX_OUTPUTS
 
 GATES = 4
 """In the order of PyTorch and aclnn: input gate, forget gate, cell candidate, output gate."""
@@ -26,7 +27,7 @@ def sigmoid(x: Any) -> Any:
     """1 / (1 + e**-x) of a float32 or float64, also where it is subnormal."""
     value, first, second = falling_exp_parts(-abs(x))
     power = (value * first) * second
-    return choose(x < 0, power, ONE + power * ZERO) / (ONE + power)
+    return choose(x < 0, power, like(1, power)) / (ONE + power)
 
 
 @inlined
@@ -44,34 +45,66 @@ def rows_per_task(width: int) -> int:
     return max(WORK // max(width, 1), 1)
 
 
-def check_cell(call: Call, gates: str, *states: str) -> tuple[Dim, Dim]:
-    """N and H; refuses gates that are not (N, 4*H), and states that are not (N, H)."""
+@helper
+def rows_of(job: Any, i: int) -> int:
+    """How many rows a state has: the product of all its axes but the last."""
+    rows = 1
+    for axis in range(job.rank[i] - 1):
+        rows *= job.dims[i, axis]
+    return rows
+
+
+@helper
+def tasks_of(job: Any, i: int) -> int:
+    """One for each block of rows of a state."""
+    width = job.dims[i, job.rank[i] - 1]
+    step = rows_per_task(width)
+    return (rows_of(job, i) + step - 1) // step if width > 0 else 0
+
+
+@helper
+def are_gates(job: Any, i: int, state: int) -> bool:
+    """Whether an input has the shape of a state, but for four times the width."""
+    if job.rank[i] != job.rank[state]:
+        return False
+    last = job.rank[state] - 1
+    for axis in range(last):
+        if job.dims[i, axis] != job.dims[state, axis]:
+            return False
+    return bool(job.dims[i, last] == GATES * job.dims[state, last])
+
+
+@helper
+def set_shapes(job: Any, state: int, gates: int) -> None:
+    """Give all outputs the shape of a state, but for the one that is gates."""
+    rank = job.rank[state]
+    for k in range(MAX_OUTPUTS):
+        job.output_rank[k] = rank
+        for axis in range(rank):
+            job.output_dims[k, axis] = job.dims[state, axis]
+    job.output_dims[gates, rank - 1] = GATES * job.dims[state, rank - 1]
+
+
+def of_gates(state: Shape | None) -> Shape | None:
+    """The shape of the gates of a state (..., H)."""
+    return None if state is None else (*state[:-1], GATES * state[-1] if isinstance(state[-1], int) else None)
+
+
+def check_cell(call: Call, state: str, like: tuple[str, ...], gates: tuple[str, ...]) -> Shape | None:
+    """The shape of the states; refuses a state of rank 0, others that differ from it, and gates that do not fit it."""
     call.check()
-    rows: Dim = None
-    width: Dim = None
-    for name in states:
-        shape = call.shape(name)
-        if shape is None:
-            continue
-        if len(shape) != 2:
-            raise call.shape_error(name, "(N, H)")
-        call.same_shape(name, (rows, width), "that of the other states, (N, H)")
-        rows, width = (own if known is None else known for own, known in zip(shape, (rows, width), strict=True))
-    whole = call.shape(gates)
-    if whole is not None:
-        if len(whole) != 2:
-            raise call.shape_error(gates, "(N, 4*H)")
-        four = GATES * width if isinstance(width, int) else None
-        call.same_shape(gates, (rows, four), "(N, 4*H) for states of (N, H)")
-        if four is None and isinstance(whole[1], int) and whole[1] % GATES:
-            raise call.shape_error(gates, "(N, 4*H)")
-        rows = whole[0] if rows is None else rows
-        if width is None and isinstance(whole[1], int):
-            width = whole[1] // GATES
-    return rows, width
+    shape = call.shape(state)
+    if shape == ():
+        raise call.shape_error(state, "(..., H)")
+    for name in like:
+        if call.present(name):
+            call.same_shape(name, shape, f"the shape of '{state}'")
+    for name in gates:
+        call.same_shape(name, of_gates(shape), f"(..., 4*H) for '{state}' of (..., H)")
+    return shape
 
 
 def quarters(b: Body, gates: Value, names: tuple[str, str, str, str]) -> tuple[Value, ...]:
     """The four gates, in a portable body."""
-    width = b.op("Shape", b.inputs["cx"], name="width", start=1)
-    return b.several("Split", gates, b.op("Concat", *[width] * GATES, name="widths", axis=0), names=names, axis=1)
+    width = b.op("Shape", b.inputs["cx"], name="width", start=-1)
+    return b.several("Split", gates, b.op("Concat", *[width] * GATES, name="widths", axis=0), names=names, axis=-1)

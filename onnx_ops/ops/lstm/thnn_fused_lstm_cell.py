@@ -30,11 +30,16 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.ops.lstm._cell import (
     GATES,
+    are_gates,
     check_cell,
+    of_gates,
     quarters,
+    rows_of,
     rows_per_task,
+    set_shapes,
     sigmoid,
     tanh_of_float,
+    tasks_of,
 )
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -51,25 +56,25 @@ One step of a long short-term memory (Hochreiter and Schmidhuber, 1997) after it
     cy         = sigmoid(f) * cx + sigmoid(i) * tanh(g)
     hy         = sigmoid(o) * tanh(cy)
 
-Shapes: input_gates, hidden_gates and storage (N, 4*H); cx, hy and cy (N, H).
+Shapes: input_gates, hidden_gates and storage (..., 4*H); cx, hy and cy (..., H).
 
 Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
 float, all others in double; every output is rounded once.
 
 Edge rules: a gate far from 0 gives 0 or 1, or -1 for the cell candidate. NaN and infinities give what the formula
-gives. N or H may be 0.
+gives. Any size may be 0.
 
 Without a kernel: shapes that are known only at run time broadcast as the operators do.
 """,
     inputs=[
-        OpSchema.FormalParameter("input_gates", "T", "What the step's input adds to the gates, (N, 4*H)."),
-        OpSchema.FormalParameter("hidden_gates", "T", "What the hidden state adds to them, (N, 4*H)."),
-        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (N, H)."),
+        OpSchema.FormalParameter("input_gates", "T", "What the step's input adds to the gates, (..., 4*H)."),
+        OpSchema.FormalParameter("hidden_gates", "T", "What the hidden state adds to them, (..., 4*H)."),
+        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (..., H)."),
     ],
     outputs=[
-        OpSchema.FormalParameter("hy", "T", "Hidden state after the step, (N, H)."),
-        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (N, H)."),
-        OpSchema.FormalParameter("storage", "T", "The gates as they act, for ThnnFusedLstmCellBackward, (N, 4*H)."),
+        OpSchema.FormalParameter("hy", "T", "Hidden state after the step, (..., H)."),
+        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (..., H)."),
+        OpSchema.FormalParameter("storage", "T", "The gates as they act, for ThnnFusedLstmCellBackward, (..., 4*H)."),
     ],
     type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
 )
@@ -81,20 +86,20 @@ def reference(
     """The definition in NumPy.
 
     Args:
-        input_gates, hidden_gates: floating arrays (N, 4*H) of one dtype.
-        cx: of the same dtype, (N, H).
+        input_gates, hidden_gates: floating arrays (..., 4*H) of one dtype.
+        cx: of the same dtype, (..., H).
         dtype: compute and answer in this dtype instead of that of the inputs.
 
     Returns:
-        hy (N, H), cy (N, H) and storage (N, 4*H).
+        hy (..., H), cy (..., H) and storage (..., 4*H).
     """
     compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
     with np.errstate(all="ignore"):
-        i, f, g, o = np.split(input_gates.astype(compute) + hidden_gates.astype(compute), GATES, axis=1)
+        i, f, g, o = np.split(input_gates.astype(compute) + hidden_gates.astype(compute), GATES, axis=-1)
         i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
         g = np.tanh(g)
         cy = f * cx.astype(compute) + i * g
-        results = o * np.tanh(cy), cy, np.concatenate([i, f, g, o], axis=1)
+        results = o * np.tanh(cy), cy, np.concatenate([i, f, g, o], axis=-1)
     hy, cy, storage = (rounded(result, cx.dtype, dtype) for result in results)
     return hy, cy, storage
 
@@ -135,18 +140,10 @@ def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: A
 def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes; one task for each block of rows."""
     job = record_at(job_address, JOB)
-    if job.rank[INPUT_GATES] != 2 or job.rank[HIDDEN_GATES] != 2 or job.rank[CX] != 2:
+    if job.rank[CX] == 0 or not are_gates(job, INPUT_GATES, CX) or not are_gates(job, HIDDEN_GATES, CX):
         return REFUSED
-    rows, width = job.dims[CX, 0], job.dims[CX, 1]
-    for i in (INPUT_GATES, HIDDEN_GATES):
-        if job.dims[i, 0] != rows or job.dims[i, 1] != GATES * width:
-            return REFUSED
-    for k in range(3):
-        job.output_rank[k] = 2
-        job.output_dims[k, 0] = rows
-        job.output_dims[k, 1] = GATES * width if k == STORAGE else width
-    step = rows_per_task(width)
-    job.tasks = (rows + step - 1) // step if width > 0 else 0
+    set_shapes(job, CX, STORAGE)
+    job.tasks = tasks_of(job, CX)
     return OK
 
 
@@ -154,7 +151,7 @@ def task(job_address: int, number: int) -> None:
     """Some rows."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
-    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
     element_type = kernel.element_type[CX]
     size = item_size(element_type)
     step = rows_per_task(width)
@@ -214,16 +211,13 @@ def body(b: Body) -> None:
     cy = ((f * b.load("cx")).named("remembered") + (i * g).named("entering")).named("cell")
     b.store("hy", (o * b.op("Tanh", cy)).named("hidden"), "cx")
     b.store("cy", cy, "cx")
-    b.store("storage", b.op("Concat", i, f, g, o, name="gates", axis=1), "cx")
+    b.store("storage", b.op("Concat", i, f, g, o, name="gates", axis=-1), "cx")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    rows, width = check_cell(call, "input_gates", "cx")
-    call.same_shape("hidden_gates", call.shape("input_gates"), "the shape of 'input_gates'")
-    check_cell(call, "hidden_gates", "cx")
+    state = check_cell(call, "cx", (), ("input_gates", "hidden_gates"))
     dtype = call.dtype("cx")
-    state = TensorType(dtype, (rows, width))
-    return state, state, TensorType(dtype, (rows, GATES * width if isinstance(width, int) else None))
+    return TensorType(dtype, state), TensorType(dtype, state), TensorType(dtype, of_gates(state))
 
 
 OP = Op(

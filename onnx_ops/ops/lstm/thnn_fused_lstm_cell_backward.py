@@ -29,7 +29,18 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
-from onnx_ops.ops.lstm._cell import GATES, check_cell, quarters, rows_per_task, tanh_of_float
+from onnx_ops.ops.lstm._cell import (
+    GATES,
+    are_gates,
+    check_cell,
+    of_gates,
+    quarters,
+    rows_of,
+    rows_per_task,
+    set_shapes,
+    tanh_of_float,
+    tasks_of,
+)
 from onnx_ops.ops.references import computing_dtype, rounded
 
 OPTIONAL = OpSchema.FormalParameterOption.Optional
@@ -50,26 +61,26 @@ which is the sum of grad_gates over the rows). With the gates as they act, i, f,
 
 grad_gates is the gradient by the gates before they act, by input_gates and hidden_gates of ThnnFusedLstmCell alike.
 
-Shapes: storage and grad_gates (N, 4*H); all others (N, H).
+Shapes: storage and grad_gates (..., 4*H); all others (..., H).
 
 Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
 float, all others in double; every output is rounded once.
 
 Edge rules: a missing grad_hy or grad_cy stands for zeros. Where tanh(cy) is rounded to 1, the gradient through it is 0.
-NaN and infinities give what the formula gives. N or H may be 0.
+NaN and infinities give what the formula gives. Any size may be 0.
 
 Without a kernel: shapes that are known only at run time broadcast as the operators do.
 """,
     inputs=[
-        OpSchema.FormalParameter("grad_hy", "T", "Gradient by hy, (N, H).", param_option=OPTIONAL),
-        OpSchema.FormalParameter("grad_cy", "T", "Gradient by cy, (N, H).", param_option=OPTIONAL),
-        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (N, H)."),
-        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (N, H)."),
-        OpSchema.FormalParameter("storage", "T", "The gates as they act, from ThnnFusedLstmCell, (N, 4*H)."),
+        OpSchema.FormalParameter("grad_hy", "T", "Gradient by hy, (..., H).", param_option=OPTIONAL),
+        OpSchema.FormalParameter("grad_cy", "T", "Gradient by cy, (..., H).", param_option=OPTIONAL),
+        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (..., H)."),
+        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (..., H)."),
+        OpSchema.FormalParameter("storage", "T", "The gates as they act, from ThnnFusedLstmCell, (..., 4*H)."),
     ],
     outputs=[
-        OpSchema.FormalParameter("grad_gates", "T", "Gradient by the gates, (N, 4*H)."),
-        OpSchema.FormalParameter("grad_cx", "T", "Gradient by cx, (N, H).", param_option=OPTIONAL),
+        OpSchema.FormalParameter("grad_gates", "T", "Gradient by the gates, (..., 4*H)."),
+        OpSchema.FormalParameter("grad_cx", "T", "Gradient by cx, (..., H).", param_option=OPTIONAL),
     ],
     type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
 )
@@ -87,18 +98,18 @@ def reference(
     """The definition in NumPy.
 
     Args:
-        grad_hy, grad_cy: floating arrays (N, H); None for zeros.
-        cx, cy: of the same dtype, (N, H).
-        storage: of the same dtype, (N, 4*H).
+        grad_hy, grad_cy: floating arrays (..., H); None for zeros.
+        cx, cy: of the same dtype, (..., H).
+        storage: of the same dtype, (..., 4*H).
         dtype: compute and answer in this dtype instead of that of the inputs.
 
     Returns:
-        grad_gates (N, 4*H) and grad_cx (N, H).
+        grad_gates (..., 4*H) and grad_cx (..., H).
     """
     compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
     dh, dc = (np.zeros(cx.shape, compute) if d is None else d.astype(compute) for d in (grad_hy, grad_cy))
     with np.errstate(all="ignore"):
-        i, f, g, o = np.split(storage.astype(compute), GATES, axis=1)
+        i, f, g, o = np.split(storage.astype(compute), GATES, axis=-1)
         shown = np.tanh(cy.astype(compute))
         d = dc + dh * o * ((1 - shown) * (1 + shown))
         gates = [
@@ -107,7 +118,7 @@ def reference(
             d * i * ((1 - g) * (1 + g)),
             dh * shown * o * (1 - o),
         ]
-        return rounded(np.concatenate(gates, axis=1), cx.dtype, dtype), rounded(d * f, cx.dtype, dtype)
+        return rounded(np.concatenate(gates, axis=-1), cx.dtype, dtype), rounded(d * f, cx.dtype, dtype)
 
 
 # --- the kernel: one task for some rows -------------------------------------------------------------------------------
@@ -144,20 +155,17 @@ def gradient_of_cell(dh: Any, dc: Any, gates: Any, shown: Any, d: Any, grad_cx: 
 def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes; one task for each block of rows."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    if job.rank[CX] != 2 or job.rank[STORAGE] != 2:
-        return REFUSED
-    rows, width = job.dims[CX, 0], job.dims[CX, 1]
-    if job.dims[STORAGE, 0] != rows or job.dims[STORAGE, 1] != GATES * width:
+    if job.rank[CX] == 0 or not are_gates(job, STORAGE, CX):
         return REFUSED
     for i in (GRAD_HY, GRAD_CY, CY):
-        if kernel.element_type[i] != 0 and (job.rank[i] != 2 or job.dims[i, 0] != rows or job.dims[i, 1] != width):
-            return REFUSED
-    for k in range(2):
-        job.output_rank[k] = 2
-        job.output_dims[k, 0] = rows
-        job.output_dims[k, 1] = GATES * width if k == GRAD_GATES else width
-    step = rows_per_task(width)
-    job.tasks = (rows + step - 1) // step if width > 0 else 0
+        if kernel.element_type[i] != 0:
+            if job.rank[i] != job.rank[CX]:
+                return REFUSED
+            for axis in range(job.rank[CX]):
+                if job.dims[i, axis] != job.dims[CX, axis]:
+                    return REFUSED
+    set_shapes(job, CX, GRAD_GATES)
+    job.tasks = tasks_of(job, CX)
     return OK
 
 
@@ -165,7 +173,7 @@ def task(job_address: int, number: int) -> None:
     """Some rows."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
-    rows, width = job.dims[CX, 0], job.dims[CX, 1]
+    rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
     element_type = kernel.element_type[CX]
     size, kept = item_size(element_type), kernel.output_type[GRAD_CX] != 0
     step = rows_per_task(width)
@@ -245,16 +253,14 @@ def body(b: Body) -> None:
         d * i * slope(g),
         dh * shown * o * (1.0 - o),
     ]
-    b.store("grad_gates", b.op("Concat", *gates, name="gradients", axis=1), "cx")
+    b.store("grad_gates", b.op("Concat", *gates, name="gradients", axis=-1), "cx")
     b.store("grad_cx", (d * f).named("cell_gradient"), "cx")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    given = [name for name in ("grad_hy", "grad_cy") if call.present(name)]
-    rows, width = check_cell(call, "storage", "cx", "cy", *given)
+    state = check_cell(call, "cx", ("grad_hy", "grad_cy", "cy"), ("storage",))
     dtype = call.dtype("cx")
-    four = GATES * width if isinstance(width, int) else None
-    return TensorType(dtype, (rows, four)), TensorType(dtype, (rows, width))
+    return TensorType(dtype, of_gates(state)), TensorType(dtype, state)
 
 
 OP = Op(

@@ -12,7 +12,7 @@ GATES = 4
 # Rounded once, of numbers whose own errors are in `slack`.
 LIMITS = limits(single=1, double=1)
 SIZES = {"32x32": (32, 32), "64x256": (64, 256), "256x1024": (256, 1024)}
-FORMS = {"plain": (2, 3), "row": (1, 5), "wide": (3, 40), "no_rows": (0, 3)}
+FORMS = {"plain": (2, 3), "row": (1, 5), "wide": (3, 40), "no_rows": (0, 3), "vector": (4,), "deep": (2, 1, 3, 2)}
 
 
 def same_dtypes(count: int) -> list[tuple[DType, ...]]:
