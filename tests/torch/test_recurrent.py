@@ -1,0 +1,173 @@
+"""LSTM, GRU and RNN in captured graphs, beside PyTorch in float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onnx_ops
+import onnx_ops.torch
+from onnx_ops.torch import CaptureError, whole_ops
+
+# PyTorch says so of its own LSTM in float32.
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
+STEPS, BATCH, FEATURES, WIDTH = 5, 3, 4, 6
+# Of the largest entry of a tensor; in float32, if PyTorch's own error is not larger.
+OFF = {torch.float64: 1e-10, torch.float32: 2e-6}
+
+LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "rnn": (nn.RNN, {}),
+    "rnn_relu_without_bias": (nn.RNN, {"nonlinearity": "relu", "bias": False}),
+    "rnn_deep_both_ways": (nn.RNN, {"num_layers": 2, "bidirectional": True}),
+    "gru": (nn.GRU, {"batch_first": True}),
+    "gru_without_bias": (nn.GRU, {"bias": False}),
+    "gru_deep_both_ways": (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+    "lstm": (nn.LSTM, {}),
+    "lstm_batch_first_without_bias": (nn.LSTM, {"batch_first": True, "bias": False}),
+    "lstm_deep_both_ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+    "lstm_projected": (nn.LSTM, {"proj_size": 2}),
+    "lstm_projected_deep_both_ways": (nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}),
+}
+
+
+class Network(nn.Module):
+    """A recurrent layer; all that it gives out enters the loss, each element with a weight of its own."""
+
+    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.layer = kind(FEATURES, WIDTH, **options)
+
+    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
+        given = states if len(states) > 1 else states[0] if states else None
+        outputs, ends = self.layer(x, given)
+        ends = ends if isinstance(ends, tuple) else (ends,)
+        return sum(((part * part.cos()).mean() for part in (outputs, *ends)), torch.zeros((), dtype=x.dtype))
+
+
+def loss(network: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
+    return network(x, *states)
+
+
+def made(
+    name: str, dtype: torch.dtype, batch: int = BATCH, *, with_states: bool = False
+) -> tuple[Network, list[Tensor]]:
+    kind, options = LAYERS[name]
+    torch.manual_seed(1)
+    network = Network(kind, options).to(dtype)
+    shape = (batch, STEPS, FEATURES) if options.get("batch_first") else (STEPS, batch, FEATURES)
+    args = [torch.randn(shape, dtype=dtype, requires_grad=True)]
+    if with_states:
+        count = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+        widths = [options.get("proj_size", 0) or WIDTH, *([WIDTH] if kind is nn.LSTM else [])]
+        args += [torch.randn(count, batch, width, dtype=dtype, requires_grad=True) for width in widths]
+    return network, args
+
+
+def by_torch(network: Network, args: list[Tensor], dtype: torch.dtype) -> dict[str, np.ndarray]:
+    """Loss and gradients by PyTorch itself, by the names of a capture."""
+    network = copy.deepcopy(network).to(dtype)
+    given = [arg.detach().to(dtype).requires_grad_() for arg in args]
+    value = network(*given)
+    value.backward()
+    leaves = {**dict(network.named_parameters()), **{name: arg for name, arg in zip(names(args), given, strict=True)}}
+    gradients = {f"grad.{name}": leaf.grad.numpy() for name, leaf in leaves.items()}
+    return {"loss": value.detach().numpy(), **gradients}
+
+
+def names(args: list[Tensor]) -> list[str]:
+    return ["x", *(f"states.{i}" for i in range(len(args) - 1))]
+
+
+def run(capture: onnx_ops.torch.Capture, args: list[Tensor]) -> dict[str, np.ndarray]:
+    session = onnx_ops.InferenceSession(capture.model)
+    feeds = capture.state | {name: arg.detach().numpy() for name, arg in zip(names(args), args, strict=True)}
+    outputs = [output.name for output in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+
+def compare(got: dict[str, np.ndarray], network: Network, args: list[Tensor], dtype: torch.dtype) -> None:
+    exact, theirs = by_torch(network, args, torch.float64), by_torch(network, args, dtype)
+    assert set(got) == set(exact)
+    for name, wanted in exact.items():
+        largest = np.abs(wanted).max()
+        allowed = max(OFF[dtype] * largest, 2 * np.abs(theirs[name] - wanted).max())
+        assert np.abs(got[name] - wanted).max() <= allowed, name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients(name: str) -> None:
+    """In float64, of parameters, input and initial states."""
+    network, args = made(name, torch.float64, with_states=True)
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args))
+    compare(run(capture, args), network, args, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm_projected"])
+def test_other_batches(name: str) -> None:
+    """In float32, with a batch of another size than the graph was captured with, and states that are zeros."""
+    network, args = made(name, torch.float32)
+    axis = 0 if LAYERS[name][1].get("batch_first") else 1
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args), dynamic_shapes=({axis: torch.export.Dim("N")},))
+    for batch in (1, 8):
+        _, others = made(name, torch.float32, batch)
+        compare(run(capture, others), network, others, torch.float32)
+
+
+def nodes(model: onnx.ModelProto, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in model.graph.node)
+
+
+def test_a_step_has_one_product() -> None:
+    """And one more backward; all others are over all steps."""
+    network, args = made("lstm", torch.float32)
+    model = onnx_ops.torch.gradients(network, loss, tuple(args)).model
+    assert nodes(model, "ThnnFusedLstmCell") == nodes(model, "ThnnFusedLstmCellBackward") == STEPS
+    # By the input and back to it, and by each of the two weights.
+    assert nodes(model, "MatMul") + nodes(model, "Gemm") == 2 * STEPS + 4
+
+
+class Last(Network):
+    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
+        return self.layer(x)[0][-1].square().sum()
+
+
+class Cell(Network):
+    """Of an LSTM the cell state alone."""
+
+    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
+        return self.layer(x)[1][1].square().sum()
+
+
+@pytest.mark.parametrize("kind", [Last, Cell])
+def test_outputs_that_the_loss_leaves_out(kind: type[Network]) -> None:
+    torch.manual_seed(2)
+    network = kind(nn.LSTM, {"proj_size": 2}).double()
+    args = [torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)]
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args))
+    compare(run(capture, args), network, args, torch.float64)
+
+
+def test_frozen_weights() -> None:
+    network, args = made("gru", torch.float64)
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args))
+    wanted = by_torch(*made("gru", torch.float64), torch.float64)
+    got = run(capture, args)
+    assert set(got) == {"loss", "grad.x"}
+    np.testing.assert_allclose(got["grad.x"], wanted["grad.x"], rtol=0, atol=1e-10)
+
+
+def test_packed_sequences_are_refused() -> None:
+    """Which PyTorch passes on in another form: data, batch_sizes, hx, params."""
+    layer = nn.LSTM(FEATURES, WIDTH)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, FEATURES), torch.randn(2, FEATURES)])
+    with whole_ops(), pytest.raises(CaptureError, match=r"torch\.lstm of a packed sequence .* Pad the sequences"):
+        layer(packed)
