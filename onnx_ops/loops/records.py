@@ -13,7 +13,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.types import MAX_RANK
 
-MAX_INPUTS = 8
+MAX_INPUTS = 12
 MAX_OUTPUTS = 4
 CHUNK = 1024
 """Elements that go through a loop at a time: what is converted or broadcast for it stays in cache."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.whole.adam import apply_adam_w
 
 State = dict[str, torch.Tensor]
 Group = Mapping[str, Any]
@@ -69,25 +70,27 @@ def _adam_initial(parameter: torch.Tensor, group: Group) -> State:
 def _adam(
     parameter: torch.Tensor, gradient: torch.Tensor, state: State, rate: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, State]:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    if group["weight_decay"]:
-        if group["decoupled_weight_decay"]:  # AdamW
-            parameter = parameter * (1 - rate.double() * group["weight_decay"]).to(parameter.dtype)
-        else:
-            gradient = gradient + group["weight_decay"] * parameter
+    decay = group["weight_decay"]
+    if decay and not group["decoupled_weight_decay"]:  # that of Adam is a part of the gradient
+        gradient, decay = gradient + decay * parameter, 0.0
     step = state[CLOCK] + 1
-    average = state["exp_avg"] + (gradient - state["exp_avg"]) * (1 - beta1)
-    square = state["exp_avg_sq"] * beta2 + gradient * gradient * (1 - beta2)
-    new = {CLOCK: step, "exp_avg": average, "exp_avg_sq": square}
     # Powers of numbers next to 1 lose their digits in single precision.
     count = step.double()
-    size = rate.double() / (1 - torch.pow(_number(beta1, count), count))
-    correction = torch.sqrt(1 - torch.pow(_number(beta2, count), count))
-    largest = square
-    if group["amsgrad"]:
-        new["max_exp_avg_sq"] = largest = torch.maximum(state["max_exp_avg_sq"], square)
-    denominator = torch.sqrt(largest) / correction.to(parameter.dtype) + group["eps"]
-    return parameter - size.to(parameter.dtype) * (average / denominator), new
+    betas = [_number(float(beta), count) for beta in group["betas"]]
+    updated = apply_adam_w(
+        parameter,
+        state["exp_avg"],
+        state["exp_avg_sq"],
+        *(torch.pow(beta, count) for beta in betas),
+        rate.double(),
+        _number(decay, count),
+        *betas,
+        _number(group["eps"], count),
+        gradient,
+        state.get("max_exp_avg_sq"),
+    )
+    new = {CLOCK: step, "exp_avg": updated[1], "exp_avg_sq": updated[2]}
+    return updated[0], new | ({"max_exp_avg_sq": updated[3]} if group["amsgrad"] else {})
 
 
 RULES: dict[type[torch.optim.Optimizer], Rule] = {

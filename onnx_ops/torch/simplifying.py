@@ -11,6 +11,10 @@ from onnx_ir.passes import common
 from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
+from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.schema import is_optional
+from onnx_ops.ops import OPS
+
 # Those that compare no floating constants.
 RULES = (
     rules.collapse_slice_rule,
@@ -43,5 +47,20 @@ def simplify(model: ir.Model) -> None:
     common.DeduplicateInitializersPass()(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
+    _leave_out_outputs(model)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+
+
+def _leave_out_outputs(model: ir.Model) -> None:
+    """Nodes of this domain compute no optional outputs that nobody uses."""
+    for node in model.graph.all_nodes():
+        if node.domain != DOMAIN:
+            continue
+        given = 0
+        for i, (value, parameter) in enumerate(zip(node.outputs, OPS[node.op_type].schema.outputs, strict=False)):
+            if is_optional(parameter) and not value.uses() and not value.is_graph_output():
+                value.name = ""
+            else:
+                given = i + 1
+        node.resize_outputs(given)

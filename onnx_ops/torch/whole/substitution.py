@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from onnx_ops.torch.whole import binary_cross_entropy, ctc, hardshrink, kl_div, recurrent
+from onnx_ops.torch.whole import adam, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent
 
-FAMILIES = (binary_cross_entropy, ctc, hardshrink, kl_div, recurrent)
+FAMILIES = (adam, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent)
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     function: ours for family in FAMILIES for function, ours in family.FUNCTIONS.items()

@@ -1,0 +1,1 @@
+"""Steps of optimizers: new parameters and state, from gradients."""

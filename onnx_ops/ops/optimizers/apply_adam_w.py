@@ -1,0 +1,392 @@
+"""ApplyAdamW: a step of the optimizers Adam and AdamW."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import Status
+from onnx_ops.core.op import Example, Missing, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    FLOAT,
+    array_at,
+    choose,
+    free,
+    helper,
+    item_size,
+    malloc,
+    number_at,
+    read_numbers,
+    record_at,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.references import rounded
+
+TENSORS = ("var", "m", "v", "grad", "max_grad_norm")
+SCALARS = ("beta1_power", "beta2_power", "lr", "weight_decay", "beta1", "beta2", "epsilon")
+OPTIONAL = OpSchema.FormalParameterOption.Optional
+SCHEMA = OpSchema(
+    "ApplyAdamW",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+One step of AdamW (Loshchilov and Hutter, 2019; aclnnApplyAdamW) for one parameter; with weight_decay = 0 of Adam
+(Kingma and Ba, 2015). With g = grad, or -grad if maximize is 1:
+
+    m_out   = m + (1 - beta1) * (g - m)
+    v_out   = beta2 * v + (1 - beta2) * g^2
+    v_hat   = v_out, or max(max_grad_norm, v_out) if max_grad_norm is there
+    var_out = (1 - lr * weight_decay) * var
+              - lr / (1 - beta1_power) * m_out / (sqrt(v_hat) / sqrt(1 - beta2_power) + epsilon)
+    max_grad_norm_out = v_hat
+
+beta1_power and beta2_power are beta1 and beta2 to the number of steps, this one included.
+
+Shapes: var, m, v, grad and max_grad_norm have one shape, of rank 0 to 8, and so have the outputs. All others are one
+number, of shape () or (1).
+
+Dtypes: the tensors are of one dtype, float16, bfloat16, float or double; the single numbers are of one dtype too, best
+of double. The factors that the numbers make are computed in double. float is computed in float, with the factors
+rounded once, all other dtypes in double.
+
+Edge rules: max_grad_norm is that of AMSGrad, the largest v so far; its output cannot be asked for without it. NaN and
+infinities give what the formula gives. Tensors may be empty.
+
+Without a kernel: shapes that are known only at run time broadcast as the operators do.
+""",
+    inputs=[
+        OpSchema.FormalParameter("var", "T", "The parameter."),
+        OpSchema.FormalParameter("m", "T", "Moving average of the gradients."),
+        OpSchema.FormalParameter("v", "T", "Moving average of their squares."),
+        OpSchema.FormalParameter("beta1_power", "TScalar", "beta1 to the number of steps."),
+        OpSchema.FormalParameter("beta2_power", "TScalar", "beta2 to the number of steps."),
+        OpSchema.FormalParameter("lr", "TScalar", "Learning rate."),
+        OpSchema.FormalParameter("weight_decay", "TScalar", "By which part, times lr, the parameter shrinks."),
+        OpSchema.FormalParameter("beta1", "TScalar", "The share of the past in m."),
+        OpSchema.FormalParameter("beta2", "TScalar", "The share of the past in v."),
+        OpSchema.FormalParameter("epsilon", "TScalar", "Added to the divisor."),
+        OpSchema.FormalParameter("grad", "T", "Gradient of the loss by the parameter."),
+        OpSchema.FormalParameter("max_grad_norm", "T", "The largest v of the steps before.", param_option=OPTIONAL),
+    ],
+    outputs=[
+        OpSchema.FormalParameter("var_out", "T", "The parameter after the step."),
+        OpSchema.FormalParameter("m_out", "T", "m after the step."),
+        OpSchema.FormalParameter("v_out", "T", "v after the step."),
+        OpSchema.FormalParameter("max_grad_norm_out", "T", "The largest v so far.", param_option=OPTIONAL),
+    ],
+    type_constraints=[
+        ("T", tensor_types(FLOATS), "Floating types."),
+        ("TScalar", tensor_types(FLOATS), "Floating types."),
+    ],
+    attributes=[attribute("maximize", 0, "1: step up the gradient, not down.")],
+)
+
+
+def reference(
+    var: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    beta1_power: np.ndarray,
+    beta2_power: np.ndarray,
+    lr: np.ndarray,
+    weight_decay: np.ndarray,
+    beta1: np.ndarray,
+    beta2: np.ndarray,
+    epsilon: np.ndarray,
+    grad: np.ndarray,
+    max_grad_norm: np.ndarray | None,
+    *,
+    maximize: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """The definition in NumPy, in float64.
+
+    Args:
+        var, m, v, grad, max_grad_norm: floating arrays of one dtype and shape; max_grad_norm may be None.
+        beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon: arrays of one element.
+        maximize: whether grad is taken with the other sign.
+        dtype: answer in this dtype instead of that of var.
+
+    Returns:
+        var_out, m_out, v_out, and max_grad_norm_out or None, all of the shape of var.
+    """
+    power1, power2, rate, decay, one, two, least = (
+        np.float64(number.reshape(())) for number in (beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon)
+    )
+    with np.errstate(all="ignore"):
+        parameter, average, square, g = (a.astype(np.float64) for a in (var, m, v, grad))
+        g = -g if maximize else g
+        average = average + (1 - one) * (g - average)
+        square = two * square + (1 - two) * g * g
+        largest = square if max_grad_norm is None else np.maximum(max_grad_norm.astype(np.float64), square)
+        divisor = np.sqrt(largest) / np.sqrt(1 - power2) + least
+        parameter = parameter * (1 - rate * decay) - rate / (1 - power1) * (average / divisor)
+    results = [rounded(a, var.dtype, dtype) for a in (parameter, average, square)]
+    return results[0], results[1], results[2], None if max_grad_norm is None else rounded(largest, var.dtype, dtype)
+
+
+# --- the kernel: one task for each block of elements ------------------------------------------------------------------
+
+VAR, M, V, POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON, GRAD, LARGEST = range(12)
+VAR_OUT, M_OUT, V_OUT, LARGEST_OUT = range(4)
+ATTRIBUTES = attributes_of(SCHEMA)
+BLOCK = 4096
+"""Elements of a task."""
+
+
+@helper
+def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: Any, factors: Any, count: int) -> None:
+    """`count` elements, of the dtype of the arrays. factors: in the order in which `task` makes them."""
+    kept, size, entering, remembered, square_entering, root, epsilon, sign = (
+        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7],
+    )  # fmt: skip
+    for i in range(count):
+        g = sign * grad[i]
+        average = m[i] + entering * (g - m[i])
+        square = remembered * v[i] + square_entering * (g * g)
+        new_m[i] = average
+        new_v[i] = square
+        new_var[i] = kept * var[i] - size * (average / (np.sqrt(square) / root + epsilon))
+
+
+@helper
+def step_by_largest(
+    var: Any, m: Any, v: Any, grad: Any, largest: Any, new_var: Any, new_m: Any, new_v: Any, new_largest: Any,
+    factors: Any, count: int,
+) -> None:  # fmt: skip
+    """The same with the largest v so far in place of v."""
+    kept, size, entering, remembered, square_entering, root, epsilon, sign = (
+        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7],
+    )  # fmt: skip
+    for i in range(count):
+        g = sign * grad[i]
+        average = m[i] + entering * (g - m[i])
+        square = remembered * v[i] + square_entering * (g * g)
+        new_m[i] = average
+        new_v[i] = square
+        most = choose(largest[i] >= square, largest[i], choose(largest[i] != largest[i], largest[i], square))
+        new_largest[i] = most
+        new_var[i] = kept * var[i] - size * (average / (np.sqrt(most) / root + epsilon))
+
+
+@helper
+def size_of(job: Any, i: int) -> int:
+    """Elements of an input."""
+    count = 1
+    for axis in range(job.rank[i]):
+        count *= job.dims[i, axis]
+    return count
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    """Check shapes; one task for each block of elements."""
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    for i in (M, V, GRAD, LARGEST):
+        if kernel.element_type[i] == 0:
+            continue
+        if job.rank[i] != job.rank[VAR]:
+            return REFUSED
+        for axis in range(job.rank[VAR]):
+            if job.dims[i, axis] != job.dims[VAR, axis]:
+                return REFUSED
+    for i in range(POWER1, EPSILON + 1):
+        if job.rank[i] > 1 or size_of(job, i) != 1:
+            return REFUSED
+    for k in range(4):
+        job.output_rank[k] = job.rank[VAR]
+        for axis in range(job.rank[VAR]):
+            job.output_dims[k, axis] = job.dims[VAR, axis]
+    job.tasks = (size_of(job, VAR) + BLOCK - 1) // BLOCK
+    return OK
+
+
+@helper
+def scalar(kernel: Any, job: Any, i: int) -> float:
+    return number_at(job.data[i], kernel.element_type[i], 0)
+
+
+def task(job_address: int, number: int) -> None:
+    """One block of elements."""
+    job = record_at(job_address, JOB)
+    kernel = record_at(job.kernel, KERNEL)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    element_type, by_largest = kernel.element_type[VAR], kernel.element_type[LARGEST] != 0
+    start = number * BLOCK
+    count = min(BLOCK, size_of(job, VAR) - start)
+    offset = start * item_size(element_type)
+    # In turn: the factors in float64 and in float32, the inputs, the outputs; of float only an output not wanted.
+    memory = malloc(128 + (4 * count if element_type == FLOAT else 8 * 9 * BLOCK))
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    rate, beta1, beta2 = scalar(kernel, job, RATE), scalar(kernel, job, BETA1), scalar(kernel, job, BETA2)
+    factors = array_at(memory, 8, np.float64)
+    factors[0] = 1.0 - rate * scalar(kernel, job, DECAY)
+    factors[1] = rate / (1.0 - scalar(kernel, job, POWER1))
+    factors[2] = 1.0 - beta1
+    factors[3] = beta2
+    factors[4] = 1.0 - beta2
+    factors[5] = math.sqrt(1.0 - scalar(kernel, job, POWER2))
+    factors[6] = scalar(kernel, job, EPSILON)
+    factors[7] = -1.0 if attributes.maximize != 0 else 1.0
+    if element_type == FLOAT:
+        short = array_at(memory + 64, 8, np.float32)
+        for k in range(8):
+            short[k] = np.float32(factors[k])
+        var, m = (
+            array_at(job.data[VAR] + offset, count, np.float32),
+            array_at(job.data[M] + offset, count, np.float32),
+        )
+        v, grad = (
+            array_at(job.data[V] + offset, count, np.float32),
+            array_at(job.data[GRAD] + offset, count, np.float32),
+        )
+        new_var, new_m, new_v = (
+            array_at(job.output[VAR_OUT] + offset, count, np.float32),
+            array_at(job.output[M_OUT] + offset, count, np.float32),
+            array_at(job.output[V_OUT] + offset, count, np.float32),
+        )
+        if by_largest:
+            target = job.output[LARGEST_OUT] + offset if kernel.output_type[LARGEST_OUT] != 0 else memory + 128
+            step_by_largest(
+                var, m, v, grad, array_at(job.data[LARGEST] + offset, count, np.float32), new_var, new_m, new_v,
+                array_at(target, count, np.float32), short, count,
+            )  # fmt: skip
+        else:
+            step(var, m, v, grad, new_var, new_m, new_v, short, count)
+        free(memory)
+        return
+    first = memory + 128
+    places = (VAR, M, V, GRAD, LARGEST)
+    for k in range(5 if by_largest else 4):
+        source = job.data[places[k]] + offset
+        read_numbers(kernel.read, source, element_type, count, first + 8 * BLOCK * k)
+    wide_var, wide_m = array_at(first, count, np.float64), array_at(first + 8 * BLOCK, count, np.float64)
+    wide_v, wide_grad = (
+        array_at(first + 16 * BLOCK, count, np.float64),
+        array_at(first + 24 * BLOCK, count, np.float64),
+    )
+    result = first + 40 * BLOCK
+    to_var, to_m, to_v, to_largest = (
+        array_at(result, count, np.float64),
+        array_at(result + 8 * BLOCK, count, np.float64),
+        array_at(result + 16 * BLOCK, count, np.float64),
+        array_at(result + 24 * BLOCK, count, np.float64),
+    )
+    if by_largest:
+        wide_largest = array_at(first + 32 * BLOCK, count, np.float64)
+        step_by_largest(
+            wide_var, wide_m, wide_v, wide_grad, wide_largest, to_var, to_m, to_v, to_largest, factors, count
+        )
+    else:
+        step(wide_var, wide_m, wide_v, wide_grad, to_var, to_m, to_v, factors, count)
+    for k in range(4 if by_largest else 3):
+        if kernel.output_type[k] != 0:
+            write_numbers(kernel.write, result + 8 * BLOCK * k, element_type, count, job.output[k] + offset)
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task)
+
+
+def body(b: Body) -> None:
+    """Factors in double; tensors in float unless one of them is or may be double."""
+    kinds = {call.dtype("var") for call in b.calls}
+    elements = TensorProto.DOUBLE if kinds & {None, TensorProto.DOUBLE} else TensorProto.FLOAT
+    b.widen()
+
+    def number(name: str) -> Value:
+        return b.op("Reshape", b.load(name), b.constant(np.zeros(0, np.int64)), name=f"{name}_number")
+
+    rate = number("lr")
+    kept = (1.0 - (rate * number("weight_decay")).named("shrinking")).named("kept")
+    size = (rate / (1.0 - number("beta1_power"))).named("size")
+    root = b.op("Sqrt", 1.0 - number("beta2_power"), name="root")
+    beta1, beta2 = number("beta1"), number("beta2")
+    factors: tuple[Value, ...] = (kept, size, root, 1.0 - beta1, beta2, 1.0 - beta2, number("epsilon"))
+    b.float_dtype = elements
+    if elements == TensorProto.FLOAT:
+        factors = tuple(factor.cast(elements) for factor in factors)
+    kept, size, root, entering, beta2, square_entering, epsilon = factors
+
+    var, m, v, g = (b.load_as(name, elements) for name in ("var", "m", "v", "grad"))
+    maximize = b.attribute("maximize")
+    if maximize != 0:
+        sign = -1.0 if maximize else 1.0 - b.value_of("maximize").cast(elements) * 2.0
+        g = (g * sign).named("upward")
+    average = (m + (g - m).named("change") * entering).named("average")
+    square = (v * beta2 + (g * g).named("squared") * square_entering).named("square")
+    largest = square
+    if b.has("max_grad_norm"):
+        largest = b.op("Max", b.load_as("max_grad_norm", elements), square, name="largest")
+    divisor = (b.op("Sqrt", largest) / root + epsilon).named("divisor")
+    b.store("var_out", (var * kept - (average / divisor).named("direction") * size).named("stepped"), "var")
+    b.store("m_out", average, "var")
+    b.store("v_out", square, "var")
+    b.store("max_grad_norm_out", largest, "var")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    call.check_choice("maximize", {0: "no", 1: "yes"})
+    shape = call.shape("var")
+    for name in TENSORS[1:]:
+        if call.present(name):
+            call.same_shape(name, shape, "the shape of 'var'")
+    for name in SCALARS:
+        own = call.shape(name)
+        if own is not None and own not in ((), (1,), (None,)) and not (len(own) == 1 and isinstance(own[0], str)):
+            raise call.shape_error(name, "one number, () or (1,)")
+    if call.wants("max_grad_norm_out") and not call.present("max_grad_norm"):
+        raise call.error(
+            "output 'max_grad_norm_out' is asked for, but input 'max_grad_norm' is missing",
+            Status.ACLNN_ERR_PARAM_NULLPTR,
+        )
+    return (TensorType(call.dtype("var"), shape),) * 4
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "var": [1.0, 8.0],
+            "m": [0.0, 22.0],
+            "v": [0.0, 16.0],
+            "beta1_power": 0.5,
+            "beta2_power": 0.75,
+            "lr": 0.5,
+            "weight_decay": 1.0,
+            "beta1": 0.5,
+            "beta2": 0.5,
+            "epsilon": 1.0,
+            "grad": [0.0, -4.0],
+            "max_grad_norm": [0.0, 2.25],
+        },
+        {
+            "var_out": [0.5, 3.0],
+            "m_out": [0.0, 9.0],
+            "v_out": [0.0, 16.0],
+            "max_grad_norm_out": [0.0, 16.0],
+        },
+    ),
+    typed_inputs=("var",),
+    missing={"max_grad_norm": Missing(-math.inf, like="var", dtype_of="var")},
+)
