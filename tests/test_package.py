@@ -23,6 +23,7 @@ from scripts import oldest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnx_ops"
+CAPTURE = set((PACKAGE / "torch").rglob("*.py"))
 SOURCES = sorted(p for folder in ("onnx_ops", "models", "scripts", "tests") for p in (ROOT / folder).rglob("*.py"))
 SHIPPED = sorted(PACKAGE.rglob("*.py"))
 
@@ -68,7 +69,8 @@ def test_no_path_of_one_machine(path: Path) -> None:
 def test_module_says_what_it_is_for_and_stands_alone(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.lstrip().startswith('"""')
-    assert not re.search(r"^\s*(from|import) (models|tests|scripts|torch|pytest)\b", text, re.MULTILINE)
+    elsewhere = "" if path in CAPTURE else "|torch|onnxscript|onnx_ir"
+    assert not re.search(rf"^\s*(from|import) (models|tests|scripts|pytest{elsewhere})\b", text, re.MULTILINE)
 
 
 def packages(requirements: Iterable[str]) -> set[str]:
@@ -87,13 +89,14 @@ def test_requirements_are_those_of_the_imports() -> None:
     """What only the command line imports is in the extra of that name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = packages(project["dependencies"])
-    extra, plot = (packages(project["optional-dependencies"][name]) for name in ("cli", "plot"))
+    extra, plot, capture = (packages(project["optional-dependencies"][name]) for name in ("cli", "plot", "torch"))
     command_line = set((PACKAGE / "cli").glob("*.py"))
     # `doctor`, which reads the bounds with packaging, can also be had from Python.
-    library = imported((set(SHIPPED) - command_line) | {PACKAGE / "cli" / "diagnosis.py"})
+    library = imported((set(SHIPPED) - command_line - CAPTURE) | {PACKAGE / "cli" / "diagnosis.py"})
     assert library <= required | {"llvmlite"}  # llvmlite is Numba's
     assert required - {"onnxruntime_extensions"} <= library  # whose library is found without importing it
     assert imported(command_line) - required == extra | plot
+    assert imported(CAPTURE) - required == capture
     assert extra == set(program.REQUIRED)
 
 
@@ -190,3 +193,15 @@ def test_no_op_has_the_name_of_one_of_onnx() -> None:
     others = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain != onnx_ops.DOMAIN}
     assert not others & set(onnx_ops.OPS)
     subprocess.run([sys.executable, "-W", "error", "-c", "import onnx_ops, onnx.reference"], check=True)
+
+
+@pytest.mark.parametrize("missing", ["torch", "onnxscript"])
+def test_capture_says_that_its_extra_is_missing(missing: str) -> None:
+    script = f"import sys; sys.modules['{missing}'] = None; import onnx_ops; import onnx_ops.torch"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    package = missing if importlib.util.find_spec("torch") else "torch"
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: onnx_ops.torch needs {package}, which cannot be imported. Install what it needs with:"
+        " pip install 'onnx-ops[torch]'"
+    )
+    assert done.returncode == 1

@@ -1,5 +1,16 @@
 """PyTorch models as training steps in ONNX; needs torch and onnxscript, the extra `onnx-ops[torch]`."""
 
+import importlib
+
+for _package in ("torch", "onnxscript"):
+    try:
+        importlib.import_module(_package)
+    except ImportError as error:
+        raise ImportError(
+            f"onnx_ops.torch needs {_package}, which cannot be imported. Install what it needs with:"
+            " pip install 'onnx-ops[torch]'"
+        ) from error
+
 from onnx_ops.torch.capture import Capture, gradients, training_step
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.exchange import from_torch, to_torch
