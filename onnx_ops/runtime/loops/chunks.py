@@ -126,6 +126,7 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
     With `uniform` the core reads a single element of what is the same for a channel, and of inputs that the op names.
     """
     loop, pointers, filled, place = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS), i8_at(state + PLACE_AT)
+    channel_at = -1  # all per-channel operands lie alike, so the place of the channel is looked for once
     for i in range(layout.operands):
         kind = layout.kind[i]
         if i < kernel.inputs and loop.role[i] & (UNREAD | COUNT):
@@ -144,8 +145,13 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
             size = item_size(layout.source_type[i])
             call(own_load, (layout.data[i] + start * size, layout.source_type[i], 1, count, buffer))
         elif kind == STRIDED:
+            if single and of_channel and channel_at >= 0:
+                pointers[i] = layout.data[i] + channel_at
+                continue
             spare = place[0] + OPERANDS * place[1]
             pointers[i] = gather(layout, i, start, count, width, own_type, own_load, buffer, spare, filled, single)
+            if single and of_channel and pointers[i] != buffer:
+                channel_at = pointers[i] - layout.data[i]
         elif filled[i] == 0:  # one value throughout
             filled[i] = 1
             wanted = 1 if single else CHUNK
