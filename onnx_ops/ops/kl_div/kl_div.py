@@ -19,7 +19,18 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, NARROW, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, choose, exp_parts, fma, inlined, log, near_exp_parts, wide
+from onnx_ops.loops.primitives import (
+    ZERO,
+    add_any_order,
+    choose,
+    exp_parts,
+    fma,
+    inlined,
+    log,
+    near_exp_parts,
+    short_log,
+    wide,
+)
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target
@@ -108,6 +119,14 @@ def term_of_logarithm(x: Any, q: Any) -> Any:
     return choose(q != -math.inf, product, 0.0)
 
 
+def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """Terms in float32."""
+    x, target = operands[0], operands[1]
+    for i in range(count):
+        q = target[i]
+        out[i] = choose(q != 0, q * (short_log(q) - x[i]), ZERO)
+
+
 @inlined
 def short_term_of_logarithm(x: Any, q: Any) -> Any:
     """The same in float32, of a target that is NEAR."""
@@ -193,7 +212,8 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    compute, reduction = computing_type(call), Reduction(call.attributes["reduction"])
+    reduction = Reduction(call.attributes["reduction"])
+    compute = computing_type(call, light=reduction is Reduction.NONE)
     in_double = compute == TensorProto.DOUBLE
     if call.attributes["log_target"]:
         core: Core = divergence_of_logarithms
@@ -204,6 +224,8 @@ def kernel(call: Call) -> Loop:
             total = short_total_divergence_of_logarithms
     else:
         core, total = divergence, total_divergence
+        if reduction is Reduction.NONE and not in_double:
+            core = short_divergence
     if reduction is Reduction.NONE:
         return Loop(SPACE, compute, core)
     # Terms that are added up in any order are good to the last place of float32, but not of double.

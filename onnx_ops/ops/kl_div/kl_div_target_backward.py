@@ -16,7 +16,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, NARROW, TensorType
+from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
@@ -25,6 +25,7 @@ from onnx_ops.loops.primitives import (
     exp_parts,
     fma,
     inlined,
+    like,
     log,
     near_exp_parts,
     short_log,
@@ -125,12 +126,25 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
 
 
-def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same with logarithms in float32."""
+def short_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same with logarithms in float32, for terms that are not added up."""
     grad_output, x, target = operands[0], operands[1], operands[2]
-    share = wide(parameters[0])
+    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
         out[i] = (wide(grad_output[i]) * share) * wide((short_log(target[i]) - x[i]) + ONE)
+
+
+def short_gradient_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same for a grad_output of one value."""
+    grad_output, x, target = operands[0][0], operands[1], operands[2]
+    exact = wide(grad_output) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
+    scale = like(exact, parameters[0])
+    if LEAST < abs(scale) < LARGE:
+        for i in range(count):
+            out[i] = scale * ((short_log(target[i]) - x[i]) + ONE)
+    else:
+        for i in range(count):
+            out[i] = exact * wide((short_log(target[i]) - x[i]) + ONE)
 
 
 @inlined
@@ -191,19 +205,24 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call)
+    compute = computing_type(call, light=True)
+    core_uniform: Core | None = None
+    in_double = compute == TensorProto.DOUBLE
     if call.attributes["log_target"]:
         summed: Core = gradient_of_logarithms
-        core: Core = summed if compute == TensorProto.DOUBLE else short_gradient_of_logarithms
+        core: Core = summed if in_double else short_gradient_of_logarithms
     else:
         summed = gradient
-        core = gradient_of_16_bits if all(call.dtype(name) in NARROW for name in call.inputs) else gradient
+        core = gradient if in_double else short_gradient
+        core_uniform = None if in_double else short_gradient_with_one_gradient
     return Loop(
         SPACE,
         compute,
         core,
-        Sums(summed, compute, Kept.LIKE_INPUT, like="target"),
+        Sums(summed, TensorProto.DOUBLE if in_double else TensorProto.FLOAT, Kept.LIKE_INPUT, like="target"),
         Reduction(call.attributes["reduction"]).divisor,
+        core_uniform=core_uniform,
+        uniform=("grad_output",),
     )
 
 
