@@ -60,6 +60,11 @@ def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, 
     def low(value: Value) -> Value:
         return b.op("BitwiseAnd", value, WORD - 1, name="low")
 
+    def halves(value: Value) -> tuple[Value, Value]:
+        """High and low half; what is divided is a multiple, which engines that divide in float64 divide exactly too."""
+        low_half = low(value)
+        return ((value - low_half) / WORD).named("high"), low_half
+
     def xor(first: Value, *others: Value) -> Value:
         for other in others:
             first = b.op("BitwiseXor", first, other, name="mixed")
@@ -68,12 +73,12 @@ def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, 
     def multiplied(word: Value, factor: int) -> tuple[Value, Value]:
         """High and low half of a product, which itself would not fit: that with factor - 2**32 does, and 2**62 more
         makes it positive."""
-        product = (word * b.constant(factor - WORD) + 2**62).named("product")
-        return (product / WORD + (word - 2**30)).named("high"), low(product)
+        high_half, low_half = halves((word * b.constant(factor - WORD) + 2**62).named("product"))
+        return (high_half + (word - 2**30)).named("high"), low_half
 
-    c0, c1, c2, c3 = blocks, b.constant(0), low(offset), (offset / WORD).named("high")
-    k0 = low(seed)
-    k1 = low(((seed - k0) / WORD).named("high"))
+    c0, c1, (c3, c2) = blocks, b.constant(0), halves(offset)
+    high_key, k0 = halves(seed)
+    k1 = low(high_key)  # that of a negative seed is negative
     for _ in range(ROUNDS):
         (a_high, a_low), (b_high, b_low) = multiplied(c0, FIRST), multiplied(c2, SECOND)
         c0, c1, c2, c3 = xor(b_high, c1, k0), b_low, xor(a_high, c3, k1), a_low
