@@ -289,17 +289,25 @@ def body(b: Body) -> None:
     passes over NaN and a window of -inf.
     """
     x, kernel_size = b.load("self"), b.value_of("kernel_size")
-    shape, spatial = b.op("Shape", x, name="shape"), b.op("Shape", kernel_size, name="spatial")
-    lead = b.op("Size", shape, name="rank") - spatial
+    shape, given = b.op("Shape", x, name="shape"), b.op("Size", kernel_size, name="axes_given")
+    # Lists of one number: onnxruntime takes a number less such a list for the number when it infers shapes.
+    spatial, lead, absent = (
+        b.op("Reshape", number, [1], name=name)
+        for name, number in (
+            ("spatial", given),
+            ("lead", b.op("Size", shape, name="rank") - given),
+            ("absent", AXES - given),
+        )
+    )
     lead_sizes = b.op("Slice", shape, [0], lead, name="lead_sizes")
-    ones = b.op("Expand", 1, AXES - spatial, name="ones")  # for the axes that are not there
+    ones = b.op("Expand", 1, absent, name="ones")  # for the axes that are not there
 
     def three(own: Value, filling: Value, name: str) -> Value:
         return b.op("Concat", filling, own, name=name, axis=0)
 
     def setting(name: str, default: Value, filling: Value) -> Value:
-        given = b.op("Concat", b.value_of(name), default, name=f"{name}_or_default", axis=0)
-        return three(b.op("Slice", given, [0], spatial, name=f"{name}_given"), filling, f"{name}_of_three")
+        either = b.op("Concat", b.value_of(name), default, name=f"{name}_or_default", axis=0)
+        return three(b.op("Slice", either, [0], spatial, name=f"{name}_given"), filling, f"{name}_of_three")
 
     kernel = three(kernel_size, ones, "kernel")
     sizes = three(b.op("Slice", shape, lead, [END], name="spatial_sizes"), ones, "sizes")
@@ -352,7 +360,7 @@ def body(b: Body) -> None:
     loop_body = b.subgraph(step, kinds, tuple(kinds.values())[1:])
     number = b.op("ReduceProd", kernel, name="number", keepdims=0)
     best, at = b.several("Loop", number, True, start, nowhere, names=("greatest", "greatest_at"), body=loop_body)
-    own_counts = b.op("Slice", counts, AXES - spatial, [AXES], name="own_counts")
+    own_counts = b.op("Slice", counts, absent, [AXES], name="own_counts")
     out_shape = b.op("Concat", lead_sizes, own_counts, name="out_shape", axis=0)
     b.store("out", b.op("Reshape", best, out_shape, name="maxima", allowzero=1), "self")
     b.give("indices", b.op("Reshape", at, out_shape, name="indices_of_maxima", allowzero=1))
