@@ -12,7 +12,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break.
 SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
 
-.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench accuracy docs clean
+.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -52,6 +52,10 @@ web: $(VENV)/ready $(WEB)
 
 bench: $(VENV)/ready
 	$(RUN) -m scripts.bench
+
+# Whole steps of training beside PyTorch's, which has to be in the environment: pip install 'onnx-ops[torch]'
+bench-training: $(VENV)/ready
+	$(RUN) -m scripts.bench_training
 
 accuracy: $(VENV)/ready
 	$(RUN) -m scripts.accuracy

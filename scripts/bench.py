@@ -14,20 +14,12 @@ Identity  bound, of a session whose only node is Identity: what onnxruntime itse
 """
 
 import argparse
-import contextlib
 import functools
-import gc
-import multiprocessing
-import multiprocessing.context
-import os
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -39,7 +31,7 @@ from tqdm import tqdm
 
 import onnx_ops
 from models.single_op import IR_VERSION, ONNX_OPSET, onnx_element_type
-from scripts import markdown, measuring
+from scripts import markdown, measuring, timing
 from scripts.measuring import Run
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import BFLOAT16
@@ -55,20 +47,6 @@ MOST_OVER_MEMORY_OF_REDUCTIONS = 1.3
 LEAST_BODY_OVER_KERNEL = 1.0
 MOST_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
 MOST_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
-
-# All in seconds. Idle worker threads keep cores busy for a while before they sleep: onnxruntime's for 30 ms by default,
-# which SPIN shortens, torch's (OpenMP) for 3 ms. In REST the threads of one contender fall asleep before the next one
-# is timed. In SETTLE its own threads wake up, which takes up to a millisecond and does not count.
-SPIN = 0.001
-REST = 0.005
-SETTLE = 0.002
-TURN = 0.003
-MOST_CALLS = 300
-LEAST_ROUNDS = 5
-MOST_ROUNDS = 200
-# If other processes keep more cores busy than this, a row is measured again, up to so many times in all.
-MOST_FOREIGN_LOAD = 0.1
-ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -116,7 +94,7 @@ def main() -> int:
     with tqdm(chosen, unit="row") as progress:
         for row in progress:
             progress.set_description(row.title)
-            rows.append(in_own_process(measure, row, options.threads, options.budget))
+            rows.append(timing.in_own_process(measure, row, options.threads, options.budget))
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
@@ -188,7 +166,7 @@ def contenders(call: Call, threads: int, identity: bool) -> Contenders:
 
     def options() -> ort.SessionOptions:
         options = measuring.quiet_options(threads)
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(SPIN * 1e6)))
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(timing.SPIN * 1e6)))
         return options
 
     model, feeds = measuring.model_of(call), call.given
@@ -243,7 +221,7 @@ class Row:
 
     @property
     def disturbed(self) -> bool:
-        return (self.others or 0) > MOST_FOREIGN_LOAD
+        return (self.others or 0) > timing.MOST_FOREIGN_LOAD
 
 
 def measure(chosen: Chosen, threads: int, budget: float) -> Row:
@@ -253,8 +231,8 @@ def measure(chosen: Chosen, threads: int, budget: float) -> Row:
     call = chosen.call()
     in_memory = contenders(call, threads, identity=chosen.size == SMALLEST)
     outputs = in_memory.outputs
-    with without_gc():
-        turns, others = least_disturbed(in_memory.runs, budget)
+    with timing.without_gc():
+        turns, others = timing.least_disturbed(in_memory.runs, budget)
     bound = turns["bound"]
     row = Row(
         benchmark=chosen.name,
@@ -264,120 +242,13 @@ def measure(chosen: Chosen, threads: int, budget: float) -> Row:
         bytes_moved=measuring.bytes_moved(call, outputs),
         rounds=len(bound),
         times={name: statistics.median(seconds) for name, seconds in turns.items()},
-        ratios={name: median_of(lambda a, b: a / b, seconds, bound) for name, seconds in turns.items()},
-        over_identity=median_of(lambda a, b: b - a, turns["Identity"], bound) if "Identity" in turns else None,
+        ratios={name: timing.median_of(lambda a, b: a / b, seconds, bound) for name, seconds in turns.items()},
+        over_identity=timing.median_of(lambda a, b: b - a, turns["Identity"], bound) if "Identity" in turns else None,
         others=others,
         missed=[],
     )
     row.missed = verdict(row, chosen.benchmark.of_torch.get(chosen.size, 1.0))
     return row
-
-
-def in_own_process(function: Callable[..., Row], *arguments: Any) -> Row:
-    """The call's result; no row shares the memory, and the luck with it, of those before."""
-    with ProcessPoolExecutor(1, mp_context=processes()) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-@functools.cache
-def processes() -> multiprocessing.context.BaseContext:
-    """How processes are made: where the system can, of one that has imported everything and done nothing else."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scripts.measuring"])
-    return context
-
-
-def median_of(compare: Callable[[float, float], float], first: list[float], second: list[float]) -> float:
-    """The median over all rounds of a ratio that is taken within each round."""
-    return statistics.median(map(compare, first, second))
-
-
-def least_disturbed(runs: Mapping[str, Run], budget: float) -> tuple[dict[str, list[float]], float | None]:
-    """What `take_turns` finds, and how many cores other processes kept busy; if too many, it is tried a few times."""
-    attempts = []
-    for _ in range(ATTEMPTS):
-        foreign = ForeignLoad()
-        attempts.append((take_turns(runs, budget), foreign.cores()))
-        if (attempts[-1][1] or 0) <= MOST_FOREIGN_LOAD:
-            break
-    return min(attempts, key=lambda attempt: attempt[1] or 0)
-
-
-def take_turns(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]:
-    """Seconds of one call of each contender in each round. The order turns around from round to round."""
-    expected = {name: warm_up(run) for name, run in runs.items()}
-    turns: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs)
-    end = time.perf_counter() + budget
-    for done in range(MOST_ROUNDS):
-        if done >= LEAST_ROUNDS and time.perf_counter() > end:
-            break
-        for name in order:
-            turns[name].append(turn(runs[name], expected[name]))
-        order.reverse()
-    return turns
-
-
-def warm_up(run: Run) -> float:
-    """Seconds that a call takes, once a few calls have warmed it up."""
-    seconds: list[float] = []
-    end = time.perf_counter() + 0.02
-    while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MOST_CALLS):
-        seconds.append(call_time(run))
-    return statistics.median(seconds[len(seconds) // 2 :])
-
-
-def turn(run: Run, expected: float) -> float:
-    """Seconds of a call that takes about as long as expected: the median of a few, after some that do not count."""
-    time.sleep(REST)
-    settled = time.perf_counter() + SETTLE
-    run()
-    while time.perf_counter() < settled:
-        run()
-    return statistics.median(call_time(run) for _ in range(max(1, min(int(TURN / expected), MOST_CALLS))))
-
-
-def call_time(run: Run) -> float:
-    start = time.perf_counter_ns()
-    run()
-    return (time.perf_counter_ns() - start) / 1e9
-
-
-class ForeignLoad:
-    """How many cores other processes keep busy, from the making of this object on."""
-
-    def __init__(self) -> None:
-        self.begin = self._now()
-
-    def cores(self) -> float | None:
-        """The average so far; None where the system does not tell."""
-        now = self._now()
-        if self.begin is None or now is None:
-            return None
-        wall, busy, own = (b - a for a, b in zip(self.begin, now, strict=True))
-        return max(busy - own, 0.0) / wall
-
-    @staticmethod
-    def _now() -> tuple[float, float, float] | None:
-        """Seconds by the clock, seconds of all cores' work, and of this process's."""
-        try:
-            user, nice, system = (int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:4])
-        except OSError:
-            return None
-        return time.perf_counter(), (user + nice + system) / os.sysconf("SC_CLK_TCK"), time.process_time()
-
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Switches garbage collection off while the block runs."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # Verdict and table
