@@ -2,8 +2,8 @@
 
 Run it from the repository's root: `python -m scripts.bench_training`. It needs torch, and for torch.compile a C++
 compiler. A step is forward and backward pass and the update of the optimizer, of the networks of models/networks.py,
-with the batch in memory and shapes that do not change. Each row is measured in a process of its own, in turns; a ratio is the
-median of the ratios within the rounds.
+with the batch in memory and shapes that do not change. Each row is measured in a process of its own, in turns; a ratio
+is the median of the ratios within the rounds.
 
 step      `onnx_ops.Trainer.step` of the saved file
 eager     the same in PyTorch: zero_grad, loss, backward, optimizer.step
