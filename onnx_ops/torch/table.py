@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from onnx_ops.torch.translations import threshold
 from onnx_ops.torch.whole.substitution import FAMILIES
 
-TRANSLATIONS = ()
+TRANSLATIONS = (threshold,)
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:

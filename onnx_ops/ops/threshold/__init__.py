@@ -1,0 +1,1 @@
+"""The gradient of threshold, and of ReLU."""

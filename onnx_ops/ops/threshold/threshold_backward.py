@@ -1,0 +1,117 @@
+"""ThresholdBackward: the gradient passes where the input is above a threshold, as that of ReLU does above 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute, tensor_types
+from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import ZERO
+from onnx_ops.loops.space import IndexSpace, Role
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import computing_dtype, promoted, rounded
+
+SCHEMA = OpSchema(
+    "ThresholdBackward",
+    DOMAIN,
+    OPSET_VERSION,
+    """
+Gradient of threshold (aclnnThresholdBackward), which replaces the elements of its input that are not above a threshold
+by a constant; with threshold = 0 of ReLU, by its input or its output alike.
+
+    grad_input = 0            where self <= threshold
+                 grad_output  elsewhere
+
+Shapes: grad_output and self broadcast with each other; grad_input has the broadcast shape, rank 0 to 8.
+
+Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
+they agree, else double if one is double, else float).
+
+Edge rules: the boundary (self equal to threshold) gives 0. threshold is a float32, and is not rounded to the dtype of
+self before the comparison. NaN in self lets the gradient pass. Where it does not pass, the result is +0, even if
+grad_output is NaN or infinite there. Empty inputs give an empty output.
+
+Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
+run time are not checked: they broadcast by the rules of ONNX's operators.
+""",
+    inputs=[
+        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by the output of threshold."),
+        OpSchema.FormalParameter("self", "TSelf", "Input of threshold; of ReLU also the output."),
+    ],
+    outputs=[OpSchema.FormalParameter("grad_input", "TOut", "Gradient of the loss by the input of threshold.")],
+    type_constraints=[
+        ("TGrad", tensor_types(FLOATS), "Floating types."),
+        ("TSelf", tensor_types(FLOATS), "Floating types."),
+        ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
+    ],
+    attributes=[attribute("threshold", 0.0, "Above which the gradient passes.")],
+)
+
+
+def reference(
+    grad_output: np.ndarray, self: np.ndarray, *, threshold: float = 0.0, dtype: npt.DTypeLike | None = None
+) -> np.ndarray:
+    """The definition in NumPy.
+
+    Args:
+        grad_output, self: floating arrays whose shapes broadcast.
+        threshold: read as a float32.
+        dtype: compute and answer in this dtype instead of the promoted one.
+
+    Returns:
+        Array of the broadcast shape.
+    """
+    compute = computing_dtype((grad_output, self), dtype)
+    stops = self.astype(compute) <= compute.type(np.float32(threshold))
+    return rounded(np.where(stops, compute.type(0), grad_output.astype(compute)), promoted(grad_output, self), dtype)
+
+
+def pass_above(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """parameters: the divisor's reciprocal (1), threshold."""
+    grad_output, x = operands[0], operands[1]
+    threshold = parameters[1]
+    for i in range(count):
+        out[i] = ZERO if x[i] <= threshold else grad_output[i]
+
+
+def body(b: Body) -> None:
+    grad, x = b.load("grad_output"), b.load("self")
+    stops = x.less_or_equal(b.value_of("threshold")).named("stops")
+    b.store("grad_input", b.op("Where", stops, 0.0, grad, name="gradient"), "grad_output", "self")
+
+
+SPACE = IndexSpace({"grad_output": Role.SHAPE, "self": Role.SHAPE})
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    shape = SPACE.shape(call)
+    return (TensorType(SPACE.promoted(call), shape),)
+
+
+def kernel(call: Call) -> Loop:
+    threshold = float(np.float32(call.attributes["threshold"]))
+    return Loop(SPACE, computing_type(call, light=True), pass_above, parameters=(threshold,))
+
+
+OP = Op(
+    SCHEMA,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {"grad_output": [1.0, 2.0, 3.0, 4.0], "self": [-1.0, 0.5, 0.75, 0.0]},
+        {"grad_input": [0.0, 0.0, 3.0, 0.0]},
+        {"threshold": 0.5},
+    ),
+    typed_inputs=("grad_output", "self"),
+)
