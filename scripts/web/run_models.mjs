@@ -5,12 +5,17 @@
 //   {"load": model, "options"?: session options}     -> {"session": number, "outputs": names}
 //   {"run": number, "feeds": {name: tensor}}         -> {"results": {name: tensor}}
 //   {"release": number}                              -> {}
+//   {"train": model, "options"?: session options}    -> {"trainer": number, "inputs": types of the batch}
+//   {"ask": number, "method": name, "tensors"?: {name: tensor}}
+//                                                    -> {"results": {name: tensor}} of a method of the trainer
+//   {"rates": number, "values"?: learning rates}     -> {"rates": learning rates}, set before if values are given
 //
 // and where that fails {"error": text}. A model is its bytes in base64; a tensor is {"type", "dims", "data"}, its type
 // as onnxruntime-web spells it and its data the elements' bytes, little-endian, in base64. It ends when stdin does.
 
 import { createInterface } from "node:readline";
 import * as ort from "onnxruntime-web";
+import { Trainer } from "./training/trainer.js";
 
 const ARRAYS = {
   bool: Uint8Array,
@@ -33,13 +38,12 @@ ort.env.wasm.numThreads = 1;
 ort.env.wasm.proxy = false;
 console.log = console.error; // stdout is for answers
 
-const sessions = new Map();
+const sessions = new Map(); // trainers too
 let loaded = 0;
 
 const HANDLERS = {
   async load({ load, options }) {
-    const settings = { ...QUIET, ...options, executionProviders: ["wasm"] };
-    const session = await ort.InferenceSession.create(bytes(load), settings);
+    const session = await ort.InferenceSession.create(bytes(load), settings(options));
     sessions.set(++loaded, session);
     return { session: loaded, outputs: session.outputNames };
   },
@@ -54,7 +58,27 @@ const HANDLERS = {
     sessions.delete(release);
     return {};
   },
+
+  async train({ train, options }) {
+    const trainer = await Trainer.create(ort, bytes(train), settings(options));
+    sessions.set(++loaded, trainer);
+    return { trainer: loaded, inputs: trainer.batchInputs };
+  },
+
+  async ask({ ask, method, tensors = {} }) {
+    return { results: mapped((await known(ask)[method](mapped(tensors, tensor))) ?? {}, plain) };
+  },
+
+  async rates({ rates, values }) {
+    const trainer = known(rates);
+    if (values !== undefined) trainer.learningRates = values;
+    return { rates: trainer.learningRates };
+  },
 };
+
+function settings(options) {
+  return { ...QUIET, ...options, executionProviders: ["wasm"] };
+}
 
 function known(number) {
   const session = sessions.get(number);

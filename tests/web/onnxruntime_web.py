@@ -120,6 +120,51 @@ class Session:
         self.node.ask(release=self.number)
 
 
+class Trainer:
+    """A training step in a Node process, with the trainer in JavaScript."""
+
+    def __init__(self, node: Node, step: onnx.ModelProto | bytes) -> None:
+        self.node = node
+        loaded = node.ask(train=_base64(step if isinstance(step, bytes) else step.SerializeToString()))
+        self.number = loaded["trainer"]
+        self.batch_inputs: dict[str, dict[str, Any]] = loaded["inputs"]
+
+    def step(self, **batch: Array) -> dict[str, Array]:
+        """What a step reports."""
+        return self._ask("step", batch)
+
+    def infer(self, **inputs: Array) -> dict[str, Array]:
+        """The outputs of the trained network."""
+        return self._ask("infer", inputs)
+
+    def state(self) -> dict[str, Array]:
+        """The whole state."""
+        return self._ask("state", {})
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from another state."""
+        self._ask("loadState", state)
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Those of the groups."""
+        rates: list[float] = self.node.ask(rates=self.number)["rates"]
+        return rates
+
+    @learning_rates.setter
+    def learning_rates(self, rates: Sequence[float]) -> None:
+        self.node.ask(rates=self.number, values=rates)
+
+    def release(self) -> None:
+        """Give its memory back."""
+        self.node.ask(release=self.number)
+
+    def _ask(self, method: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        encoded = {name: _encoded(array) for name, array in tensors.items()}
+        results = self.node.ask(ask=self.number, method=method, tensors=encoded)["results"]
+        return {name: _decoded(tensor) for name, tensor in results.items()}
+
+
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 

@@ -1,0 +1,390 @@
+/**
+ * Takes the file of a training step apart, as `Capture.save` of `onnx_ops.torch` writes it: into a model that has all of
+ * its state among its required inputs, and that state.
+ *
+ * In the file the state are defaults: initializers of the inputs' names. onnxruntime-web feeds no input that has one.
+ * So they are taken out of the protobuf here, with no more of a reader than that needs. Field numbers are those of
+ * onnx.proto.
+ */
+
+/** What is no training step, or does not fit one. */
+export class StepError extends Error {
+  name = "StepError";
+}
+
+const METADATA = "onnx_ops.step";
+const INFERENCE = { domain: "onnx_ops.training", name: "inference" };
+const ROLES = ["parameter", "buffer", "optimizer", "seed", "setting"];
+
+/** What the name of an output begins with that is an input's next value. */
+export const NEXT = "next.";
+
+/** By TensorProto.DataType: onnxruntime-web's name, the array, and the field of TensorProto beside raw_data. */
+const TYPES = new Map([
+  [1, { type: "float32", array: Float32Array, field: 4 }],
+  [2, { type: "uint8", array: Uint8Array, field: 5 }],
+  [3, { type: "int8", array: Int8Array, field: 5 }],
+  [4, { type: "uint16", array: Uint16Array, field: 5 }],
+  [5, { type: "int16", array: Int16Array, field: 5 }],
+  [6, { type: "int32", array: Int32Array, field: 5 }],
+  [7, { type: "int64", array: BigInt64Array, field: 7 }],
+  [9, { type: "bool", array: Uint8Array, field: 5 }],
+  [10, { type: "float16", array: Uint16Array, field: 5 }], // its bits
+  [11, { type: "float64", array: Float64Array, field: 10 }],
+  [12, { type: "uint32", array: Uint32Array, field: 11 }],
+  [13, { type: "uint64", array: BigUint64Array, field: 11 }],
+]);
+
+/**
+ * Takes a step's file apart.
+ *
+ * @param {Uint8Array | ArrayBuffer} file
+ * @returns {{
+ *   model: Uint8Array,
+ *   state: Object<string, {type: string, data: TypedArray, dims: number[]}>,
+ *   roles: Object<string, string>,
+ *   tied: Object<string, string>,
+ *   inputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
+ *   outputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
+ *   inference: ?{model: Uint8Array, inputs: Object},
+ * }} The step without its state; the start of that, in the parts of a tensor; the role of each input of the state; other
+ *   names of parameters and buffers; the types of all inputs and outputs; and the trained network as a model that takes
+ *   parameters and buffers as inputs, if the file has it. A dimension is a string or null if it may be of any size, dims
+ *   are null where not even their number is known.
+ * @throws {StepError} What is no ONNX model or no training step, or is damaged; data in other files; types that
+ *   onnxruntime-web has no tensors of.
+ */
+export function openStep(file) {
+  const model = new Message(file instanceof Uint8Array ? file : new Uint8Array(file), "the model");
+  const graphs = model.messages(7, "the graph");
+  if (graphs.length !== 1) throw new StepError(`the bytes are no ONNX model: they hold ${graphs.length} graphs`);
+  const [graph] = graphs;
+  const { roles, tied } = record(model);
+  const inputs = types(graph.messages(11, "an input"));
+  const outputs = types(graph.messages(12, "an output"));
+  const starts = new Map();
+  const kept = graph.fields.filter(({ number, value }) => {
+    if (number !== 5) return true;
+    const tensor = new Message(value, "an initializer");
+    const name = tensor.text(8);
+    if (!Object.hasOwn(roles, name)) return true;
+    starts.set(name, tensor);
+    return false;
+  });
+  for (const [name, role] of Object.entries(roles)) {
+    if (!Object.hasOwn(inputs, name)) {
+      throw new StepError(`'${name}' has the role '${role}', but the step has no input of that name`);
+    }
+    if (!starts.has(name)) throw new StepError(`the file lacks the start of '${name}', ${typeText(inputs[name])}`);
+  }
+  const state = mapped(roles, (name) => started(starts.get(name), name));
+  checkTensors("the state", mapped(roles, (name) => inputs[name]), state);
+  for (const name of Object.keys(outputs).filter((output) => output.startsWith(NEXT))) {
+    if (!Object.hasOwn(roles, name.slice(NEXT.length))) {
+      throw new StepError(`output '${name}' is the next value of '${name.slice(NEXT.length)}', which is no state`);
+    }
+  }
+  const stateless = joined(kept.map(({ whole }) => whole));
+  const chunks = model.fields.map(({ number, whole }) => (number === 7 ? field(7, stateless) : whole));
+  return { model: joined(chunks), state, roles, tied, inputs, outputs, inference: inferenceModel(model, roles) };
+}
+
+/** What the model's metadata say of its inputs. */
+function record(model) {
+  const entry = model.messages(14, "the metadata").findLast((message) => message.text(1) === METADATA);
+  if (entry === undefined) {
+    throw new StepError(`the model is no training step: its metadata have no entry '${METADATA}'`);
+  }
+  const cannot = (why) => new StepError(`the entry '${METADATA}' of the model's metadata cannot be read: ${why}`);
+  let found;
+  try {
+    found = JSON.parse(entry.text(2));
+  } catch (error) {
+    throw cannot(error.message);
+  }
+  for (const key of ["roles", "tied"]) {
+    const texts = found?.[key];
+    if (typeof texts !== "object" || texts === null || !Object.values(texts).every((t) => typeof t === "string")) {
+      throw cannot(`'${key}' is no object of strings`);
+    }
+  }
+  for (const [name, role] of Object.entries(found.roles)) {
+    if (!ROLES.includes(role)) throw cannot(`'${name}' has the role '${role}', expected one of ${ROLES.join(", ")}`);
+  }
+  for (const [other, first] of Object.entries(found.tied)) {
+    if (!["parameter", "buffer"].includes(found.roles[first])) {
+      throw cannot(`'${other}' is tied to '${first}', which is no parameter and no buffer`);
+    }
+  }
+  return found;
+}
+
+/** The function that is the inference graph, as a model. Its nodes and types are copied as they stand. */
+function inferenceModel(model, roles) {
+  const named = ({ number, value }, { domain, name }) => {
+    if (number !== 25) return false;
+    const message = new Message(value, "a function");
+    return message.text(10) === domain && message.text(1) === name;
+  };
+  const found = model.fields.find((candidate) => named(candidate, INFERENCE));
+  if (found === undefined) return null;
+  const graph = new Message(found.value, "the inference graph");
+  const infos = new Map(graph.of(12).map((one) => [new Message(one.value, "a type").text(1), one.value]));
+  const info = (name) => {
+    if (!infos.has(name)) throw new StepError(`'${name}' of the inference graph has no type`);
+    return infos.get(name);
+  };
+  const names = graph.texts(4);
+  const imported = new Set(graph.messages(9, "an import").map((message) => message.text(1)).concat(INFERENCE.domain));
+  const whole = joined([
+    ...graph.of(7).map(({ value }) => field(1, value)),
+    field(2, new TextEncoder().encode(INFERENCE.name)),
+    ...names.map((name) => field(11, info(name))),
+    ...graph.texts(5).map((name) => field(12, info(name))),
+  ]);
+  const chunks = [
+    ...model.of(1).map((one) => one.whole),
+    ...graph.of(9).map(({ value }) => field(8, value)),
+    ...model.of(8).filter(({ value }) => !imported.has(new Message(value, "an import").text(1))).map((one) => one.whole),
+    ...model.of(25).filter((one) => one !== found).map((one) => one.whole),
+    field(7, whole),
+  ];
+  return { model: joined(chunks), inputs: types(names.map((name) => new Message(info(name), "an input"))) };
+}
+
+// Types
+
+/** The types of values by their names, of ValueInfoProto messages. */
+function types(values) {
+  return Object.fromEntries(values.map((value) => [value.text(1), typeOf(value)]));
+}
+
+function typeOf(value) {
+  const [tensor] = value.messages(2, "a type").flatMap((type) => type.messages(1, "a tensor's type"));
+  const element = Number(tensor?.integer(1) ?? 0n);
+  if (!TYPES.has(element)) throw noTensors(value.text(1), element);
+  const [shape] = tensor.messages(2, "a shape");
+  const dims = shape?.messages(1, "a dimension").map((dim) => {
+    return dim.of(1).length > 0 ? Number(dim.integer(1)) : dim.text(2) || null;
+  });
+  return { type: TYPES.get(element).type, dims: dims ?? null };
+}
+
+function noTensors(name, element) {
+  const what = element === 16 ? "bfloat16" : `of type ${element} of TensorProto.DataType`;
+  return new StepError(`'${name}' is ${what}, and onnxruntime-web has no such tensors`);
+}
+
+/** How messages name a type: "float32 (N, 3)". */
+export function typeText({ type, dims }) {
+  if (dims === null) return `${type} of unknown shape`;
+  const sizes = dims.map((dim) => dim ?? "?");
+  return `${type} (${sizes.join(", ")}${sizes.length === 1 ? "," : ""})`;
+}
+
+/**
+ * Refuses what is not a tensor, or the parts of one, for each of the types that are wanted, and no more. Dimensions of
+ * one name are to be equal.
+ *
+ * @throws {StepError}
+ */
+export function checkTensors(what, wanted, given) {
+  const missing = Object.keys(wanted).filter((name) => given[name] === undefined);
+  const unknown = Object.keys(given).filter((name) => !Object.hasOwn(wanted, name));
+  const problems = [];
+  if (missing.length > 0) {
+    problems.push(`lacks ${missing.map((name) => `'${name}' (${typeText(wanted[name])})`).join(", ")}`);
+  }
+  if (unknown.length > 0) {
+    const known = Object.keys(wanted).map((name) => `'${name}'`).join(", ") || "nothing";
+    problems.push(`has ${unknown.map((name) => `'${name}'`).join(", ")}, where the step wants ${known}`);
+  }
+  if (problems.length > 0) throw new StepError(`${what} ${problems.join(" and ")}`);
+  const sizes = new Map();
+  for (const [name, type] of Object.entries(wanted)) checkTensor(name, type, given[name], sizes);
+}
+
+/** `sizes` are those of the named dimensions so far, each with the input that it is from. */
+function checkTensor(name, wanted, tensor, sizes) {
+  if (typeof tensor?.type !== "string" || !Array.isArray(tensor.dims)) {
+    throw new StepError(`'${name}' is no tensor, expected ${typeText(wanted)}`);
+  }
+  const refused = (more = "") => {
+    return new StepError(`'${name}' is ${typeText(tensor)}, expected ${typeText(wanted)}${more}`);
+  };
+  if (tensor.type !== wanted.type) throw refused();
+  if (wanted.dims === null) return;
+  if (tensor.dims.length !== wanted.dims.length) throw refused();
+  wanted.dims.forEach((dim, axis) => {
+    const size = tensor.dims[axis];
+    if (typeof dim === "number" && dim !== size) throw refused();
+    if (typeof dim !== "string") return;
+    const known = sizes.get(dim) ?? { size, name };
+    sizes.set(dim, known);
+    if (known.size !== size) throw refused(` with ${dim} = ${known.size} as in '${known.name}'`);
+  });
+}
+
+// Tensors
+
+/** The parts of a tensor, in memory of its own, of a TensorProto message. */
+function started(tensor, name) {
+  if (tensor.integer(14) !== 0n) {
+    throw new StepError(`'${name}' has its data in another file; save the step as one file`);
+  }
+  const element = Number(tensor.integer(2));
+  if (!TYPES.has(element)) throw noTensors(name, element);
+  const { type, array, field: typed } = TYPES.get(element);
+  const dims = tensor.integers(1).map(Number);
+  const raw = tensor.of(9).at(-1);
+  const data = raw ? viewed(bytesOf(raw.value, name), array, name) : listed(tensor, typed, array, name);
+  const count = dims.reduce((product, dim) => product * dim, 1);
+  if (data.length !== count || dims.some((dim) => dim < 0)) {
+    throw new StepError(`'${name}' is ${typeText({ type, dims })}, but has ${data.length} elements`);
+  }
+  return { type, data, dims };
+}
+
+function listed(tensor, typed, array, name) {
+  if (array === Float32Array || array === Float64Array) {
+    return viewed(joined(tensor.of(typed).map(({ value }) => bytesOf(value, name))), array, name);
+  }
+  const values = tensor.integers(typed);
+  return array === BigInt64Array || array === BigUint64Array ? array.from(values) : array.from(values, Number);
+}
+
+/** A copy, for an array of larger elements cannot begin anywhere in memory. */
+function viewed(bytes, array, name) {
+  if (bytes.length % array.BYTES_PER_ELEMENT !== 0) {
+    throw new StepError(`the data of '${name}' are ${bytes.length} bytes, no multiple of ${array.BYTES_PER_ELEMENT}`);
+  }
+  return new array(bytes.slice().buffer);
+}
+
+// Protobuf
+
+const ENDS_EARLY = "the bytes end too early";
+
+/** A message, as the list of its fields. */
+class Message {
+  /** @param what How an error names it. */
+  constructor(bytes, what) {
+    this.what = what;
+    this.fields = [];
+    const reader = new Reader(bytesOf(bytes, what), what);
+    while (!reader.done) {
+      const start = reader.at;
+      const tag = reader.varint();
+      const value = reader.value(Number(tag & 7n));
+      this.fields.push({ number: Number(tag >> 3n), value, whole: reader.bytes.subarray(start, reader.at) });
+    }
+  }
+
+  of(number) {
+    return this.fields.filter((one) => one.number === number);
+  }
+
+  messages(number, what) {
+    return this.of(number).map(({ value }) => new Message(value, what));
+  }
+
+  texts(number) {
+    return this.of(number).map(({ value }) => {
+      try {
+        return new TextDecoder("utf-8", { fatal: true }).decode(bytesOf(value, this.what));
+      } catch (error) {
+        throw error instanceof TypeError ? damaged(this.what, "a text is no UTF-8") : error;
+      }
+    });
+  }
+
+  text(number) {
+    return this.texts(number).at(-1) ?? "";
+  }
+
+  /** Signed, as those of 64 bits; one after another or packed. */
+  integers(number) {
+    return this.of(number)
+      .flatMap(({ value }) => (typeof value === "bigint" ? value : [...packed(value, this.what)]))
+      .map((value) => BigInt.asIntN(64, value));
+  }
+
+  integer(number) {
+    return this.integers(number).at(-1) ?? 0n;
+  }
+}
+
+class Reader {
+  constructor(bytes, what) {
+    Object.assign(this, { bytes, what, at: 0 });
+  }
+
+  get done() {
+    return this.at === this.bytes.length;
+  }
+
+  varint() {
+    let value = 0n;
+    for (let shift = 0n; shift < 70n; shift += 7n) {
+      if (this.done) throw damaged(this.what, ENDS_EARLY);
+      const byte = this.bytes[this.at++];
+      value |= BigInt(byte & 0x7f) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw damaged(this.what, "a number has more than 10 bytes");
+  }
+
+  value(wireType) {
+    if (wireType === 0) return this.varint();
+    if (wireType === 1) return this.take(8);
+    if (wireType === 2) return this.take(Number(this.varint()));
+    if (wireType === 5) return this.take(4);
+    throw damaged(this.what, `no field has the wire type ${wireType}`);
+  }
+
+  take(count) {
+    if (count > this.bytes.length - this.at) throw damaged(this.what, ENDS_EARLY);
+    this.at += count;
+    return this.bytes.subarray(this.at - count, this.at);
+  }
+}
+
+function* packed(bytes, what) {
+  const reader = new Reader(bytes, what);
+  while (!reader.done) yield reader.varint();
+}
+
+function bytesOf(value, what) {
+  if (typeof value === "bigint") throw damaged(what, "a number stands where bytes are expected");
+  return value;
+}
+
+function damaged(what, why) {
+  return new StepError(`the bytes are no ONNX model, or damaged: in ${what}, ${why}`);
+}
+
+/** A field that holds bytes. */
+function field(number, bytes) {
+  return joined([varint((number << 3) | 2), varint(bytes.length), bytes]);
+}
+
+function varint(value) {
+  const bytes = [];
+  for (; value >= 0x80; value = Math.floor(value / 0x80)) bytes.push((value % 0x80) | 0x80);
+  return Uint8Array.of(...bytes, value);
+}
+
+function joined(chunks) {
+  const result = new Uint8Array(chunks.reduce((size, chunk) => size + chunk.length, 0));
+  let at = 0;
+  for (const chunk of chunks) {
+    result.set(chunk, at);
+    at += chunk.length;
+  }
+  return result;
+}
+
+/** An object of the same keys, each with what is made of it. */
+function mapped(object, make) {
+  return Object.fromEntries(Object.keys(object).map((name) => [name, make(name)]));
+}
