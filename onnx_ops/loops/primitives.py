@@ -85,6 +85,11 @@ def short_log(x: Any) -> Any:
         return np.log(x)
 
 
+def normal_log(x: Any) -> Any:
+    """`short_log` of a positive normal number; of any other it is some number or NaN."""
+    return short_log(x)
+
+
 def softplus_of_falling(x: Any) -> Any:
     """log(1 + e**x) in float64, of an x that is at most 0, or NaN; of a float32 with an error of 4e-10."""
     return np.log1p(np.exp(np.float64(x)))

@@ -260,11 +260,10 @@ FROM_ROOT_HALF4 = i4(0x3F800000 - 0x3F3504F3)
 
 
 @njit(**OPTIONS)
-def _short_log(x):
-    subnormal = x < f4(1.17549435e-38)
-    bits = i4(bitcast(x * f4(16777216) if subnormal else x, i4(0)) + FROM_ROOT_HALF4)
+def _normal_log(x):
+    bits = i4(bitcast(x, i4(0)) + FROM_ROOT_HALF4)
     f = bitcast(i4((bits & i4(0x7FFFFF)) + ROOT_HALF4), f4(0)) - f4(1)
-    exponent = f4(i4(bits >> i4(23)) - (i4(151) if subnormal else i4(127)))
+    exponent = f4(i4(bits >> i4(23)) - i4(127))
     p = P8[0]
     p = p * f + P8[1]
     p = p * f + P8[2]
@@ -274,7 +273,14 @@ def _short_log(x):
     p = p * f + P8[6]
     p = p * f + P8[7]
     s = f * f
-    logarithm = exponent * f4(LN2) + (p * (s * f) + (f - f4(0.5) * s))
+    return exponent * f4(LN2) + (p * (s * f) + (f - f4(0.5) * s))
+
+
+@njit(**OPTIONS)
+def _short_log(x):
+    subnormal = x < f4(1.17549435e-38)
+    logarithm = _normal_log(x * f4(16777216) if subnormal else x)
+    logarithm = logarithm - f4(24 * LN2) if subnormal else logarithm
     inside = logarithm if x < f4(np.inf) else x
     return inside if x > 0 else (f4(-np.inf) if x == 0 else f4(np.nan))
 
@@ -282,6 +288,11 @@ def _short_log(x):
 @overload(primitives.short_log, jit_options=OPTIONS)
 def _short_log_of_float(x):
     return (lambda x: _short_log(x)) if x == types.float32 else None
+
+
+@overload(primitives.normal_log, jit_options=OPTIONS)
+def _normal_log_of_float(x):
+    return (lambda x: _normal_log(x)) if x == types.float32 else None
 
 
 @overload(primitives.log, jit_options=OPTIONS)

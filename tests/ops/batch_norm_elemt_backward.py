@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,11 @@ def calls() -> Iterator[Call]:
         yield call.but({name: array})
     for shape in ((0, 3), (2, 3, 0), (0, 1, 0), (2, 3, 0, 4)):
         yield batch_norm.of_shape(OP, NAMES, shape, f"empty_{shape}".replace(" ", ""))
+    for name, value in itertools.product(("mean", "invstd", "sum_dy", "sum_dy_xmu"), (1e20, -3e38)):
+        call = batch_norm.of_shape(OP, NAMES, (2, 3, 300), f"large_{name}_{value}", FLOATS[0])
+        wide = {n: call.given[n].astype(np.float32) for n in ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu")}
+        wide[name][1] = value
+        yield replace(call.but(wide), careful=True)
     plain = batch_norm.of_shape(OP, NAMES, (2, 3, 5), "")
     for counter in ((0,), (2, 0)):  # n = 0: the sums are divided by 0
         yield plain.but({"counter": np.zeros(counter, np.float32)}, f"no_counts_{counter}".replace(" ", ""))

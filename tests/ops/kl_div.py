@@ -63,6 +63,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> float:
 
 def calls() -> Iterator[Call]:
     yield from kl_div.shapes(OP, gradient=False)
+    yield from kl_div.one_extreme(OP, False, 0, (0.0, 1e-40, INF, NAN, -1.0))
     for dtype, log_target in itertools.product(FLOATS, (0, 1)):
         x, t = kl_div.special_pairs(dtype, 6e-8, 80.0 if log_target else 3e4)
         for reduction in (NONE, SUM):

@@ -80,6 +80,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
 
 def calls() -> Iterator[Call]:
     yield from kl_div.shapes(OP, gradient=True)
+    yield from kl_div.one_extreme(OP, True, 1, (88.5, -90.0, INF, -INF, NAN))
     for dtype, log_target in itertools.product(FLOATS, (0, 1)):
         g, q = kl_div.special_pairs(dtype, 6e-8, 3e4)
         inputs = {"grad_output": g, "self": np.full(g.shape, NAN, dtype), "target": q}

@@ -28,13 +28,23 @@ from onnx_ops.loops.primitives import (
     inlined,
     log,
     near_exp_parts,
+    normal_log,
     short_log,
     wide,
 )
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target
-from onnx_ops.ops.kl_div._rules import INFINITE, NEAR, SPAN, attributes, check_attributes, divisor, exponential
+from onnx_ops.ops.kl_div._rules import (
+    INFINITE,
+    LEAST_NORMAL,
+    NEAR,
+    SPAN,
+    attributes,
+    check_attributes,
+    divisor,
+    exponential,
+)
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
 SCHEMA = OpSchema(
@@ -122,9 +132,16 @@ def term_of_logarithm(x: Any, q: Any) -> Any:
 def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms in float32."""
     x, target = operands[0], operands[1]
-    for i in range(count):
-        q = target[i]
-        out[i] = choose(q != 0, q * (short_log(q) - x[i]), ZERO)
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            q = target[i]
+            out[i] = choose(q != 0, q * (normal_log(q) - x[i]), ZERO)
+            extreme = extreme | ((q != 0) & ((not q >= LEAST_NORMAL) | (not q < INFINITE)))
+        if extreme:
+            for i in range(start, stop):
+                q = target[i]
+                out[i] = choose(q != 0, q * (short_log(q) - x[i]), ZERO)
 
 
 @inlined

@@ -28,6 +28,7 @@ from onnx_ops.loops.primitives import (
     like,
     log,
     near_exp_parts,
+    normal_log,
     short_log,
     wide,
 )
@@ -35,8 +36,10 @@ from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import (
+    INFINITE,
     LARGE,
     LEAST,
+    LEAST_NORMAL,
     NEAR,
     SPAN,
     attributes,
@@ -66,8 +69,8 @@ Then grad_target is summed over the axes along which target was broadcast.
 Shapes: self and target broadcast with each other to S, grad_output broadcasts to S; grad_target has target's shape.
 Rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, and rounded
-once.
+Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double if an input is
+double or if terms are summed, else in float.
 
 Edge rules: a target of 0 gives -infinity times grad_output, and a negative one NaN, as the formula says. A target of
 -inf that is a logarithm gives 0. Other NaN and infinities go through the formula. Empty inputs give an empty output, a
@@ -139,12 +142,16 @@ def short_gradient_with_one_gradient(operands: Any, out: Any, count: int, parame
     grad_output, x, target = operands[0][0], operands[1], operands[2]
     exact = wide(grad_output) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
     scale = like(exact, parameters[0])
-    if LEAST < abs(scale) < LARGE:
-        for i in range(count):
-            out[i] = scale * ((short_log(target[i]) - x[i]) + ONE)
-    else:
-        for i in range(count):
-            out[i] = exact * wide((short_log(target[i]) - x[i]) + ONE)
+    moderate = LEAST < abs(scale) < LARGE
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), not moderate
+        for i in range(start, stop):
+            q = target[i]
+            out[i] = scale * ((normal_log(q) - x[i]) + ONE)
+            extreme = extreme | (not q >= LEAST_NORMAL) | (not q < INFINITE)
+        if extreme:
+            for i in range(start, stop):
+                out[i] = exact * wide((short_log(target[i]) - x[i]) + ONE)
 
 
 @inlined

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.ops._shared import with_torch
-from tests.ops._shared.arrays import BROADCASTS, FLOAT32, INF, INTO, NAN, Shape, normal, uniform
-from tests.ops._shared.losses import MEAN, SUM
+from tests.ops._shared.arrays import BROADCASTS, FLOAT32, FLOATS, INF, INTO, NAN, Shape, normal, uniform
+from tests.ops._shared.losses import MEAN, NONE, SUM
 from tests.ops._shared.record import Array, Call, Choice, DType, Refusal
 
 # Shapes of grad_output (empty for a reduction), self and target.
@@ -78,6 +78,19 @@ def special_pairs(dtype: DType, *more: float) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):
         first, second = (np.array(v, dtype) for v in zip(*itertools.product(values, repeat=2), strict=True))
     return first, second
+
+
+def one_extreme(op: str, gradient: bool, log_target: int, values: tuple[float, ...]) -> Iterator[Call]:
+    """A single target that is far from all others, which lie around it in long rows."""
+    for dtype, value in itertools.product(FLOATS[:3], values):
+        low, high = (-4.0, 1.0) if log_target else (0.01, 1.0)
+        target = uniform((1200,), dtype, "ordinary", low=low, high=high)
+        target[700] = value
+        inputs: dict[str, Array | None] = {"self": normal((1200,), dtype, "self"), "target": target}
+        if gradient:
+            inputs = {"grad_output": np.full((), 3.0, dtype)} | inputs
+        settings = {"reduction": SUM if gradient else NONE, "log_target": log_target}
+        yield Call(op, inputs, settings, label=f"one_target_of_{value}-{dtype.name}-{log_target}")
 
 
 def large(op: str, gradient: bool, dtype: DType, summed: str) -> Iterator[Call]:
