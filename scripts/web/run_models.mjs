@@ -8,7 +8,7 @@
 //   {"train": model, "options"?: session options}    -> {"trainer": number, "inputs": types of the batch}
 //   {"ask": number, "method": name, "tensors"?: {name: tensor}}
 //                                                    -> {"results": {name: tensor}} of a method of the trainer
-//   {"rates": number, "values"?: learning rates}     -> {"rates": learning rates}, set before if values are given
+//   {"rates": number, "values"?: tensor}             -> {"rates": learning rates}, set before if values are given
 //
 // and where that fails {"error": text}. A model is its bytes in base64; a tensor is {"type", "dims", "data"}, its type
 // as onnxruntime-web spells it and its data the elements' bytes, little-endian, in base64. It ends when stdin does.
@@ -71,7 +71,7 @@ const HANDLERS = {
 
   async rates({ rates, values }) {
     const trainer = known(rates);
-    if (values !== undefined) trainer.learningRates = values;
+    if (values !== undefined) trainer.learningRates = Array.from(tensor(values).data);
     return { rates: trainer.learningRates };
   },
 };

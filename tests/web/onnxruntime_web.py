@@ -153,7 +153,7 @@ class Trainer:
 
     @learning_rates.setter
     def learning_rates(self, rates: Sequence[float]) -> None:
-        self.node.ask(rates=self.number, values=rates)
+        self.node.ask(rates=self.number, values=_encoded(np.array(rates, np.float64)))
 
     def release(self) -> None:
         """Give its memory back."""
