@@ -27,8 +27,8 @@ from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.explanations import Whereabouts
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
-from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, to_onnx, trace
-from onnx_ops.torch.whole.substitution import whole_ops
+from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
+from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype, step_model
 from onnx_ops.training.values import input_value, output_array
 
@@ -43,7 +43,7 @@ class Capture:
         model: the graph. Its inputs are the state, then the batch; `onnx_ops.training.step` describes its metadata.
         state: the values of the state now: parameters, buffers, optimizer state, seed and learning rates, by input.
         inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
-            if the loss does not call the model.
+            if the loss does not call the model, or the model draws random numbers then too.
     """
 
     model: onnx.ModelProto
@@ -127,7 +127,7 @@ def _captured(
 ) -> Capture:
     eager = Seen()
     start = joint.state() | joint.arguments_now()
-    with torch.random.fork_rng(devices=[]):
+    with eager_mode():
         expected = joint.run(start, eager)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
     values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.arguments_now()
@@ -151,9 +151,6 @@ def _captured(
     exported = to_onnx(traced.graph, values, names, joint.dynamic, opset_version, where)
     roles = _settled(exported.graph, joint, plan, seen)
     if check:
-        if seen.draws:  # PyTorch's own random numbers are others
-            with whole_ops():
-                expected = joint.run(start, Seen())
         got = _run(_proto(exported, roles, joint.tied), values)
         compare("outputs", got, _arrays(expected))
         if plan is not None:
@@ -283,22 +280,26 @@ def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
 
 def _inference(
     joint: JointStep, call: ModelCall, dynamic: Dynamic, opset_version: int, where: Whereabouts, check: bool
-) -> onnx.ModelProto:
+) -> onnx.ModelProto | None:
     """The model alone, in evaluation mode, called as the loss does it first."""
     arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
     values = joint.state() | arguments
-    del values[SEED]
+    random = Random(values.pop(SEED))
     outputs: list[str] = []
 
     def forward(given: Tensors) -> Tensors:
-        result = joint.infer(given, call)
+        with random:
+            result = joint.infer(given, call)
         outputs[:] = result
         return result
 
     with _evaluating(joint.model):
         traced = trace(forward, values, dynamic, where)
+        if random.used:
+            return None
         exported = to_onnx(traced.graph, values, outputs, dynamic, opset_version, where)
-        expected = joint.infer(values, call) if check else {}
+        with eager_mode():
+            expected = joint.infer(values, call) if check else {}
     graph = exported.graph
     for value in list(graph.inputs):
         if value.name in arguments:

@@ -13,7 +13,6 @@ NAMES = (
     "nll_loss_backward",
     "nll_loss2d_forward",
     "nll_loss2d_backward",
-    "native_batch_norm_backward",
 )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.torch.arguments import bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.tracing import Tensors
-from onnx_ops.torch.whole.randomness import Random, drawing_from
+from onnx_ops.torch.whole.randomness import Random
 
 SEED = "seed"
 
@@ -102,10 +103,11 @@ class JointStep:
         buffers = {name: values[name].clone() for name in self.buffers}
         arguments = {n: values[n].detach().requires_grad_(t.requires_grad) for n, t in self.arguments.items()}
         before = {name: buffer._version for name, buffer in buffers.items()}
+        writes = Writes()
 
         given = replaced(self._given, arguments)
         random = Random(values[SEED])
-        with drawing_from(random), _first_call(self.model, seen):
+        with random, writes, _first_call(self.model, seen):
             result, after = torch.func.functional_call(
                 self._call,
                 ({f"model.{k}": v for k, v in parameters.items()}, {f"model.{k}": v for k, v in buffers.items()}),
@@ -117,13 +119,17 @@ class JointStep:
         wanted = {n: parameters[n] for n in self.trained()}
         wanted |= {n: t for n, t in arguments.items() if t.requires_grad}
         outputs = {"loss": loss.detach()} | {name: value.detach() for name, value in reported.items()}
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
+        random.closed = True
+        with random:
+            found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
         for (name, tensor), gradient in zip(wanted.items(), found, strict=True):
             if gradient is not None and gradient.layout is not torch.strided:
                 raise CaptureError(f"the gradient of '{name}' is sparse; capture needs dense ones (sparse=False)")
             outputs[f"grad.{name}"] = torch.zeros_like(tensor) if gradient is None else gradient
         seen.used = [n for n, g in zip(wanted, found, strict=True) if g is not None and n in parameters]
-        seen.changed = [n for n, b in buffers.items() if after[n] is not b or after[n]._version != before[n]]
+        seen.changed = [
+            n for n, b in buffers.items() if after[n] is not b or b._version != before[n] or writes.are_to(b)
+        ]
         for name in seen.changed:
             outputs[f"next.{name}"] = after[name].detach()
         if random.used:
@@ -173,6 +179,30 @@ def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
     if not loss.requires_grad:
         raise CaptureError("the loss depends on no parameter that requires a gradient")
     return loss, rest
+
+
+class Writes(TorchDispatchMode):
+    """While it is entered: notes the tensors that operators write to.
+
+    Batch norm writes its running statistics without counting that in their versions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        declared = zip(func._schema.arguments, args, strict=False)
+        self._written += [value for name, value in declared if name.alias_info is not None and name.alias_info.is_write]
+        if func is torch.ops.aten.native_batch_norm.default and args[5]:  # writes what it does not declare
+            self._written += args[3:5]
+        return func(*args, **(kwargs or {}))
+
+    def are_to(self, tensor: torch.Tensor) -> bool:
+        """Whether an operator has written to a tensor."""
+        return any(written is tensor for written in self._written)
 
 
 class _first_call:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from onnx_ops.torch.translations import threshold
+from onnx_ops.torch.whole import dropout, embedding
 from onnx_ops.torch.whole.substitution import FAMILIES
 
-TRANSLATIONS = (threshold,)
+TRANSLATIONS = (dropout, embedding, threshold)
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:

@@ -31,7 +31,7 @@ from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import Whereabouts, explained
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.table import translation_table
-from onnx_ops.torch.whole.substitution import whole_ops
+from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Any]]
@@ -46,6 +46,14 @@ def portable_kernels() -> Iterator[None]:
         torch.backends.mkldnn.flags(enabled=False),
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def eager_mode() -> Iterator[None]:
+    """PyTorch computes itself what a trace would record: attention out of the same operators, which draw in the same
+    order, and what it has on GPUs only."""
+    with Substitution(MISSING), portable_kernels():
         yield
 
 
@@ -219,12 +227,12 @@ def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
             value.shape, value.type = shape, kind
         value.name = name
     kept = {*graph.inputs, *graph.outputs}
-    used = set(taken)
+    used, present = set(taken), {value.name for value in _inner(graph)}
     for value in _inner(graph):
         if value in kept or not value.name:
             continue
         name, count = value.name, 0
-        while name in used:
+        while name in used or (count and name in present):
             count += 1
             name = f"{value.name}_{count}"
         used.add(name)

@@ -26,7 +26,7 @@ def _shrunk(limited: Any, self: Any, lambd: float) -> Any | None:
     """`limited` where self is beyond the limit, else 0, if the attribute of a node cannot say that limit."""
     if lambd < 0:  # nothing is within such a limit
         return op.Identity(limited)
-    if self.dtype is ir.DataType.DOUBLE and np.float32(lambd) != lambd:
+    if self.dtype is ir.DataType.DOUBLE and float(np.float32(lambd)) != lambd:
         limit, zero = (op.Constant(value=ir.tensor(np.asarray(number, np.float64))) for number in (lambd, 0.0))
         return op.Where(op.LessOrEqual(op.Abs(self), limit), zero, limited)
     return None

@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from onnx_ops.torch.whole import adam, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent
+from onnx_ops.torch.whole import adam, batch_norm, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent
 
-FAMILIES = (adam, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent)
+FAMILIES = (adam, batch_norm, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent)
 
-FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    function: ours for family in FAMILIES for function, ours in family.FUNCTIONS.items()
-}
+Functions = Mapping[Any, Callable[..., Any]]
 """What takes the place of a function of PyTorch; it has the same parameters."""
+ALL: Functions = {function: ours for family in FAMILIES for function, ours in family.FUNCTIONS.items()}
+MISSING: Functions = batch_norm.FUNCTIONS
+"""For those that PyTorch does not have on a CPU."""
+
+DIFFERENTIATION = (torch.autograd.grad, torch.Tensor.backward)
 
 
-class whole_ops(TorchFunctionMode):
+class Substitution(TorchFunctionMode):
+    """While it is entered, other functions run in place of PyTorch's."""
+
+    def __init__(self, functions: Functions) -> None:
+        super().__init__()
+        self._functions = functions
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in DIFFERENTIATION:  # may run a backward function of the user's
+            with self:
+                return _asking_nobody(func)(*args, **(kwargs or {}))
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+
+def _asking_nobody(function: types.FunctionType) -> types.FunctionType:
+    """A copy of a function of PyTorch that does not ask what is to run in its place; the functions that it calls do."""
+    answers = {name: lambda *args: False for name in ("has_torch_function", "has_torch_function_unary")}
+    copied = types.FunctionType(function.__code__, function.__globals__ | answers, function.__name__)
+    copied.__defaults__, copied.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return copied
+
+
+class whole_ops(Substitution):
     """While it is entered, losses and layers of this domain run as operators that torch.onnx can keep whole.
 
     Used together with `translation_table` by those who call torch.onnx.export themselves.
     """
 
-    def __torch_function__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        super().__init__(ALL)
+        self._contexts: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> whole_ops:
+        self._contexts.append(batch_norm.cumulative_averages())
+        self._contexts[-1].__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._contexts.pop().__exit__(*error)

@@ -1,0 +1,362 @@
+"""Batch norm in training, and the steps of synchronized batch norm that PyTorch itself has on GPUs only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+import torch.nn.functional as functional
+from onnxscript import opset18 as op
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
+
+TABLE: Table = {}
+aten = torch.ops.aten
+
+
+# Batch norm of PyTorch, in nodes
+
+
+def _double(number: float) -> Any:
+    return op.Constant(value=ir.tensor(np.asarray(number, np.float64)))
+
+
+def _is_double(value: Any) -> bool:
+    return value.dtype is ir.DataType.DOUBLE
+
+
+def _is_narrow(value: Any) -> bool:
+    return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _count(input: Any) -> Any:
+    """How many elements a channel has, as a tensor (1) of int32."""
+    sizes = [size for axis, size in enumerate(input.shape) if axis != 1]
+    if all(isinstance(size, int) for size in sizes):
+        return op.Constant(value=ir.tensor(np.asarray([np.prod(sizes)], np.int32)))
+    channels = op.Shape(input, start=1, end=2)
+    return op.Cast(op.Div(op.Reshape(op.Size(input), op.Constant(value_ints=[1])), channels), to=ir.DataType.INT32)
+
+
+def _inverse_deviation(variance: Any, eps: float) -> Any:
+    if _is_double(variance):
+        return op.Reciprocal(op.Sqrt(op.Add(variance, _double(eps))))
+    variance = op.Cast(variance, to=ir.DataType.FLOAT)
+    return op.Reciprocal(op.Sqrt(op.Add(variance, op.Constant(value_float=eps))))
+
+
+def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
+    """Mean, inverse deviation and variance of the channels; no variance where nodes need none.
+
+    The attributes of nodes are float32, too coarse for tensors of double.
+    """
+    if not _is_double(input):
+        return *aclnn.BatchNormStats(input, eps=eps), None
+    mean, inverse = aclnn.BatchNormStats(input, eps=0.0)
+    variance = op.Reciprocal(op.Mul(inverse, inverse))
+    variance.dtype = input.dtype
+    return mean, _inverse_deviation(variance, eps), variance
+
+
+def _tracked(
+    input: Any, mean: Any, inverse: Any, variance: Any, running: tuple[Any, Any], momentum: float, eps: float
+) -> tuple[Any, Any]:
+    """The running mean and variance after a batch."""
+    count = _count(input)
+    if variance is None:
+        rows = (op.Unsqueeze(value, op.Constant(value_ints=[0])) for value in (mean, inverse))
+        return aclnn.BatchNormGatherStatsWithCounts(input, *rows, *running, count, momentum=momentum, eps=eps)[2:]
+    elements = op.Cast(count, to=ir.DataType.DOUBLE)
+    unbiased = op.Mul(variance, op.Div(elements, op.Sub(elements, _double(1))))
+    kept, entering = _double(1 - momentum), _double(momentum)
+    now = zip(running, (mean, unbiased), strict=True)
+    first, second = (op.Add(op.Mul(old, kept), op.Mul(new, entering)) for old, new in now)
+    return first, second
+
+
+def _trained(
+    input: Any, weight: Any, bias: Any, running: tuple[Any, Any] | None, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    mean, inverse, variance = _statistics(input, eps)
+    output = aclnn.BatchNormElemt(input, weight, bias, mean, inverse)
+    after = () if running is None else _tracked(input, mean, inverse, variance, running, momentum, eps)
+    if _is_narrow(input):  # PyTorch says that these statistics are as narrow, and the running ones float
+        mean, inverse = (op.Cast(value, to=input.dtype) for value in (mean, inverse))
+        after = tuple(op.Cast(value, to=ir.DataType.FLOAT) for value in after)
+    return output, mean, inverse, *after
+
+
+def _unrounded(statistics: Any) -> Any:
+    """Statistics as they were before a cast to fewer bits."""
+    node = statistics.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Cast" else statistics
+
+
+def _batch_norm_functional(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    running = (running_mean, running_var)
+    if training:
+        return _trained(input, weight, bias, running, momentum, eps)
+    return *_batch_norm_evaluated(input, weight, bias, *running, momentum, eps), *map(op.Identity, running)
+
+
+def _batch_norm_without_running(
+    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return _trained(input, weight, bias, None, momentum, eps)
+
+
+def _batch_norm_evaluated(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    values = (input, weight, bias, running_mean, running_var)
+    if all(value is not None and value.dtype is ir.DataType.FLOAT for value in values):
+        output = op.BatchNormalization(*values, epsilon=eps)
+    else:  # of other dtypes it would take eps for a float, or has no kernel
+        output = aclnn.BatchNormElemt(input, weight, bias, running_mean, _inverse_deviation(running_var, eps))
+    nothing = op.CastLike(op.Constant(value=ir.tensor(np.zeros(0, np.float32))), input)
+    return output, nothing, nothing
+
+
+def _batch_norm_backward(
+    grad: Any,
+    input: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Any,
+) -> tuple[Any, ...]:
+    if train:
+        mean, inverse = _unrounded(save_mean), _unrounded(save_invstd)
+    else:
+        mean, inverse = running_mean, _inverse_deviation(running_var, eps)
+    *sums, by_weight, by_bias = aclnn.BatchNormReduceBackward(grad, input, mean, inverse, weight)
+    if train:
+        by_input = aclnn.BatchNormElemtBackward(grad, input, mean, inverse, weight, *sums, _count(input))
+    else:
+        by_input = aclnn.BatchNormElemt(grad, weight, None, op.Sub(mean, mean), inverse)
+    return by_input, by_weight, by_bias
+
+
+TABLE[aten._native_batch_norm_legit_functional.default] = _batch_norm_functional
+TABLE[aten._native_batch_norm_legit.no_stats] = _batch_norm_without_running
+TABLE[aten._native_batch_norm_legit_no_training.default] = _batch_norm_evaluated
+TABLE[aten.native_batch_norm_backward.default] = _batch_norm_backward
+
+
+@contextlib.contextmanager
+def cumulative_averages() -> Iterator[None]:
+    """Batch norms with momentum=None keep their average in tensors; PyTorch makes a number of Python of a buffer."""
+    forward = _BatchNorm.forward
+    _BatchNorm.forward = lambda self, input: _cumulative(self, input) if _is_cumulative(self) else forward(self, input)
+    try:
+        yield
+    finally:
+        _BatchNorm.forward = forward
+
+
+def _is_cumulative(module: _BatchNorm) -> bool:
+    return module.momentum is None and module.training and module.track_running_stats
+
+
+def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
+    module._check_input_dim(input)
+    module.num_batches_tracked.add_(1)
+    with torch.no_grad():
+        mean = input.mean(_others(input), keepdim=True)
+        less = torch.full((1,), input.numel() // input.shape[1] - 1, dtype=input.dtype)
+        variance = (input - mean).square().sum(_others(input)) / less
+        for running, now in ((module.running_mean, mean.flatten()), (module.running_var, variance)):
+            running.add_((now.to(running.dtype) - running) / module.num_batches_tracked.to(running.dtype))
+    return functional.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
+
+
+# Steps of synchronized batch norm
+
+
+def _columns(input: Tensor, *statistics: Tensor | None) -> list[Tensor | None]:
+    """Values of the channels in double, so that they broadcast to the input."""
+    shape = [-1 if axis == 1 else 1 for axis in range(input.dim())]
+    return [None if values is None else values.double().reshape(shape) for values in statistics]
+
+
+def _others(input: Tensor) -> list[int]:
+    return [axis for axis in range(input.dim()) if axis != 1]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+@whole_operator(TABLE, lambda input, eps: aclnn.BatchNormStats(input, eps=eps))
+def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(input.double(), _others(input), correction=0)
+    return tuple(value.to(_wide(input.dtype), copy=True) for value in (mean, torch.rsqrt(variance + eps)))
+
+
+@whole_operator(
+    TABLE, lambda input, weight, bias, mean, invstd: aclnn.BatchNormElemt(input, weight, bias, mean, invstd)
+)
+def batch_norm_elemt(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor) -> Tensor:
+    scale, shift, centre, inverse = _columns(input, weight, bias, mean, invstd)
+    output = (input.double() - centre) * inverse
+    output = output if scale is None else output * scale
+    return (output if shift is None else output + shift).to(input.dtype, copy=True)
+
+
+def _merged(input: Tensor, mean: Tensor, invstd: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of all workers, and their elements."""
+    weights = counts.double()[:, None]
+    elements = weights.sum()
+    centre = (mean.double() * weights).sum(0) / elements
+    variance = (invstd.double().pow(-2) - eps + (mean.double() - centre).square()) * weights
+    return centre, variance.sum(0) / elements, elements
+
+
+def _gathered(
+    input: Any, mean: Any, invstd: Any, running_mean: Any, running_var: Any, momentum: float, eps: float, counts: Any
+) -> Any:
+    running = (running_mean, running_var)
+    return aclnn.BatchNormGatherStatsWithCounts(input, mean, invstd, *running, counts, momentum=momentum, eps=eps)
+
+
+def _only_gathered(input: Any, mean: Any, invstd: Any, eps: float, counts: Any) -> Any:
+    # What writes the node gives it all outputs; those of running values, which nobody reads, need their inputs.
+    row = op.Gather(mean, op.Constant(value_int=0), axis=0)
+    return _gathered(input, mean, invstd, row, row, 0.0, eps, counts)[:2]
+
+
+@whole_operator(TABLE, _only_gathered)
+def batch_norm_gather(input: Tensor, mean: Tensor, invstd: Tensor, eps: float, counts: Tensor) -> tuple[Tensor, Tensor]:
+    centre, variance, _ = _merged(input, mean, invstd, counts, eps)
+    return centre.to(mean.dtype, copy=True), torch.rsqrt(variance + eps).to(mean.dtype, copy=True)
+
+
+@whole_operator(TABLE, _gathered)
+def batch_norm_gather_and_track(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    centre, variance, elements = _merged(input, mean, invstd, counts, eps)
+    now = (centre, variance * elements / (elements - 1))
+    tracked = [
+        (old.double() * (1 - momentum) + new * momentum).to(old.dtype)
+        for old, new in zip((running_mean, running_var), now, strict=True)
+    ]
+    return centre.to(mean.dtype, copy=True), torch.rsqrt(variance + eps).to(mean.dtype, copy=True), *tracked
+
+
+@whole_operator(TABLE, lambda *inputs: aclnn.BatchNormReduceBackward(*inputs))
+def batch_norm_backward_reduce(
+    grad: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    centre, _ = _columns(input, mean, None)
+    by_bias = grad.double().sum(_others(input))
+    product = (grad.double() * (input.double() - centre)).sum(_others(input))
+    dtype = mean.dtype if weight is None else weight.dtype
+    by_weight = product * invstd.double()
+    sums = (value.to(_wide(input.dtype), copy=True) for value in (by_bias, product))
+    return *sums, by_weight.to(dtype, copy=True), by_bias.to(dtype, copy=True)
+
+
+@whole_operator(TABLE, lambda *inputs: aclnn.BatchNormElemtBackward(*inputs))
+def batch_norm_backward_elemt(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:
+    elements = count.double().sum()
+    centre, inverse, scale, total, product = _columns(input, mean, invstd, weight, sum_dy, sum_dy_xmu)
+    gradient = (grad_out.double() - total / elements) - (input.double() - centre) * inverse.square() * (
+        product / elements
+    )
+    gradient = gradient * inverse
+    return (gradient if scale is None else gradient * scale).to(input.dtype, copy=True)
+
+
+def _gather_with_counts(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    if running_mean is None or running_var is None:
+        return batch_norm_gather(input, mean, invstd, eps, counts)
+    *merged, new_mean, new_var = batch_norm_gather_and_track(
+        input, mean, invstd, running_mean, running_var, momentum, eps, counts
+    )
+    running_mean.copy_(new_mean)
+    running_var.copy_(new_var)
+    return tuple(merged)
+
+
+def _gather(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    counts = torch.full((mean.shape[0],), count, dtype=torch.int32)
+    return _gather_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
+def _elemt(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
+    return batch_norm_elemt(input, weight, bias, mean, invstd)
+
+
+def _backward_reduce(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor | None, ...]:
+    results = batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)
+    wanted = (input_g, input_g, weight_g, bias_g)
+    return tuple(result if wants else None for result, wants in zip(results, wanted, strict=True))
+
+
+FUNCTIONS = {
+    torch.batch_norm_stats: batch_norm_stats,
+    torch.batch_norm_gather_stats: _gather,
+    torch.batch_norm_gather_stats_with_counts: _gather_with_counts,
+    torch.batch_norm_elemt: _elemt,
+    torch.batch_norm_backward_reduce: _backward_reduce,
+    torch.batch_norm_backward_elemt: batch_norm_backward_elemt,
+}
