@@ -59,6 +59,16 @@ def test_large_and_small_statistics(dtype: type) -> None:
     check(KERNEL, OP, inputs)
 
 
+def test_products_that_float32_does_not_hold() -> None:
+    """Beside float16 images, in one channel, whose scale makes float16 numbers of them."""
+    inputs = make((2, 3, 300), FLOAT16, FLOAT32)
+    for place, value in ((2, 100.0), (3, 1.0), (4, 1e-38), (6, 3e38)):
+        statistic = inputs[place]
+        assert statistic is not None
+        statistic[1] = value
+    check(KERNEL, OP, inputs)
+
+
 # --- dtypes, shapes ------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,13 +93,6 @@ def calls() -> Iterator[Call]:
         yield call.but({name: array})
     for shape in ((0, 3), (2, 3, 0), (0, 1, 0), (2, 3, 0, 4)):
         yield batch_norm.of_shape(OP, NAMES, shape, f"empty_{shape}".replace(" ", ""))
-    # Products that float32 does not hold, until the scale makes float16 numbers of them.
-    call = batch_norm.of_shape(OP, NAMES, (2, 3, 300), "large_slope", FLOATS[0])
-    wide = {name: call.given[name].astype(np.float32) for name in NAMES[2:-1]}
-    wide["invstd"][1], wide["weight"][1], wide["sum_dy_xmu"][1] = 1.0, 1e-38, 3e38
-    wide["mean"][1] = 100.0
-    counter = np.array([1, 1], np.int32)
-    yield replace(call.but({**wide, "counter": counter}), careful=True)
     plain = batch_norm.of_shape(OP, NAMES, (2, 3, 5), "")
     for counter in ((0,), (2, 0)):  # n = 0: the sums are divided by 0
         yield plain.but({"counter": np.zeros(counter, np.float32)}, f"no_counts_{counter}".replace(" ", ""))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
-import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import onnx
 import pytest
 import steps
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime_web import PROGRAM, Node, Trainer, WebError
+from onnxruntime_web import Node, Trainer, WebError
 
 import onnx_ops
 from onnx_ops.core.types import TensorType

@@ -185,7 +185,7 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
 # Steps of synchronized batch norm
 
 
-def _columns(input: Tensor, *statistics: Tensor | None) -> list[Tensor | None]:
+def _columns(input: Tensor, *statistics: Tensor | None) -> list[Any]:
     """Values of the channels in double, so that they broadcast to the input."""
     shape = [-1 if axis == 1 else 1 for axis in range(input.dim())]
     return [None if values is None else values.double().reshape(shape) for values in statistics]

@@ -69,7 +69,8 @@ class Random(TorchDispatchMode):
         digits = BITS[dtype]
         wide = torch.promote_types(dtype, torch.float32)
         values = torch.tensor([0.5 ** (i + 1) for i in range(digits)], dtype=wide)
-        return (self.kept((*shape, digits), 0.5).to(wide) @ values).to(dtype)
+        # No product of matrices: onnxruntime merges one with a factor after it, rounded to float.
+        return (self.kept((*shape, digits), 0.5).to(wide) * values).sum(-1).to(dtype)
 
     def normal(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Numbers of the standard normal distribution (Box and Muller, 1958)."""
