@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import onnx
 import pytest
 import steps
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime_web import Node, Trainer, WebError
+from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
@@ -352,3 +354,63 @@ def test_every_dtype_of_state(node: Node, raw: bool) -> None:
         assert (array.dtype, array.shape) == (state[name].dtype, state[name].shape)
         assert array.tobytes() == state[name].tobytes()
     trainer.release()
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+FETCH = """
+import { readFile } from "node:fs/promises";
+globalThis.fetch = async (name) => new Response(await readFile(name)); // Node fetches nothing that is beside a program
+"""
+
+
+def run_program(folder: Path, text: str, **files: bytes) -> None:
+    """Run JavaScript as a page would that has these files and the trainer beside it."""
+    for name in ("training", "node_modules"):
+        (folder / name).symlink_to(PROGRAM.parent / name)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / "fetch.mjs").write_text(FETCH)
+    (folder / "program.mjs").write_text(text)
+    command = ["node", "--import", "./fetch.mjs", "program.mjs"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert result.returncode == 0, result.stderr
+
+
+def test_one_thing_at_a_time(node: Node, tmp_path: Path) -> None:
+    """A step that is not awaited: what else is asked is refused, and that step is made all the same."""
+    program = """
+import * as ort from "onnxruntime-web";
+import { StepError, Trainer } from "./training/trainer.js";
+ort.env.wasm.numThreads = 1;
+const trainer = await Trainer.create(ort, await (await fetch("step")).arrayBuffer());
+const before = await trainer.state();
+const tensor = (columns) => new ort.Tensor("float32", new Float32Array(4 * columns).fill(0.5), [4, columns]);
+const batch = { x: tensor(3), y: tensor(2) };
+const step = trainer.step(batch);
+const calls = [
+  () => trainer.step(batch), () => trainer.state(), () => trainer.infer({ x: batch.x }), () => trainer.release(),
+  () => trainer.loadState(before), () => { trainer.learningRate = 1; },
+];
+for (const { status, reason } of await Promise.allSettled(calls.map(async (call) => call()))) {
+  const refused = reason instanceof StepError && reason.message.includes("await");
+  if (!refused) throw new Error(`${status}: ${reason}`);
+}
+await step;
+const { seed } = await trainer.state();
+if (seed.data[0] !== before.seed.data[0] + 1n || before.learning_rate.data[0] !== 0.5) throw new Error("no step");
+await trainer.release();
+"""
+    run_program(tmp_path, program, step=steps.whole_step().SerializeToString())
+
+
+@needs_capture
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
+def test_the_guide_runs(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it captures trains in JavaScript as it says."""
+    text = GUIDE.read_text()
+    capture, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (program,) = re.findall(r"```javascript\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(capture, str(GUIDE), "exec"), {})
+    run_program(tmp_path, program)
