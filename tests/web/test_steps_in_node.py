@@ -295,7 +295,7 @@ def test_data_in_another_file(node: Node) -> None:
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights.bin")
     tensor.ClearField("raw_data")
-    with pytest.raises(WebError, match="'linear.weight' has its data in another file"):
+    with pytest.raises(WebError, match=r"'linear\.weight' has its data in another file"):
         Trainer(node, model)
 
 
@@ -307,7 +307,7 @@ def test_two_graphs(node: Node) -> None:
 
 
 def test_bfloat16_is_refused(node: Node) -> None:
-    with pytest.raises(WebError, match="'linear.weight' is bfloat16, and onnxruntime-web has no such tensors"):
+    with pytest.raises(WebError, match=r"'linear\.weight' is bfloat16, and onnxruntime-web has no such tensors"):
         Trainer(node, steps.whole_step(engines.BFLOAT16))
 
 
