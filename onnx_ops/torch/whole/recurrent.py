@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as functional
 from onnxscript import opset18 as op
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
@@ -186,6 +187,7 @@ class _Direction(torch.autograd.Function):
         return torch.cat(hidden[::-1] if backwards else hidden), *states
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, by_outputs: Tensor | None, *by_states: Tensor | None) -> Any:
         steps = ctx.count
         sequence, input_weight, weight, *rest = ctx.saved_tensors

@@ -10,9 +10,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from onnx_ops.torch.whole import adam, batch_norm, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent
+from onnx_ops.torch.whole import (
+    adam,
+    batch_norm,
+    binary_cross_entropy,
+    cross_entropy,
+    ctc,
+    hardshrink,
+    kl_div,
+    recurrent,
+)
 
-FAMILIES = (adam, batch_norm, binary_cross_entropy, ctc, hardshrink, kl_div, recurrent)
+FAMILIES = (adam, batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent)
 
 Functions = Mapping[Any, Callable[..., Any]]
 """What takes the place of a function of PyTorch; it has the same parameters."""

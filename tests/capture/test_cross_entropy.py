@@ -1,0 +1,66 @@
+"""Cross entropy in captured graphs, beside PyTorch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import onnx_ops
+from onnx_ops.torch import gradients
+
+# All combinations enter one loss, each by a layer of its own.
+OPTIONS: list[dict[str, Any]] = [
+    {"reduction": reduction, **weight, **ignored, **smoothing}
+    for reduction in ("mean", "sum", "none")
+    for weight in ({}, {"weight": torch.tensor([0.5, 2.0, 1.0, 0.25])})
+    for ignored in ({}, {"ignore_index": 2})
+    for smoothing in ({}, {"label_smoothing": 0.125})
+]
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(3, 4) for _ in OPTIONS)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=x.dtype)
+        for head, options in zip(self.heads, OPTIONS, strict=True):
+            weight = options.get("weight")
+            given = options | ({} if weight is None else {"weight": weight.to(x.dtype)})
+            losses = functional.cross_entropy(head(x), labels, **given)
+            total = total + (losses * losses).sum()
+        return total
+
+
+def test_all_options() -> None:
+    """And another batch than the graph was captured with, of samples that are all left out but one."""
+    torch.manual_seed(0)
+    network = Network().double()
+    batch = {0: torch.export.Dim("N")}
+    args = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
+    capture = gradients(network, lambda m, x, labels: m(x, labels), args, dynamic_shapes=(batch, batch))
+    session = onnx_ops.InferenceSession(capture.model)
+    for x, labels in (args, (torch.randn(3, 3, dtype=torch.float64), torch.tensor([2, 2, 1]))):
+        network.zero_grad()
+        network(x, labels).backward()
+        wanted = {f"grad.{name}": parameter.grad for name, parameter in network.named_parameters()}
+        got = session.run(list(wanted), capture.state | {"x": x.numpy(), "labels": labels.numpy()})
+        for array, (name, gradient) in zip(got, wanted.items(), strict=True):
+            assert gradient is not None
+            np.testing.assert_allclose(array, gradient.numpy(), rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_a_gradient_of_the_gradient() -> None:
+    def penalized(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        value = functional.cross_entropy(model(x), labels)
+        slopes = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+        return value + sum((slope.square().sum() for slope in slopes), torch.zeros((), dtype=x.dtype))
+
+    torch.manual_seed(0)
+    args = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
+    gradients(nn.Linear(3, 4).double(), penalized, args)  # which compares it with PyTorch
