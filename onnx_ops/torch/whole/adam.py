@@ -19,7 +19,11 @@ def _node(*inputs: Any) -> Any:
     return aclnn.ApplyAdamW(*given) if largest is None else aclnn.ApplyAdamW(*given, largest)
 
 
-@whole_operator(TABLE, _node)
+def _shapes(var: Tensor, *inputs: Tensor | None) -> list[Tensor]:
+    return [var.new_empty(var.shape) for _ in range(3 if inputs[-1] is None else 4)]
+
+
+@whole_operator(TABLE, _node, _shapes)
 def apply_adam_w(
     var: Tensor,
     m: Tensor,

@@ -27,7 +27,16 @@ Tensors = tuple[Tensor, ...]
 # --- operators of a step: states (1, N, H), gates (1, N, G) -----------------------------------------------------------
 
 
-@whole_operator(TABLE, lambda rows, weight: op.MatMul(rows, weight))
+def _like(*tensors: Tensor) -> Tensors:
+    """Tensors without values of the same shapes: faster to make while a graph is traced than by the functions below."""
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
+
+
+@whole_operator(
+    TABLE,
+    lambda rows, weight: op.MatMul(rows, weight),
+    lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])),
+)
 def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
     """Rows (1, N, K) by a matrix (K, M)."""
     return rows @ weight
@@ -41,7 +50,7 @@ def _cell_backward_node(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, storage: A
     return aclnn.ThnnFusedLstmCellBackward(grad_hy, grad_cy, cx, cy, storage)
 
 
-@whole_operator(TABLE, _cell_node)
+@whole_operator(TABLE, _cell_node, lambda input_gates, hidden_gates, cx: _like(cx, cx, input_gates))
 def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden state and cell state after a step, and the gates as they act."""
     i, f, g, o = (input_gates + hidden_gates).chunk(4, -1)
@@ -50,7 +59,7 @@ def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor) -> tuple[Te
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], -1)
 
 
-@whole_operator(TABLE, _cell_backward_node)
+@whole_operator(TABLE, _cell_backward_node, lambda grad_hy, grad_cy, cx, cy, storage: _like(storage, cx))
 def lstm_cell_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, storage: Tensor
 ) -> tuple[Tensor, Tensor]:
