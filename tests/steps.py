@@ -62,11 +62,12 @@ def bare_step(dtype: int = TensorProto.FLOAT, samples: int | str = "N") -> onnx.
     loss = b.op("BinaryCrossEntropyWithLogits", logits, y, domain=DOMAIN, name="bce")
     grad = b.op("BinaryCrossEntropyWithLogitsBackward", 1.0, logits, y, domain=DOMAIN)
     # No product with a transposed matrix: onnxruntime 1.23 makes one operator of the two that it has not for double.
-    moved = momentum * MOMENTUM + b.op("Einsum", _centred(x, mean), grad, equation="nf,nc->fc")
+    weight_grad = b.op("Einsum", _centred(x, mean), grad, equation="nf,nc->fc", name="grad.linear.weight")
+    moved = momentum * MOMENTUM + weight_grad
     b.output("loss", loss, TensorType(dtype, ()))
     b.output("logits", logits, TensorType(dtype, (samples, CLASSES)))
     b.output("next.linear.weight", weight - rate * moved, weights)
-    bias_grad = b.op("ReduceSum", grad, [0], keepdims=0)
+    bias_grad = b.op("ReduceSum", grad, [0], keepdims=0, name="grad.linear.bias")
     b.output("next.linear.bias", bias - rate * bias_grad, TensorType(dtype, (CLASSES,)))
     seen = b.op("ReduceMean", x, [0], keepdims=0)
     b.output("next.mean", mean * DECAY + seen * (1 - DECAY), features)

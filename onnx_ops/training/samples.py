@@ -87,12 +87,7 @@ class Samples:
             StepError: where it is not clear which axis that is; arrays with different numbers of samples, or none; a
                 batch size that the step does not take.
         """
-        names = {t.shape[0]: name for name, t in inputs.items() if t.shape and isinstance(t.shape[0], str)}
-        if batch_dimension is None and len(names) > 1:
-            told = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
-            raise StepError(f"the first dimensions of the inputs have different names, {told}: say which is the batch")
-        if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
-            raise StepError(f"no input has a dimension named '{batch_dimension}'")
+        _check_dimension(inputs, batch_dimension)
         for name, tensor in inputs.items():
             if tensor.shape is not None and arrays[name].ndim != len(tensor.shape):
                 raise StepError(f"'{name}' of the data is {array_text(arrays[name])}, expected {tensor_text(tensor)}")
@@ -142,6 +137,39 @@ class Samples:
     def chosen(self, order: np.ndarray, number: int) -> np.ndarray:
         """The samples in that batch."""
         return order[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+def counted_axis(inputs: Mapping[str, TensorType], batch_dimension: str | None = None) -> tuple[str, int] | None:
+    """The input, and its axis, whose size is the number of samples in a batch; None if the step fixes that number.
+
+    Args:
+        inputs: those of the step's batch.
+        batch_dimension: the name of a dimension; without it the first axis of an input counts, one with a name before
+            others.
+
+    Raises:
+        StepError: where it is not clear which axis that is.
+    """
+    _check_dimension(inputs, batch_dimension)
+    if batch_dimension is not None:
+        return next(
+            (name, axis)
+            for name, tensor in inputs.items()
+            for axis, size in enumerate(tensor.shape or ())
+            if size == batch_dimension
+        )
+    firsts = {name: None if t.shape is None else t.shape[0] for name, t in inputs.items() if t.shape != ()}
+    found = [name for kind in (str, type(None)) for name, size in firsts.items() if isinstance(size, kind)]
+    return (found[0], 0) if found else None
+
+
+def _check_dimension(inputs: Mapping[str, TensorType], batch_dimension: str | None) -> None:
+    names = {t.shape[0]: name for name, t in inputs.items() if t.shape and isinstance(t.shape[0], str)}
+    if batch_dimension is None and len(names) > 1:
+        told = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
+        raise StepError(f"the first dimensions of the inputs have different names, {told}: say which is the batch")
+    if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
+        raise StepError(f"no input has a dimension named '{batch_dimension}'")
 
 
 def _axis(array: np.ndarray, tensor: TensorType, batch_dimension: str | None) -> int | None:

@@ -18,6 +18,7 @@ from onnx_ops.graph.files import embed_external_data, external_files, write_mode
 from onnx_ops.graph.reading import load_model
 from onnx_ops.integrations.sessions import InferenceSession, registered_options
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+from onnx_ops.training.engines import SharedStep, WholeStep
 from onnx_ops.training.step import (
     NEXT,
     InputRole,
@@ -32,7 +33,8 @@ from onnx_ops.training.step import (
     tensor_text,
     with_inference,
 )
-from onnx_ops.training.values import Tensor, input_value, output_array
+from onnx_ops.training.values import Tensor
+from onnx_ops.training.workers import Communicator, end_all_by_exceptions
 
 LEARNING_RATE = "learning_rate"
 """The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""
@@ -65,15 +67,25 @@ class Trainer:
 
     A trainer belongs to one thread at a time.
 
+    With a communicator several workers, processes as a rule, train together: each makes the same steps, with samples of
+    its own. Gradients are averaged over the workers, weighted by their samples, and each makes the update with the
+    averages, so that all have the same state, bit for bit. The loss must be the mean over the samples of a batch.
+
     Args:
         step: the path of a step's file, its model or the bytes of that, or what `onnx_ops.torch` captures.
         sess_options, providers: as for onnxruntime.InferenceSession.
+        communicator: of all workers, such as mpi4py.MPI.COMM_WORLD. They start from the state of worker 0. An exception
+            that nothing catches then ends all of them.
+        batch_dimension: the name of the dimension that counts samples, for a communicator; needed if the first axes of
+            the batch's inputs have several names.
 
     Attributes:
         batch_inputs: the types that `step` takes, by name.
 
     Raises:
-        StepError: what is no training step.
+        StepError: what is no training step; with a communicator, one without values named `grad.<parameter>`, or whose
+            next state depends on the batch otherwise than by these.
+        WorkerError: workers whose steps differ.
         OSError, ModelFileError: a file, or external data, that cannot be read.
         OpError, LinkError, onnxruntime's exceptions: as `onnx_ops.InferenceSession`.
     """
@@ -83,54 +95,57 @@ class Trainer:
         step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
         sess_options: ort.SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
+        *,
+        communicator: Communicator | None = None,
+        batch_dimension: str | None = None,
     ) -> None:
+        if communicator is not None:
+            end_all_by_exceptions(communicator)
         model, start = _opened(step)
         self._step = Step.of(model)
         self._types = self._step.state(model)
         check_state(self._types, start)
         self._model = model
         registered = registered_options(sess_options, stacklevel=3)
-        self._session = InferenceSession(model, registered, providers)
         self.batch_inputs: dict[str, TensorType] = self._step.batch(model)
         self._batch = [_BatchInput.of(name, tensor) for name, tensor in self.batch_inputs.items()]
         outputs = [value.name for value in model.graph.output]
-        dtypes = {value.name: numpy_dtype(TensorType.of_proto(value.type)) for value in model.graph.output}
-        self._reported = [(name, dtypes[name]) for name in outputs if not name.startswith(NEXT)]
         now = {name: self._tensor(name, start[name]) for name in self._types}
         # What has no next value is in both sets.
         then = now | {name: self._tensor(name, start[name]) for name in self._types if NEXT + name in outputs}
         self._sets = (now, then)
         self._turn = 0
-        self._bindings = (self._binding(now, then), self._binding(then, now))
+
+        def session(model: onnx.ModelProto) -> InferenceSession:
+            return InferenceSession(model, registered, providers)
+
+        self._engine: WholeStep | SharedStep
+        if communicator is None:
+            self._engine = WholeStep(model, self._sets, session)
+        else:
+            self._engine = SharedStep(model, self._sets, session, communicator, batch_dimension)
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.
 
         Args:
             batch: an array for each of `batch_inputs`, by name; by `**{"batch.x": ...}` where that is no identifier.
-                They are used as they are: no dtype is converted.
+                They are used as they are: no dtype is converted. A worker that has no sample gives arrays of no sample,
+                or none at all.
 
         Returns:
-            What the step reports, the loss among it, by the names of its outputs.
+            What the step reports, the loss among it, by the names of its outputs. Of workers, floating scalars are
+            averaged like gradients, and what depends on the batch otherwise is each worker's own; one without a sample
+            does not have it.
 
         Raises:
-            StepError: arrays of wrong names, dtypes or shapes, dimensions of one name that differ among them.
+            StepError: arrays of wrong names, dtypes or shapes, dimensions of one name that differ among them; no worker
+                that has a sample.
+            WorkerError: another worker has failed in this step; workers that differ in learning rates, seed, or the
+                state that was loaded.
             onnxruntime's exceptions: what a kernel refuses; their text names op and input.
         """
-        arrays = self._checked(batch)
-        binding = self._bindings[self._turn]
-        values = []  # alive until the step is made
-        for wanted, array in zip(self._batch, arrays, strict=True):
-            if wanted.element == TensorProto.BFLOAT16:
-                values.append(input_value(array, wanted.element))
-                binding.bind_ortvalue_input(wanted.name, values[-1])
-            else:
-                binding.bind_cpu_input(wanted.name, array)
-        for name, _ in self._reported:  # else they would have to be of the last step's shapes
-            binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        outputs = binding.get_outputs_as_ortvaluevector()
-        reported = {name: output_array(outputs[i], dtype) for i, (name, dtype) in enumerate(self._reported)}
+        reported = self._engine.run(self._turn, lambda: self._checked(batch))
         self._turn = 1 - self._turn
         return reported
 
@@ -174,7 +189,7 @@ class Trainer:
         return {name: tensor.array.copy() for name, tensor in self._now.items()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from another state.
+        """Go on from another state. Workers do it all alike.
 
         Args:
             state: an array of the right dtype and shape for each name in `state_dict()`. What is tied can be given
@@ -188,6 +203,7 @@ class Trainer:
         check_state(self._types, untied)
         for name, tensor in self._now.items():
             tensor.array[...] = untied[name]
+        self._engine.loaded(untied)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Copies of parameters and buffers alone, what is tied under each of its names: a torch module's state_dict."""
@@ -199,7 +215,7 @@ class Trainer:
         """Write the whole state into a safetensors file.
 
         Whenever the process ends, by whatever, the old file or the new one is there, and whole; what is left beside it
-        then begins with ".onnx_ops_".
+        then begins with ".onnx_ops_". Workers have the same state; one of them is to write it.
 
         Args:
             path: a new file, or one to replace.
@@ -247,16 +263,6 @@ class Trainer:
         assert element is not None
         return Tensor.holding(array, element)
 
-    def _binding(self, now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> ort.IOBinding:
-        binding = self._session.io_binding()
-        for name, _ in self._reported:  # first, so that they come first among the outputs
-            binding.bind_output(name)
-        for name, tensor in now.items():
-            binding.bind_ortvalue_input(name, tensor.value)
-            if then[name] is not tensor:
-                binding.bind_ortvalue_output(NEXT + name, then[name].value)
-        return binding
-
     def _rates(self) -> list[np.ndarray]:
         settings = self._step.names(InputRole.SETTING)
         found = [n for n in settings if n == LEARNING_RATE or n.startswith(f"{LEARNING_RATE}.")]
@@ -272,12 +278,14 @@ class Trainer:
                 raise StepError(f"'{other}' differs from '{first}', to which it is tied")
         return untied
 
-    def _checked(self, batch: Mapping[str, Any]) -> list[np.ndarray]:
-        """The arrays of a batch as sessions take them, in the order of the inputs."""
+    def _checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of a batch as sessions take them; none if a worker gives none."""
+        if not batch and self._engine.takes_none:
+            return {}
         if batch.keys() != self.batch_inputs.keys():
             check_names("the batch", self.batch_inputs, batch)
         sizes: dict[str, tuple[int, str]] = {}
-        return [wanted.checked(batch[wanted.name], sizes) for wanted in self._batch]
+        return {wanted.name: wanted.checked(batch[wanted.name], sizes) for wanted in self._batch}
 
 
 class _BatchInput(NamedTuple):

@@ -36,6 +36,11 @@ class Tensor:
         tensor.array[...] = array
         return tensor
 
+    def part(self, place: slice, shape: Sequence[int]) -> Tensor:
+        """Some elements of a tensor with one axis, in its memory, which they do not keep alive."""
+        array = self.array[place].reshape(shape)
+        return Tensor(ort.OrtValue.ortvalue_from_numpy(array), array)
+
 
 def _seen(value: Any, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """The memory of an OrtValue as an array that does not keep it alive."""
