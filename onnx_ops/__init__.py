@@ -13,6 +13,7 @@ from onnx_ops.ops import OPS
 from onnx_ops.ops.schemas import register_schemas
 from onnx_ops.training.step import StepError
 from onnx_ops.training.trainer import Trainer
+from onnx_ops.training.workers import WorkerError
 
 __all__ = [
     "DOMAIN",
@@ -26,6 +27,7 @@ __all__ = [
     "Status",
     "StepError",
     "Trainer",
+    "WorkerError",
     "inline",
     "link",
     "make_node",

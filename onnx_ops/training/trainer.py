@@ -18,6 +18,7 @@ from onnx_ops.graph.files import embed_external_data, external_files, write_mode
 from onnx_ops.graph.reading import load_model
 from onnx_ops.integrations.sessions import InferenceSession, registered_options
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+from onnx_ops.training.ending import end_all_by_exceptions
 from onnx_ops.training.engines import SharedStep, WholeStep
 from onnx_ops.training.step import (
     NEXT,
@@ -34,7 +35,7 @@ from onnx_ops.training.step import (
     with_inference,
 )
 from onnx_ops.training.values import Tensor
-from onnx_ops.training.workers import Communicator, end_all_by_exceptions
+from onnx_ops.training.workers import Communicator
 
 LEARNING_RATE = "learning_rate"
 """The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from onnx_ops.core.types import TensorType
+from onnx_ops.training.ending import tell_at_exit, tell_nobody
 from onnx_ops.training.step import numpy_dtype
 from onnx_ops.training.values import Tensor
 
 MARKS = 2**24
 """A float32 tells as many whole numbers from 0 on apart."""
-FAILED = -1.0
-"""What a worker gives in place of the number of its samples when its part of a step has failed."""
+FAILED, LEAVES = -1, -2
+"""What a worker gives in place of the number of its samples when its part of a step has failed, or when it ends."""
 ALIGNMENT = 64
 """In bytes: of tensors, so that vector instructions take them."""
 
 
 class Communicator(Protocol):
-    """What is asked of a communicator; those of mpi4py have it. If there is `Abort` too, an exception that nothing
-    catches ends all workers by it.
+    """What is asked of a communicator; those of mpi4py have it. Workers that are processes have `Abort` too, which
+    ends all of them.
     """
 
     @property
@@ -66,7 +65,7 @@ def check_agreement(communicator: Communicator, mark: int, what: str) -> None:
 def check_marks(marks: np.ndarray, what: str) -> None:
     differing = [worker for worker, mark in enumerate(marks) if mark != marks[0]]
     if differing:
-        raise WorkerError(f"workers {_listed(differing)} differ from worker 0 in {what}, expected the same on all")
+        raise WorkerError(f"worker {_listed(differing)} differs from worker 0 in {what}, expected the same on all")
 
 
 def _listed(workers: Iterable[int]) -> str:
@@ -112,6 +111,7 @@ class Averages:
             for name, place in places.items()
             if self.own[name].array.dtype != dtype
         ]
+        tell_at_exit(communicator, self._leave)
 
     def exchange(self, samples: int, mark: int, failure: Exception | None) -> int:
         """Average what is in `own` into `shared`.
@@ -125,35 +125,47 @@ class Averages:
             How many samples all workers have.
 
         Raises:
-            WorkerError: another worker has failed; marks that differ. `failure`, if there is one.
+            WorkerError: another worker has failed or ended; marks that differ. `failure`, if there is one.
         """
-        workers, rank = self._communicator.size, self._communicator.rank
-        sent, received = self._sent.array, self._received.array
-        if failure is not None or not samples:
-            sent[...] = 0
-        else:
+        rank = self._communicator.rank
+        if failure is None and samples:
             for own, _, place in self._converted:
-                sent[place] = own.reshape(-1)
-            sent *= samples
-        counts, marks = slice(0, workers), slice(workers, 2 * workers)
-        sent[: 2 * workers] = 0
-        sent[counts][rank] = samples if failure is None else FAILED
-        sent[marks][rank] = mark
-        self._communicator.Allreduce(sent, received)
+                self._sent.array[place] = own.reshape(-1)
+            self._sent.array[...] *= samples
+        else:
+            self._sent.array[...] = 0
+        counts, marks = self._told(samples if failure is None else FAILED, mark)
+        left = np.flatnonzero(counts == LEAVES)
+        if left.size:
+            tell_nobody()
+            raise WorkerError(f"worker {_listed(left)} has ended, while worker {rank} makes a step") from failure
         if failure is not None:
             raise failure
-        failed = [worker for worker, count in enumerate(received[counts]) if count == FAILED]
-        if failed:
-            raise WorkerError(
-                f"workers {_listed(failed)} have failed in this step, and say why themselves; the state is as before it"
-            )
-        check_marks(received[marks], "the state that was loaded, or in the seed or the settings")
-        total = int(received[counts].sum(dtype=np.float64))
+        failed = np.flatnonzero(counts == FAILED)
+        if failed.size:
+            raise WorkerError(f"worker {_listed(failed)} has failed in this step, and says why; the state is as before")
+        check_marks(marks, "the state that was loaded, or in the seed or the settings")
+        total = int(counts.sum(dtype=np.float64))
+        received = self._received.array
         if total:
             received /= total
         for _, shared, place in self._converted:
             shared[...] = received[place].reshape(shared.shape)
         return total
+
+    def _leave(self) -> None:
+        """Tell the others, should they wait, that they need not; all who end now tell it each other."""
+        self._sent.array[...] = 0
+        self._told(LEAVES, 0)
+
+    def _told(self, count: int, mark: int) -> tuple[np.ndarray, np.ndarray]:
+        """Send the message with this worker's count and mark, and return those of all."""
+        workers, rank = self._communicator.size, self._communicator.rank
+        sent, received = self._sent.array, self._received.array
+        sent[: 2 * workers] = 0
+        sent[rank], sent[workers + rank] = count, mark
+        self._communicator.Allreduce(sent, received)
+        return received[:workers].copy(), received[workers : 2 * workers].copy()
 
     def _tensor(self, whole: Tensor, place: slice, tensor: TensorType) -> Tensor:
         shape: tuple[Any, ...] = tensor.shape or ()
@@ -170,33 +182,3 @@ def _aligned(count: int, dtype: np.dtype) -> int:
     """The first place from there on that is aligned."""
     per_line = ALIGNMENT // dtype.itemsize
     return -(-count // per_line) * per_line
-
-
-# --- when a worker fails ----------------------------------------------------------------------------------------------
-
-_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-
-
-def end_all_by_exceptions(communicator: Communicator) -> None:
-    """Let an exception that nothing catches end all workers, after it has been printed.
-
-    Without that the others would wait for this worker for ever.
-    """
-    abort = getattr(communicator, "Abort", None)
-    if abort is None or isinstance(sys.excepthook, _EndingAll):
-        return
-    sys.excepthook = _EndingAll(sys.excepthook, abort, communicator.rank)
-
-
-class _EndingAll:
-    """An excepthook."""
-
-    def __init__(self, printing: _Hook, abort: Callable[[int], Any], rank: int) -> None:
-        self._printing, self._abort, self._rank = printing, abort, rank
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        try:
-            self._printing(kind, error, trace)
-            print(f"onnx_ops: worker {self._rank} has failed and ends all others", file=sys.stderr, flush=True)
-        finally:
-            self._abort(1)

@@ -1,0 +1,59 @@
+"""What ends all workers of a training when one of them ends before it should."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def end_all_by_exceptions(communicator: Any) -> None:
+    """Let an exception that nothing catches end all workers, after it has been printed.
+
+    Without that the others would wait for this worker for ever. Workers that are no processes have no `Abort`, and
+    nothing happens.
+    """
+    abort = getattr(communicator, "Abort", None)
+    if abort is not None and not isinstance(sys.excepthook, _EndingAll):
+        sys.excepthook = _EndingAll(sys.excepthook, abort, communicator.rank)
+
+
+class _EndingAll:
+    """An excepthook."""
+
+    def __init__(self, printing: _Hook, abort: Callable[[int], Any], rank: int) -> None:
+        self._printing, self._abort, self._rank = printing, abort, rank
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            self._printing(kind, error, trace)
+            print(f"onnx_ops: worker {self._rank} has failed and ends all others", file=sys.stderr, flush=True)
+        finally:
+            self._abort(1)
+
+
+_leaving: list[Callable[[], None]] = []
+"""Tells the others, who may wait for it in the latest training, that this worker ends; at most one."""
+
+
+def tell_at_exit(communicator: Any, leave: Callable[[], None]) -> None:
+    """Call `leave` when this process ends by itself, unless another training begins before."""
+    if hasattr(communicator, "Abort"):
+        _leaving[:] = [leave]
+
+
+def tell_nobody() -> None:
+    """For workers of which one has ended already."""
+    _leaving.clear()
+
+
+@atexit.register
+def _leave() -> None:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_finalized():
+        for leave in _leaving:
+            leave()
