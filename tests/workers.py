@@ -1,4 +1,4 @@
-"""Workers that are threads of one process, and what the processes of a training do."""
+"""Workers that are threads of one process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ThreadCommunicator:
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, len(meeting.left)
-        self.sent = 0
+        self.messages = 0
 
     def Allreduce(self, sendbuf: np.ndarray, recvbuf: np.ndarray) -> None:
-        self.sent += 1
+        self.messages += 1
         recvbuf[...] = sum(self._exchanged(sendbuf)[1:], self._meeting.left[0])
         self._meeting.barrier.wait()
 

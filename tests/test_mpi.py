@@ -1,0 +1,89 @@
+"""Trainings shared by processes over MPI, and how they end when one of them does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import steps
+from engines import assert_close
+from linear_oracle import Oracle
+from mpi_training import SAMPLES
+
+from onnx_ops.training.checkpoints import read_checkpoint
+
+TESTS = Path(__file__).parent
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+pytestmark = pytest.mark.skipif(
+    not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]"
+)
+STEPS = 20
+
+
+def launch(counts: list[int], folder: Path, **told: Any) -> subprocess.CompletedProcess[str]:
+    configuration = {"first": 0, "last": STEPS, "counts": counts, "folder": str(folder)} | told
+    command = [MPIEXEC, "-n", str(len(counts)), sys.executable, TESTS / "mpi_training.py", json.dumps(configuration)]
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def check_training(folder: Path, workers: int, first: int = 0, last: int = STEPS) -> None:
+    """All workers have the state, and have reported the losses, of one with the whole batches."""
+    oracle = Oracle.of(steps.start())
+    expected = [float(oracle.step(**steps.batch(SAMPLES, seed=number))["loss"]) for number in range(last)]
+    files = [(folder / f"{rank}.safetensors").read_bytes() for rank in range(workers)]
+    assert set(files) == {files[0]}, "the same bits on all workers"
+    for rank in range(workers):
+        # Sums of eight products, weighted, divided and rounded, for twenty steps.
+        np.testing.assert_allclose(json.loads((folder / f"{rank}.json").read_text()), expected[first:], atol=4e-6)
+    state, _ = read_checkpoint(folder / "0.safetensors")
+    for name, array in state.items():
+        assert_close(array, oracle.state[name].astype(array.dtype), rtol=4e-6, atol=4e-6, what=name)
+
+
+@pytest.mark.parametrize("counts", [[8], [5, 3], [3, 0, 5], [1, 2, 0, 5]], ids=str)
+def test_processes_make_the_steps_of_the_whole_batch(counts: list[int], tmp_path: Path) -> None:
+    done = launch(counts, tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_training(tmp_path, len(counts))
+
+
+def test_training_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder in folders:
+        folder.mkdir()
+    checkpoint = str(folders[0] / "0.safetensors")
+    for done in (
+        launch([4, 4], folders[0], last=10),
+        launch([2, 5, 1], folders[1], first=10, checkpoint=checkpoint),
+    ):
+        assert done.returncode == 0, done.stderr
+    check_training(folders[0], 2, last=10)
+    check_training(folders[1], 3, first=10)
+
+
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        ("die", "signal 9"),
+        ("raise", "LookupError: no data"),
+        ("exit", "worker 2 has ended, while worker"),
+        ("refused", "the batch lacks 'y'"),
+    ],
+)
+def test_a_worker_that_ends_ends_the_others(instead: str, message: str, tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = launch([2, 3, 3], tmp_path, instead=instead)
+    assert time.monotonic() - start < 30 + 30, "half a minute to start, half a minute to end"
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir()), "no worker has come to the end"
