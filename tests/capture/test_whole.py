@@ -497,7 +497,7 @@ def test_every_dropout_draws_from_the_seed() -> None:
 
     captured = gradients(Layers(), loss, (numbers(3, 2, 4),), dynamic_shapes=({0: N},))
     assert nodes(captured.model)["DropoutV3"] == 15
-    assert nodes(captured.inference) == {}
+    assert "DropoutV3" not in nodes(captured.inference)
 
 
 def test_other_random_numbers_come_from_the_seed_too() -> None:
