@@ -44,6 +44,7 @@ def portable_kernels() -> Iterator[None]:
     with (
         warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that nobody touches
         torch.backends.mkldnn.flags(enabled=False),
+        torch.backends.nnpack.flags(enabled=False),  # which it asks for by the size of the batch
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
         yield
@@ -123,8 +124,13 @@ class _Input:
                 yield self.fake.shape[axis].node.expr, dim
 
 
-def _allowed(dim: Any) -> StrictMinMaxConstraint:
-    """The sizes that a dimension may have. Whether 0 and 1 do is not asked: a graph that fits all others fits them."""
+def _allowed(dim: Any) -> StrictMinMaxConstraint | None:
+    """The sizes that a dimension must be able to have; None for those that PyTorch may limit itself.
+
+    Whether they are 0 or 1 is not asked: a graph that fits all other sizes fits these.
+    """
+    if dim is torch.export.Dim.AUTO:
+        return None
     least, most = getattr(dim, "min", None), getattr(dim, "max", None)
     return StrictMinMaxConstraint(vr=ValueRanges(max(least or 2, 2), int_oo if most is None else most), warn_only=False)
 
