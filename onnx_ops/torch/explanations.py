@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,20 +76,22 @@ def _bare(operator: Any) -> str:
 @contextlib.contextmanager
 def explained(where: Whereabouts) -> Iterator[None]:
     """Errors of PyTorch become CaptureError; PyTorch's own is its cause."""
+    before = sys.exception()  # one that the caller is handling says nothing of this step
     try:
         yield
     except CaptureError:
         raise
     except Exception as error:
-        text = next(filter(None, (_explanation(link, where) for link in _causes(error))), None)
-        raise CaptureError(text or f"the step cannot be captured: {_first_lines(error)}") from error
+        links = list(_causes(error, before))
+        text = next(filter(None, (_explanation(link, where) for link in links)), None)
+        raise CaptureError(text or f"the step cannot be captured: {_first_lines(links[0])}") from error
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The errors that led to one, the innermost first."""
+def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
+    """The errors since `before` that led to one, the innermost first."""
     chain: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and link not in chain:
+    while link is not None and link is not before and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
     return reversed(chain)
@@ -100,6 +103,8 @@ def _first_lines(error: BaseException) -> str:
 
 
 def _explanation(error: BaseException, where: Whereabouts) -> str | None:
+    if isinstance(error, CaptureError):  # of a translation
+        return str(error)
     for explain in (_branch, _shape_from_data, _specialized, _untranslated):
         if text := explain(error, where):
             return text

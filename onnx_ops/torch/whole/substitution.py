@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch.overrides import TorchFunctionMode
 
+from onnx_ops.torch.composed import distances, elementary, layers, margins, pools, sampling, scattering
 from onnx_ops.torch.whole import (
     adam,
     batch_norm,
@@ -19,13 +21,15 @@ from onnx_ops.torch.whole import (
     hardshrink,
     kl_div,
     recurrent,
+    resizing,
 )
 
-FAMILIES = (adam, batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent)
+FAMILIES = (adam, batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent, resizing)
+COMPOSED = (distances, elementary, layers, margins, pools, sampling, scattering)
 
 Functions = Mapping[Any, Callable[..., Any]]
 """What takes the place of a function of PyTorch; it has the same parameters."""
-ALL: Functions = {function: ours for family in FAMILIES for function, ours in family.FUNCTIONS.items()}
+ALL: Functions = {function: ours for family in (*COMPOSED, *FAMILIES) for function, ours in family.FUNCTIONS.items()}
 MISSING: Functions = batch_norm.FUNCTIONS
 """For those that PyTorch does not have on a CPU."""
 
@@ -42,16 +46,20 @@ class Substitution(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in DIFFERENTIATION:  # may run a backward function of the user's
+        ours = self._functions.get(func)
+        # Differentiation may run a backward function of the user's; a function of PyTorch's own calls others of them.
+        nested = func in DIFFERENTIATION or getattr(func, "__globals__", None) is functional.__dict__
+        if ours is None and nested:
             with self:
                 return _asking_nobody(func)(*args, **(kwargs or {}))
-        return self._functions.get(func, func)(*args, **(kwargs or {}))
+        return (ours or func)(*args, **(kwargs or {}))
 
 
 def _asking_nobody(function: types.FunctionType) -> types.FunctionType:
     """A copy of a function of PyTorch that does not ask what is to run in its place; the functions that it calls do."""
-    answers = {name: lambda *args: False for name in ("has_torch_function", "has_torch_function_unary")}
-    copied = types.FunctionType(function.__code__, function.__globals__ | answers, function.__name__)
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    unasked = function.__globals__ | dict.fromkeys(names, lambda *args: False)
+    copied = types.FunctionType(function.__code__, unasked, function.__name__, None, function.__closure__)
     copied.__defaults__, copied.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return copied
 
