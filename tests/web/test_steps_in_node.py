@@ -42,7 +42,7 @@ NEAR = 2e-5
 OF_A_CHANGE = 0.05
 """Of the largest change of a tensor. Two things let the rounding of one number show. Adam divides a gradient by its own
 size, so that what rounding leaves of a sum makes a step of the whole learning rate. And an entry near the edge of a
-ReLU, or of a tie between maxima, falls on either side of it. Either was seen to make 0.5 % of a change."""
+ReLU, or of a tie between maxima, falls on either side of it. Such an entry was seen to make 2 % of a gradient."""
 
 needs_capture = pytest.mark.skipif(not CAN_CAPTURE, reason="PyTorch or onnxscript is not installed")
 made_self_contained = pytest.mark.parametrize(
@@ -105,9 +105,10 @@ def _captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
     from onnx_ops.torch import training_step
 
     task = TASKS[name]
-    torch.manual_seed(1)
+    torch.manual_seed(0)
     network = task.network()
-    capture = training_step(network, task.loss, task.batch(), task.optimizer(network))
+    # Unchecked, for the numbers beside PyTorch's have tests of their own.
+    capture = training_step(network, task.loss, task.batch(), task.optimizer(network), check=False)
     names = [value.name for value in capture.model.graph.input if value.name not in capture.state]
     batches = [dict(zip(names, (t.numpy() for t in task.batch()), strict=True)) for _ in range(2)]
     return step_model(capture.model, capture.state, capture.inference), batches
