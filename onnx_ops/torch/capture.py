@@ -152,7 +152,7 @@ def _captured(
     roles = _settled(exported.graph, joint, plan, seen)
     if check:
         got = _run(_proto(exported, roles, joint.tied), values)
-        compare("outputs", got, _arrays(expected))
+        _check(got, expected, joint, start)
         if plan is not None:
             assert optimizer is not None
             _check_update(got, joint, optimizer, seen.used, plan, clip_grad_norm)
@@ -236,6 +236,33 @@ def _run(model: onnx.ModelProto, values: Tensors) -> dict[str, np.ndarray]:
 
 def _arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     return {name: to_array(tensor) for name, tensor in tensors.items()}
+
+
+def _check(got: Mapping[str, np.ndarray], expected: Tensors, joint: JointStep, start: Tensors) -> None:
+    """Compare with PyTorch, and where the two differ with PyTorch in float64.
+
+    A number on the edge of a ReLU, say, falls to one side here and to the other there, and takes gradients with it.
+    """
+    try:
+        compare("outputs", got, _arrays(expected))
+    except CaptureError as refused:
+        exact = _in_double(joint, start)
+        if exact is None:
+            raise
+        try:
+            compare("outputs", got, {name: array.astype(got[name].dtype) for name, array in exact.items()})
+        except CaptureError:
+            raise refused from None
+
+
+def _in_double(joint: JointStep, start: Tensors) -> dict[str, np.ndarray] | None:
+    """The step in PyTorch with all floating numbers in float64; None if the model or the loss cannot do that."""
+    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in start.items()}
+    try:
+        with eager_mode():
+            return _arrays(joint.run(wide, Seen()))
+    except Exception:  # code of the user's that wants another dtype
+        return None
 
 
 def _check_update(
