@@ -473,7 +473,7 @@ for op in onnx_ops.OPS.values():
         types = [None if a is None else (a.dtype, a.shape) for a in types]
         for attributes in ({}, {"log_target": 1}):
             if attributes.keys() <= op.schema.attributes.keys():
-                onnx_ops.InferenceSession(single_op_model(op.name, types, attributes))
+                onnx_ops.InferenceSession(single_op_model(op.name, types, {**op.required_attributes, **attributes}))
 """
     + COUNT
 )

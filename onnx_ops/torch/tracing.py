@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import warnings
@@ -24,6 +25,9 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
     is_symbolic,
 )
+from torch.onnx._internal.exporter import _core as exporter
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -165,6 +169,15 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
     )
 
 
+@functools.cache
+def _registry(opset_version: int) -> ONNXRegistry:
+    """All translations. torch.onnx.export would read the sources of its own, a thousand functions, for each capture."""
+    registry = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
+    for operator, translate in translation_table().items():
+        registry.register_op(operator, translate, is_complex=False)
+    return registry
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporter warns of within itself, such as packages that are not installed."""
@@ -203,15 +216,13 @@ def to_onnx(
     shapes = tuple(dict(dynamic[name]) if dynamic.get(name) else None for name in examples)
     with explained(where), torch.no_grad(), _quiet():
         program = torch.export.export(_Flat(graph), tuple(examples.values()), dynamic_shapes=(shapes,), strict=False)
-        exported = torch.onnx.export(
+        exported = exporter.export(
             program,
-            dynamo=True,
+            registry=_registry(opset_version),
             verbose=False,
             optimize=False,
             opset_version=opset_version,
-            custom_translation_table=translation_table(),
         )
-        assert exported is not None
         model = exported.model
         simplify(model)
     rename(model.graph, list(examples), outputs)
