@@ -22,6 +22,8 @@ NAMES = (
 DOUBLE_NAMES = (
     "_prelu_kernel",
     "_prelu_kernel_backward",
+    "addcdiv",
+    "addcmul",
     "celu",
     "elu",
     "elu_backward",
@@ -34,6 +36,7 @@ DOUBLE_NAMES = (
     "hardtanh_backward",
     "leaky_relu",
     "leaky_relu_backward",
+    "linalg_vector_norm",
     "log_sigmoid_forward",
     "log_sigmoid_backward",
     "native_group_norm",

@@ -45,4 +45,13 @@ def _root(squares: Tensor) -> Tensor:
     return torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).sqrt(), 0.0)
 
 
-FUNCTIONS = {torch.cdist: _cdist, torch.pdist: _pdist, torch.nn.functional.pdist: _pdist}
+def _pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, dim=-1, keepdim=keepdim)
+
+
+FUNCTIONS = {
+    torch.pairwise_distance: _pairwise_distance,
+    torch.cdist: _cdist,
+    torch.pdist: _pdist,
+    torch.nn.functional.pdist: _pdist,
+}

@@ -107,14 +107,6 @@ def _gaussian_nll_loss(
     return {"mean": loss.mean, "sum": loss.sum, "none": loss.clone}[reduction]()
 
 
-def _rrelu(
-    input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False
-) -> Tensor:
-    if training:
-        raise CaptureError("rrelu draws its slopes at random in training, which cannot be captured; use leaky_relu")
-    return functional.leaky_relu(input, (lower + upper) / 2)
-
-
 def _instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -144,7 +136,6 @@ FUNCTIONS = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     functional.gaussian_nll_loss: _gaussian_nll_loss,
-    functional.rrelu: _rrelu,
     torch.bilinear: _bilinear,
     torch._weight_norm: _weight_norm,
 }
