@@ -25,14 +25,14 @@ from onnx_ops.torch.arrays import to_array, to_tensor
 from onnx_ops.torch.checks import compare
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.explanations import Whereabouts
+from onnx_ops.torch.marking import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.whole.randomness import Random
+from onnx_ops.training.halves import GRADIENT
 from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype, step_model
 from onnx_ops.training.values import input_value, output_array
-
-GRADIENT = "grad."
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _captured(
     def whole(given: Tensors) -> Tensors:
         outputs = joint.run(given, seen)
         if plan is not None:
-            found = {name: outputs[GRADIENT + name] for name in seen.used}
+            found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
+            outputs |= {GRADIENT + name: tensor for name, tensor in found.items()}
             if clip_grad_norm is not None:
                 found = clipped(found, clip_grad_norm)
             outputs |= {NEXT + name: tensor for name, tensor in plan.updated(given, found).items()}

@@ -33,6 +33,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import Whereabouts, explained
+from onnx_ops.torch.marking import TABLE as MARKS
+from onnx_ops.torch.marking import take_out_marks
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.table import translation_table
 from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
@@ -173,7 +175,7 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
 def _registry(opset_version: int) -> ONNXRegistry:
     """All translations. torch.onnx.export would read the sources of its own, a thousand functions, for each capture."""
     registry = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
-    for operator, translate in translation_table().items():
+    for operator, translate in (translation_table() | MARKS).items():
         registry.register_op(operator, translate, is_complex=False)
     return registry
 
@@ -226,6 +228,7 @@ def to_onnx(
         model = exported.model
         simplify(model)
     rename(model.graph, list(examples), outputs)
+    take_out_marks(model)
     _rename_dimensions(model.graph, dynamic)
     return model
 
