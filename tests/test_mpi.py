@@ -87,3 +87,17 @@ def test_a_worker_that_ends_ends_the_others(instead: str, message: str, tmp_path
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
     assert not list(tmp_path.iterdir()), "no worker has come to the end"
+
+
+def test_scaling_measures_all_numbers_of_workers() -> None:
+    command = [MPIEXEC, "-n", "2", sys.executable, "-m", "scripts.scaling"]
+    told = ["--networks", "64-64-10", "--samples", "4", "--rounds", "1", "--seconds", "0.01"]
+    done = subprocess.run([*command, *told], cwd=TESTS.parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    header, _, row = done.stdout.splitlines()
+    assert "1 worker, ms" in header
+    assert "efficiency of 2" in header
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    # 64 * 64 + 64 + 64 * 10 + 10 parameters and the loss, in lines of 64 bytes, and one line of counts.
+    assert cells[:3] == ["64-64-10", "4", f"{64 * (256 + 4 + 40 + 1 + 1 + 1) / 1e3:.4g}"]
+    assert all(float(cell) > 0 for cell in cells[3:])

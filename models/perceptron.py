@@ -1,0 +1,81 @@
+"""A training step for a perceptron with ReLU units in hidden layers, whose outputs are classes one against all.
+
+The loss is binary cross entropy; the chain rule is written out, and the optimizer is gradient descent with momentum. As
+in captured steps, the gradient by a parameter is named `grad.<parameter>`, so that workers can share the step.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import onnx_ops
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Builder
+from onnx_ops.training.step import InputRole, Step, step_model
+
+ONNX_OPSET = 21
+IR_VERSION = 10
+
+
+def perceptron_step(
+    sizes: Sequence[int], *, momentum: float = 0.9, rate: float = 0.1, seed: int = 0
+) -> onnx.ModelProto:
+    """A step's model with its start, for Trainer.
+
+    Args:
+        sizes: of the input, the hidden layers and the output.
+        momentum: of the gradient descent.
+        rate: the learning rate.
+        seed: of the initial weights.
+
+    Returns:
+        A model whose batch is `x` (N, first size) and `labels` (N, last size), zeros and ones, both float32. It
+        reports `loss`.
+    """
+    b, rng = Builder(), np.random.default_rng(seed)
+    start: dict[str, np.ndarray] = {}
+    layers = list(pairwise(sizes))
+    for i, (inputs, outputs) in enumerate(layers):
+        start[f"weight{i}"] = (rng.normal(size=(inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32)
+        start[f"bias{i}"] = np.zeros(outputs, np.float32)
+    roles = dict.fromkeys(start, InputRole.PARAMETER)
+    types = {name: TensorType.of(array) for name, array in start.items()}
+    parameters = {name: b.input(name, tensor) for name, tensor in types.items()}
+    moving = {name: b.input(f"optimizer.momentum.{name}", tensor) for name, tensor in types.items()}
+    roles |= {f"optimizer.momentum.{name}": InputRole.OPTIMIZER for name in types}
+    start |= {f"optimizer.momentum.{name}": np.zeros_like(start[name]) for name in types}
+    learning_rate = b.input("learning_rate", TensorType(TensorProto.FLOAT, ()))
+    roles["learning_rate"], start["learning_rate"] = InputRole.SETTING, np.array(rate, np.float32)
+
+    x = b.input("x", TensorType(TensorProto.FLOAT, ("N", sizes[0])))
+    labels = b.input("labels", TensorType(TensorProto.FLOAT, ("N", sizes[-1])))
+    entering = [x]
+    for i in range(len(layers)):
+        value = b.op("Gemm", entering[-1], parameters[f"weight{i}"], parameters[f"bias{i}"])
+        entering.append(b.op("Relu", value) if i + 1 < len(layers) else value)
+    logits = entering.pop()
+    b.output(
+        "loss",
+        b.op("BinaryCrossEntropyWithLogits", logits, labels, domain=onnx_ops.DOMAIN),
+        TensorType(TensorProto.FLOAT, ()),
+    )
+    grad = b.op("BinaryCrossEntropyWithLogitsBackward", 1.0, logits, labels, domain=onnx_ops.DOMAIN)
+    for i in reversed(range(len(layers))):
+        gradients = {
+            f"weight{i}": b.op("Gemm", entering[i], grad, transA=1, name=f"grad.weight{i}"),
+            f"bias{i}": b.op("ReduceSum", grad, [0], keepdims=0, name=f"grad.bias{i}"),
+        }
+        if i:
+            before = b.op("Gemm", grad, parameters[f"weight{i}"], transB=1)
+            grad = b.op("ThresholdBackward", before, entering[i], domain=onnx_ops.DOMAIN, threshold=0.0)
+        for name, gradient in gradients.items():
+            moved = moving[name] * momentum + gradient
+            b.output(f"next.{name}", parameters[name] - learning_rate * moved, types[name])
+            b.output(f"next.optimizer.momentum.{name}", moved, types[name])
+    imports = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
+    model = helper.make_model(b.graph("perceptron"), opset_imports=imports, ir_version=IR_VERSION)
+    Step(roles).write_into(model)
+    return step_model(model, start)
