@@ -131,7 +131,7 @@ def report(found: dict[tuple[str, int], Timings], sizes: list[int]) -> str:
         header += [f"efficiency of {size}", f"exchange of {size}, ms"]
     rows = []
     for (name, samples), timings in found.items():
-        row = [name, str(samples), f"{timings.message / 1e3:.4g}", f"{1e3 * of(timings.alone):.3g}"]
+        row = [name, str(samples), f"{timings.message / 1e3:.1f}", f"{1e3 * of(timings.alone):.3g}"]
         row += [f"{1e3 * of(timings.shared[size]):.3g}" for size in sizes]
         for size in sizes[1:]:
             # Of each round by itself, for what else the machine does changes.

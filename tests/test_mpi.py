@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import steps
 from engines import assert_close
 from linear_oracle import Oracle
 from mpi_training import SAMPLES
 
+from models.perceptron import perceptron_step
 from onnx_ops.training.checkpoints import read_checkpoint
 
 TESTS = Path(__file__).parent
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.skipif(
     not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]"
 )
 STEPS = 20
+GUIDE = TESTS.parent / "docs" / "data-parallel.md"
 
 
 def launch(counts: list[int], folder: Path, **told: Any) -> subprocess.CompletedProcess[str]:
@@ -89,6 +93,22 @@ def test_a_worker_that_ends_ends_the_others(instead: str, message: str, tmp_path
     assert not list(tmp_path.iterdir()), "no worker has come to the end"
 
 
+def test_the_guide_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(block)
+    onnx.save(perceptron_step((8, 16, 3)), tmp_path / "step.onnx")
+    losses = []
+    for workers in ("1", "3"):
+        command = [MPIEXEC, "-n", workers, sys.executable, "train.py"]
+        environment = os.environ | {"PYTHONPATH": str(TESTS.parent)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        losses.append(done.stdout)
+    assert losses[0] == losses[1]
+    assert float(losses[0].removeprefix("loss ")) < 0.2
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
 def test_scaling_measures_all_numbers_of_workers() -> None:
     command = [MPIEXEC, "-n", "2", sys.executable, "-m", "scripts.scaling"]
     told = ["--networks", "64-64-10", "--samples", "4", "--rounds", "1", "--seconds", "0.01"]
@@ -99,5 +119,5 @@ def test_scaling_measures_all_numbers_of_workers() -> None:
     assert "efficiency of 2" in header
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     # 64 * 64 + 64 + 64 * 10 + 10 parameters and the loss, in lines of 64 bytes, and one line of counts.
-    assert cells[:3] == ["64-64-10", "4", f"{64 * (256 + 4 + 40 + 1 + 1 + 1) / 1e3:.4g}"]
+    assert cells[:3] == ["64-64-10", "4", f"{64 * (256 + 4 + 40 + 1 + 1 + 1) / 1e3:.1f}"]
     assert all(float(cell) > 0 for cell in cells[3:])
