@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnx_ops import StepError
 from onnx_ops.core.types import Shape, TensorType
-from onnx_ops.training.samples import Samples, read_arrays
+from onnx_ops.training.samples import Samples, counted_axis, read_arrays
 
 
 def inputs(**shapes: Shape | None) -> dict[str, TensorType]:
@@ -193,3 +193,26 @@ def test_files_that_are_refused(write: Callable[[Path], None], problem: str, tmp
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_arrays(tmp_path / "data.npz", {})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dimension", "axis"),
+    [
+        ({"x": ("N", 3), "y": ("N",)}, None, ("x", 0)),
+        ({"weights": (3,), "x": (None, 3), "y": ("N",)}, None, ("y", 0)),
+        ({"factor": (), "x": (None, 3)}, None, ("x", 0)),
+        ({"factor": (), "x": None}, None, ("x", 0)),
+        ({"factor": (), "x": (4, 3)}, None, None),
+        ({"log_probs": ("T", "N", 5), "lengths": ("N",)}, "N", ("log_probs", 1)),
+    ],
+)
+def test_what_counts_the_samples_of_a_batch(
+    shapes: dict[str, Shape | None], dimension: str | None, axis: tuple[str, int] | None
+) -> None:
+    assert counted_axis(inputs(**shapes), dimension) == axis
+
+
+@pytest.mark.parametrize("dimension", [None, "M"])
+def test_what_counts_the_samples_has_to_be_clear(dimension: str | None) -> None:
+    with pytest.raises(StepError, match="say which is the batch" if dimension is None else "no input has a dimension"):
+        counted_axis(CTC, dimension)

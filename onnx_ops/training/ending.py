@@ -36,24 +36,25 @@ class _EndingAll:
             self._abort(1)
 
 
-_leaving: list[Callable[[], None]] = []
-"""Tells the others, who may wait for it in the latest training, that this worker ends; at most one."""
+_leaving: list[tuple[Any, Callable[[], None]]] = []
+"""Communicators, and what tells the others of each, who may wait in its latest training, that this worker ends."""
 
 
 def tell_at_exit(communicator: Any, leave: Callable[[], None]) -> None:
-    """Call `leave` when this process ends by itself, unless another training begins before."""
+    """Call `leave` when this process ends by itself, unless another training of these workers begins before."""
     if hasattr(communicator, "Abort"):
-        _leaving[:] = [leave]
+        tell_nobody(communicator)
+        _leaving.append((communicator, leave))
 
 
-def tell_nobody() -> None:
+def tell_nobody(communicator: Any) -> None:
     """For workers of which one has ended already."""
-    _leaving.clear()
+    _leaving[:] = [entry for entry in _leaving if entry[0] != communicator]
 
 
 @atexit.register
 def _leave() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_finalized():
-        for leave in _leaving:
+        for _, leave in reversed(_leaving):
             leave()

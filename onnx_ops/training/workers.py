@@ -137,7 +137,7 @@ class Averages:
         counts, marks = self._told(samples if failure is None else FAILED, mark)
         left = np.flatnonzero(counts == LEAVES)
         if left.size:
-            tell_nobody()
+            tell_nobody(self._communicator)
             raise WorkerError(f"worker {_listed(left)} has ended, while worker {rank} makes a step") from failure
         if failure is not None:
             raise failure
