@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+SECONDS_TO_PRINT = 1.0
+"""Launchers pass on what processes print, but not what they have not passed on when one of these aborts all."""
 
 
 def end_all_by_exceptions(communicator: Any) -> None:
@@ -32,6 +36,7 @@ class _EndingAll:
         try:
             self._printing(kind, error, trace)
             print(f"onnx_ops: worker {self._rank} has failed and ends all others", file=sys.stderr, flush=True)
+            time.sleep(SECONDS_TO_PRINT)
         finally:
             self._abort(1)
 
