@@ -188,8 +188,14 @@ def _scaled(translate: Any) -> Callable[..., Any]:
     return translated
 
 
+def _full(size: Any, fill_value: Any, dtype: int = -1, **kwargs: Any) -> Any:
+    """Without a dtype a Python number is a float32."""
+    return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)
+
+
 aten = torch.ops.aten
 TABLE = {
+    aten.full.default: _full,
     aten.add.Tensor: _scaled(core.aten_add),
     aten.sub.Tensor: _scaled(core.aten_sub),
     **{
@@ -199,7 +205,6 @@ TABLE = {
             aten.clamp_min.default: core.aten_clamp_min,
             aten.clamp_max.default: core.aten_clamp_max,
             aten.fill.Scalar: core.aten_fill,
-            aten.full.default: core.aten_full,
             aten.full_like.default: core.aten_full_like,
             aten.lerp.Scalar: core.aten_lerp,
             aten.masked_fill.Scalar: core.aten_masked_fill,
