@@ -40,16 +40,23 @@ CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESEN
 OTHERS = [engine for engine in engines.ENGINES if engine is not KERNEL]
 
 
-@pytest.mark.parametrize(
-    ("call", "engine"),
-    [
-        pytest.param(call, engine, marks=() if engine in (KERNEL, turn) else pytest.mark.full, id=f"{call}-{engine}")
-        for call, turn in zip(PAIRS, itertools.cycle(OTHERS))
-        for engine in engines.ENGINES
-    ],
-)
+def in_turns(calls: list[Call]) -> pytest.MarkDecorator:
+    """Each call on the kernel and on one of the other engines, which take turns; on all of them by `make test-full`."""
+    return pytest.mark.parametrize(
+        ("call", "engine"),
+        [
+            pytest.param(
+                call, engine, marks=() if engine in (KERNEL, turn) else pytest.mark.full, id=f"{call}-{engine}"
+            )
+            for call, turn in zip(calls, itertools.cycle(OTHERS))
+            for engine in engines.ENGINES
+        ],
+    )
+
+
+@in_turns(PAIRS)
 def test_pairs(call: Call, engine: Engine) -> None:
-    """Every two dtypes, attributes and forms meet, on the kernel and on one of the other engines, which take turns."""
+    """Every two dtypes, attributes and forms meet."""
     check_call(engine, call)
 
 
@@ -65,9 +72,8 @@ def test_all_combinations(engine: Engine, record: Record) -> None:
         check_call(engine, call)
 
 
-@engines.on_every_engine
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_calls(engine: Engine, call: Call) -> None:
+@in_turns(CALLS)
+def test_calls(call: Call, engine: Engine) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
     if call.careful and engine.portable:
         pytest.skip("a portable body may lose what is small")
