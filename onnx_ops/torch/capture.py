@@ -152,7 +152,7 @@ def _captured(
     exported = to_onnx(traced.graph, values, names, joint.dynamic, opset_version, where)
     roles = _settled(exported.graph, joint, plan, seen)
     if check:
-        got = _run(_proto(exported, roles, joint.tied), values)
+        got = _run(_step(exported, roles, joint.tied), values)
         _check(got, expected, joint, start)
         if plan is not None:
             assert optimizer is not None
@@ -164,7 +164,7 @@ def _captured(
         dynamic = _dynamic(seen.call, traced)
         inference = _inference(joint, eager.call, dynamic, opset_version, where, check)
     state = {name: to_array(values[name]) for name in roles}
-    return Capture(_proto(exported, roles, joint.tied), state, inference)
+    return Capture(_step(exported, roles, joint.tied), state, inference)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
@@ -190,18 +190,29 @@ def _settled(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: Seen) -
     for value in list(graph.inputs):
         name = value.name or ""
         constant = name in joint.buffers and name not in joint.persistent and name not in seen.changed
-        if constant:
-            value.const_value = ir.tensor(to_array(joint.buffers[name]), name=name)
-            graph.register_initializer(value)
         if constant or (name == SEED and not seen.draws):
             graph.inputs.remove(value)
             del roles[name]
+        if constant:
+            _fix(graph, value, joint.buffers[name])
     return {value.name: roles[value.name] for value in graph.inputs if value.name in roles}
 
 
-def _proto(model: ir.Model, roles: Mapping[str, InputRole], tied: Mapping[str, str]) -> onnx.ModelProto:
+def _fix(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
+    """Make a value that was an input a constant."""
+    value.const_value = ir.tensor(to_array(tensor), name=value.name)
+    graph.register_initializer(value)
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
     proto = ir.to_proto(model)
     proto.producer_name, proto.producer_version = "onnx_ops", __version__
+    return proto
+
+
+def _step(model: ir.Model, roles: Mapping[str, InputRole], tied: Mapping[str, str]) -> onnx.ModelProto:
+    """The graph of a step, with what its inputs are."""
+    proto = _proto(model)
     Step(roles, tied).write_into(proto)
     return proto
 
@@ -334,11 +345,8 @@ def _inference(
             continue
         graph.inputs.remove(value)
         if value.uses():
-            assert value.name is not None
-            value.const_value = ir.tensor(to_array(values[value.name]), name=value.name)
-            graph.register_initializer(value)
-    proto = ir.to_proto(exported)
-    proto.producer_name, proto.producer_version = "onnx_ops", __version__
+            _fix(graph, value, values[value.name or ""])
+    proto = _proto(exported)
     if check:
         compare("outputs in evaluation mode", _run(proto, arguments), _arrays(expected))
     return proto

@@ -34,10 +34,8 @@ def compare(what: str, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.nd
 
 
 def _largest(array: np.ndarray) -> float:
-    if not array.size or not np.issubdtype(array.astype(np.float64).dtype, np.floating):
-        return 0.0
-    finite = np.abs(array.astype(np.float64))
-    return float(finite[np.isfinite(finite)].max(initial=0.0))
+    sizes = np.abs(array.astype(np.float64))
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import torch
 
 from onnx_ops.torch.arrays import to_array, to_tensor
 from onnx_ops.torch.errors import CaptureError
-from onnx_ops.torch.optimizers import CLOCK, RULES, rate_name
+from onnx_ops.torch.optimizers import CLOCK, named_parameters, rate_name, rule_of, state_name
 
 State = Mapping[str, np.ndarray]
 
@@ -53,7 +53,7 @@ def from_torch(
         model, optimizer: as for `to_torch`.
 
     Raises:
-        CaptureError: a parameter or buffer of the step that the model lacks.
+        CaptureError: an optimizer of which no step can be captured, or with parameters that are none of the model's.
     """
     new = dict(state)
     for name, tensor in _named(model).items():
@@ -95,20 +95,13 @@ def _entries(
     state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
     """Each piece of an optimizer's state that a step has: the parameter, torch's name for it, and the step's."""
-    rule = RULES.get(type(optimizer))
-    if rule is None:
-        raise CaptureError(f"the optimizer is a {type(optimizer).__name__}, of which no step can be captured")
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                raise CaptureError(
-                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is none of the model's"
-                )
-            own = {key: f"optimizer.{key}.{names[parameter]}" for key in rule.initial(parameter.detach(), group)}
-            updated = any(name in state for name in own.values())
-            for key, name in own.items():
-                if name in state:
-                    yield parameter, key, name
-                elif key == CLOCK and updated and f"optimizer.{CLOCK}" in state:
-                    yield parameter, key, f"optimizer.{CLOCK}"
+    rule = rule_of(optimizer)
+    for i, parameter_name, parameter in named_parameters(optimizer, dict(model.named_parameters())):
+        keys = rule.initial(parameter.detach(), optimizer.param_groups[i])
+        own = {key: state_name(key, parameter_name) for key in keys}
+        updated = any(name in state for name in own.values())
+        for key, name in own.items():
+            if name in state:
+                yield parameter, key, name
+            elif key == CLOCK and updated and state_name(CLOCK) in state:
+                yield parameter, key, state_name(CLOCK)

@@ -5,7 +5,7 @@ The formulas are those that the pages of torch.optim give for each class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,24 +124,14 @@ class Plan:
     def __init__(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], used: Sequence[str]
     ) -> None:
-        rule = RULES.get(type(optimizer))
-        known = ", ".join(sorted(kind.__name__ for kind in RULES))
-        if rule is None:
-            raise CaptureError(f"the optimizer is a {type(optimizer).__name__}; what can be captured is {known}")
-        self._rule = rule
+        self._rule = rule_of(optimizer)
         self._parameters = list(parameters.values())
         self._groups = [_settings(group) for group in optimizer.param_groups]
-        names = {parameter: name for name, parameter in parameters.items()}
-        self.members: list[Member] = []
-        for i, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if parameter not in names:
-                    raise CaptureError(
-                        f"group {i} of the {type(optimizer).__name__} has a parameter of shape"
-                        f" {tuple(parameter.shape)} that is none of the model's"
-                    )
-                if names[parameter] in used:
-                    self.members.append(self._member(names[parameter], i, parameter, optimizer))
+        self.members = [
+            self._member(name, group, parameter, optimizer)
+            for group, name, parameter in named_parameters(optimizer, parameters)
+            if name in used
+        ]
         clocks = {float(member.state[CLOCK]) for member in self.members if CLOCK in member.state}
         self._one_clock = len(clocks) == 1
 
@@ -165,7 +155,7 @@ class Plan:
 
     def state_name(self, member: Member, key: str) -> str:
         """The name of the input that is a member's state."""
-        return f"optimizer.{key}" if key == CLOCK and self._one_clock else f"optimizer.{key}.{member.name}"
+        return state_name(key, None if key == CLOCK and self._one_clock else member.name)
 
     def state(self) -> State:
         """The optimizer's state, by the names of the inputs."""
@@ -186,6 +176,35 @@ class Plan:
             )
             new |= {self.state_name(member, key): tensor for key, tensor in state.items()}
         return new
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
+    """The rule of an optimizer's class; CaptureError if there is none."""
+    rule = RULES.get(type(optimizer))
+    if rule is None:
+        known = ", ".join(sorted(kind.__name__ for kind in RULES))
+        raise CaptureError(f"the optimizer is a {type(optimizer).__name__}; what can be captured is {known}")
+    return rule
+
+
+def named_parameters(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[int, str, torch.Tensor]]:
+    """The group, name and tensor of all that an optimizer updates; CaptureError for what is none of `parameters`."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    for i, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CaptureError(
+                    f"group {i} of the {type(optimizer).__name__} has a parameter of shape"
+                    f" {tuple(parameter.shape)} that is none of the model's"
+                )
+            yield i, names[parameter], parameter
+
+
+def state_name(key: str, parameter: str | None = None) -> str:
+    """The input that is an optimizer's state of a parameter, or of all of them."""
+    return f"optimizer.{key}" if parameter is None else f"optimizer.{key}.{parameter}"
 
 
 def rate_name(group: int, groups: int) -> str:

@@ -74,7 +74,9 @@ def _pool_without_indices(model: ir.Model) -> None:
             continue
         pooled, indices = node.outputs
         given = {name: attribute.as_ints() for name, attribute in node.attributes.items() if name != "ceil_mode"}
-        batched = node.inputs[0] is not None and node.inputs[0].shape is not None and len(node.inputs[0].shape) == 4
+        (pooling,) = node.inputs
+        assert pooling is not None
+        batched = pooling.shape is not None and len(pooling.shape) == len(given["kernel_size"]) + 2
         # Where a last window may reach beyond the end, runtimes differ from each other.
         if indices.uses() or indices.is_graph_output() or node.attributes["ceil_mode"].as_int() or not batched:
             continue

@@ -43,7 +43,7 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError(f"embedding_bag has per_sample_weights with mode '{mode}', which PyTorch refuses")
+        raise CaptureError(f"embedding_bag has per_sample_weights with mode '{mode}', which PyTorch refuses")
     if scale_grad_by_freq:
         raise CaptureError(
             "an embedding bag with scale_grad_by_freq cannot be captured: its gradient is not that of an embedding"

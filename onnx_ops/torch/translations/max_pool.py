@@ -1,69 +1,67 @@
-"""Max pools over three axes, and their gradient."""
+"""Max pools over planes and volumes, and their gradient, as ops of this domain.
+
+PyTorch counts the places of maxima within each plane or volume, ONNX through the whole tensor. torch.onnx runs a second
+pool to convert them, and onnxruntime's pool takes many times as long where it is asked for places at all.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from onnx_ops.torch.translations.nodes import integers, number, op, sizes, spatial
-
-RANK = 3
+from onnx_ops.torch.whole.operators import Table, aclnn
 
 
-def _each(values: Sequence[int]) -> list[int]:
-    return list(values) * RANK if len(values) == 1 else list(values)
+def _of_rank(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The translations of a pool over so many axes, and of its gradient."""
+
+    def attributes(
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> dict[str, Any]:
+        kernel, *others = (
+            list(values) * (rank // len(values)) for values in (kernel_size, stride or kernel_size, padding, dilation)
+        )
+        names = ("stride", "padding", "dilation")
+        return {"kernel_size": kernel, **dict(zip(names, others, strict=True)), "ceil_mode": int(ceil_mode)}
+
+    def max_pool(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Any:
+        return aclnn.MaxPool2dWithIndices(self, **attributes(kernel_size, stride, padding, dilation, ceil_mode))
+
+    def max_pool_backward(
+        grad: Any,
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        indices: Any,
+    ) -> Any:
+        given = attributes(kernel_size, stride, padding, dilation, ceil_mode)
+        return aclnn.MaxPool2dWithIndicesBackward(grad, self, indices, **given)
+
+    return max_pool, max_pool_backward
 
 
-def _max_pool3d_with_indices(
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Any, Any]:
-    kernel = _each(kernel_size)
-    unbatched = len(sizes(x)) == RANK + 1
-    values, indices = op.MaxPool(
-        op.Unsqueeze(x, integers([0])) if unbatched else x,
-        kernel_shape=kernel,
-        strides=_each(stride) if stride else kernel,
-        pads=_each(padding) * 2,
-        dilations=_each(dilation),
-        ceil_mode=int(ceil_mode),
-    )
-    # ONNX counts the places of all images on, PyTorch those of each anew.
-    indices = op.Mod(indices, integers([math.prod(spatial(x, "a max pool", RANK))]))
-    if unbatched:
-        values, indices = (op.Squeeze(value, integers([0])) for value in (values, indices))
-    return values, indices
+_planar, _planar_backward = _of_rank(2)
+_spatial, _spatial_backward = _of_rank(3)
 
-
-def _max_pool3d_with_indices_backward(
-    grad: Any,
-    x: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Any,
-) -> Any:
-    lead = len(sizes(x)) - RANK
-    flat = integers([0] * lead + [-1])
-    space = spatial(x, "the gradient of a max pool", RANK)
-    rows, places = op.Reshape(grad, flat), op.Reshape(indices, flat)
-    # A place may be the largest of several windows; onnxruntime adds up one after the other.
-    shape = op.Concat(op.Shape(x, end=lead), integers([math.prod(space)]), axis=0)
-    zeros = op.Expand(number(0.0, grad), shape)
-    summed = op.ScatterElements(zeros, places, rows, axis=lead, reduction="add")
-    return op.Reshape(summed, integers([0] * lead + space))
-
-
-TABLE = {
-    torch.ops.aten.max_pool3d_with_indices.default: _max_pool3d_with_indices,
-    torch.ops.aten.max_pool3d_with_indices_backward.default: _max_pool3d_with_indices_backward,
+TABLE: Table = {
+    torch.ops.aten.max_pool2d_with_indices.default: _planar,
+    torch.ops.aten.max_pool2d_with_indices_backward.default: _planar_backward,
+    torch.ops.aten.max_pool3d_with_indices.default: _spatial,
+    torch.ops.aten.max_pool3d_with_indices_backward.default: _spatial_backward,
 }

@@ -1,4 +1,4 @@
-"""Max pools over planes in captured graphs, beside PyTorch."""
+"""Max pools in captured graphs, beside PyTorch."""
 
 from __future__ import annotations
 
@@ -56,6 +56,32 @@ def test_pools(dtype: torch.dtype) -> None:
     assert gradient is not None
     off = {torch.float32: 1e-5, torch.float64: 1e-12}[dtype]  # sums of a few hundred terms in another order
     np.testing.assert_allclose(got, gradient.numpy(), rtol=0, atol=off * float(gradient.abs().max()))
+
+
+def test_pools_over_volumes() -> None:
+    """Batched and not, overlapping, with a rim and with a last window beyond the end."""
+
+    class Volumes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            total = functional.max_pool3d(x, 3, 2, 1).square().sum() + functional.max_pool3d(x[0], 2).square().sum()
+            return total + functional.max_pool3d(x, (2, 1, 3), ceil_mode=True).square().sum()
+
+    torch.manual_seed(0)
+    network, x = Volumes(), torch.randn(2, 3, 5, 4, 6)
+    capture = gradients(network, lambda m, x: m(x), (x,))
+    kinds = [node.op_type for node in capture.model.graph.node]
+    assert kinds.count("MaxPool2dWithIndices") == kinds.count("MaxPool2dWithIndicesBackward") == 3
+    session = onnx_ops.InferenceSession(capture.model)
+    (got,) = session.run(["grad.linear.weight"], capture.state | {"x": x.numpy()})
+    network(x).backward()
+    gradient = network.linear.weight.grad
+    assert gradient is not None
+    np.testing.assert_allclose(got, gradient.numpy(), rtol=0, atol=1e-5 * float(gradient.abs().max()))
 
 
 def test_inference_asks_for_no_places() -> None:
