@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.types import TensorType
@@ -205,6 +205,10 @@ def _fix(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
+    """A model without the exporter's notes, for they name files of the machine that it was captured on."""
+    ClearMetadataAndDocStringPass()(model)
+    for value in (*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)):
+        value.metadata_props.clear()
     proto = ir.to_proto(model)
     proto.producer_name, proto.producer_version = "onnx_ops", __version__
     return proto

@@ -1,0 +1,140 @@
+"""What the commands of the trainings have in common: their options, their epochs, and what comes of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from onnx_ops import Trainer
+from onnx_ops.training.run import Checkpoint, Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        quick: whether to train shortly, for a first look and for tests.
+        seed: of the weights, the samples and their order.
+        folder: where checkpoints, models and pictures are written.
+        resume: whether to go on from the checkpoints in the folder.
+    """
+
+    quick: bool
+    seed: int
+    folder: Path
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a training.
+
+    Attributes:
+        op: the op that it is about.
+        task: what was learnt.
+        figure: what was reached, such as "97.1 % of digits right".
+        reached: whether that is what is expected of it.
+        difference: the largest of the losses of the first steps from PyTorch's, as a share of these.
+        pictures: the PNG files, each with its caption.
+        seconds: how long it took.
+    """
+
+    op: str
+    task: str
+    figure: str
+    reached: bool
+    difference: float
+    pictures: dict[Path, str]
+    seconds: float = 0.0
+
+
+def parser(description: str, name: str) -> argparse.ArgumentParser:
+    """The options that all trainings have.
+
+    Args:
+        description: the first lines of the help.
+        name: of the folder that is written to, below build/trainings.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="train shortly, in less than 30 seconds")
+    made.add_argument("--seed", type=int, default=0, help="of weights, samples and their order; default: %(default)s")
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/trainings") / name,
+        metavar="FOLDER",
+        help="for checkpoints, models and pictures; default: %(default)s",
+    )
+    made.add_argument("--resume", action="store_true", help="go on from the checkpoints in that folder")
+    return made
+
+
+def options(parsed: argparse.Namespace) -> Options:
+    """The options that all trainings have, of the parsed ones; makes the folder."""
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    return Options(parsed.quick, parsed.seed, parsed.out, parsed.resume)
+
+
+def report(result: Result) -> int:
+    """Print what came of a training; returns the exit status."""
+    print(f"{result.op}: {result.task}")
+    print(f"{result.figure}, in {result.seconds:.0f} s" + ("" if result.reached else "; more was expected"))
+    print(f"Largest difference of the first losses from PyTorch's: {result.difference:.1e}")
+    for path in result.pictures:
+        print(f"Drawn: {path}")
+    return 0 if result.reached else 1
+
+
+def train(
+    run: Run,
+    epochs: int,
+    title: str,
+    options: Options,
+    *,
+    rate: Callable[[float], float] | None = None,
+    after: Callable[[Trainer], dict[str, str]] | None = None,
+) -> None:
+    """Train for so many epochs, with a progress bar, and a checkpoint after each of them.
+
+    Args:
+        run: the training.
+        epochs: how many it has in all, those of a checkpoint that is gone on from among them.
+        title: of the progress bar, and of the checkpoint, `<title>.safetensors` with underscores for spaces.
+        options: where the checkpoint is, and whether to go on from it.
+        rate: from the share of the training that is done, 0 to 1, to the learning rate; that of the step if missing.
+        after: is called after each epoch; returns figures to show beside the loss.
+    """
+    checkpoint = options.folder / f"{title.replace(' ', '_')}.safetensors"
+    if options.resume and checkpoint.exists():
+        run.resume(Checkpoint.read(checkpoint))
+    total = epochs * run.samples.steps
+    # Without a terminal (disable=None finds out) tqdm draws nothing; a line for each tenth of the epochs stands in.
+    with tqdm(total=total, desc=title, unit="step", file=sys.stdout, disable=None) as progress:
+        progress.update(done := run.epoch * run.samples.steps + run.step)
+        while run.epoch < epochs:
+            if rate is not None:
+                run.trainer.learning_rate = rate(done / total)
+            run.advance()
+            done += 1
+            progress.update()
+            if run.step == 0:
+                figures = {"loss": f"{run.losses[-1]:.4f}"} | (after(run.trainer) if after is not None else {})
+                run.save(checkpoint)
+                progress.set_postfix(figures)
+                if progress.disable and (run.epoch in (1, epochs) or run.epoch % max(1, epochs // 10) == 0):
+                    told = ", ".join(f"{name} {value}" for name, value in figures.items())
+                    print(f"{title}, epoch {run.epoch:3} of {epochs}: {told}", flush=True)
+
+
+def timed(make: Callable[[], Result]) -> Result:
+    """The result, with the seconds that it took."""
+    start = time.perf_counter()
+    made = make()
+    return replace(made, seconds=time.perf_counter() - start)
