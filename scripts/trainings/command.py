@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from onnx_ops import Trainer
 from onnx_ops.training.run import Checkpoint, Run
+
+# Rounding is different from PyTorch's, and steps carry the difference on; what is wrong shows in the first digits.
+MOST_DIFFERENCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Result:
         reached: whether that is what is expected of it.
         difference: the largest of the losses of the first steps from PyTorch's, as a share of these.
         pictures: the PNG files, each with its caption.
-        seconds: how long it took.
+        seconds: how long it took, where that was measured.
     """
 
     op: str
@@ -53,6 +55,11 @@ class Result:
     difference: float
     pictures: dict[Path, str]
     seconds: float = 0.0
+
+    @property
+    def is_like_torch(self) -> bool:
+        """Whether the losses are PyTorch's, but for rounding."""
+        return self.difference <= MOST_DIFFERENCE
 
 
 def parser(description: str, name: str) -> argparse.ArgumentParser:
@@ -85,11 +92,11 @@ def options(parsed: argparse.Namespace) -> Options:
 def report(result: Result) -> int:
     """Print what came of a training; returns the exit status."""
     print(f"{result.op}: {result.task}")
-    print(f"{result.figure}, in {result.seconds:.0f} s" + ("" if result.reached else "; more was expected"))
+    print(f"{result.figure}" + ("" if result.reached else "; more was expected"))
     print(f"Largest difference of the first losses from PyTorch's: {result.difference:.1e}")
     for path in result.pictures:
         print(f"Drawn: {path}")
-    return 0 if result.reached else 1
+    return 0 if result.reached and result.is_like_torch else 1
 
 
 def train(
@@ -131,10 +138,3 @@ def train(
                 if progress.disable and (run.epoch in (1, epochs) or run.epoch % max(1, epochs // 10) == 0):
                     told = ", ".join(f"{name} {value}" for name, value in figures.items())
                     print(f"{title}, epoch {run.epoch:3} of {epochs}: {told}", flush=True)
-
-
-def timed(make: Callable[[], Result]) -> Result:
-    """The result, with the seconds that it took."""
-    start = time.perf_counter()
-    made = make()
-    return replace(made, seconds=time.perf_counter() - start)

@@ -253,6 +253,10 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
     optimizer.step()
     close(got["loss"], value)
     close(got["next.weight"], model.weight)
+    # Sources lie in folders whose names are nobody's business.
+    content = (tmp_path / "step.onnx").read_bytes()
+    assert b".py" not in content
+    assert str(Path.home()).encode() not in content
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""The page that shows what came of the trainings: one HTML file with all pictures in it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+
+from scripts.trainings.command import Result
+
+STYLE = """
+:root { color-scheme: light; --ink: #1c2530; --soft: #5a6675; --line: #dfe4ea; --back: #f5f7f9; --mark: #0b6e99; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; }
+h2 { font-size: 1.25rem; margin: 0; }
+p { margin: .4rem 0; max-width: 46rem; }
+.soft { color: var(--soft); }
+.table { overflow-x: auto; margin: 1.5rem 0 2.5rem; }
+table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid var(--line); }
+th, td { text-align: left; padding: .55rem .8rem; border-top: 1px solid var(--line); vertical-align: top; }
+th { font-size: .85rem; color: var(--soft); font-weight: 600; border-top: 0; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+a { color: var(--mark); }
+section { background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: 1.4rem 1.5rem; margin: 1.5rem 0; }
+code { font: .9em ui-monospace, monospace; background: var(--back); padding: .1em .35em; border-radius: 3px; }
+figure { margin: 1.2rem 0 0; }
+img { display: block; max-width: 100%; height: auto; }
+figcaption { color: var(--soft); font-size: .92rem; margin-top: .4rem; max-width: 46rem; }
+.missed { color: #b3261e; }
+"""
+
+
+def page(results: Mapping[str, Result], *, full: bool) -> str:
+    """The page, by the names of the trainings."""
+    form = "in their whole length" if full else "in their quick form"
+    rows = "".join(row(name, result) for name, result in results.items())
+    sections = "".join(section(name, result, full=full) for name, result in results.items())
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>onnx_ops: five trainings</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>Five trainings without a training framework</h1>
+<p>Each step of each training (forward pass, loss, gradients and the update) is one ONNX graph, captured from PyTorch
+once and run here by onnxruntime alone, {form}. The last column says how far the first losses are from those that
+PyTorch has from the same start on the same batches.</p>
+<div class="table"><table>
+<tr><th>op</th><th>task</th><th>reached</th><th class="number">seconds</th><th class="number">off PyTorch by</th></tr>
+{rows}</table></div>
+{sections}</main>
+</body>
+</html>
+"""
+
+
+def row(name: str, result: Result) -> str:
+    kind = "" if result.reached else ' class="missed"'
+    like = "number" if result.is_like_torch else "number missed"
+    return (
+        f'<tr><td><a href="#{name}">{escape(result.op)}</a></td><td>{escape(result.task)}</td>'
+        f'<td{kind}>{escape(result.figure)}</td><td class="number">{result.seconds:.0f}</td>'
+        f'<td class="{like}">{result.difference:.0e}</td></tr>\n'
+    )
+
+
+def section(name: str, result: Result, *, full: bool) -> str:
+    command = f"python -m scripts.trainings.{name}" + ("" if full else " --quick")
+    figures = "".join(figure(path, caption) for path, caption in result.pictures.items())
+    return f"""<section id="{name}">
+<h2>{escape(result.task)}</h2>
+<p class="soft">{escape(result.op)}: {escape(result.figure)}. <code>{command}</code></p>
+{figures}</section>
+"""
+
+
+def figure(path: Path, caption: str) -> str:
+    content = base64.b64encode(path.read_bytes()).decode()
+    text = escape(caption)
+    return f'<figure><img src="data:image/png;base64,{content}" alt="{text}"><figcaption>{text}</figcaption></figure>\n'
