@@ -18,8 +18,6 @@ from mpi4py import MPI
 
 import onnx_ops
 
-SAMPLES = 8
-
 
 def main() -> None:
     told = json.loads(sys.argv[1])
@@ -29,9 +27,10 @@ def main() -> None:
     if told.get("checkpoint"):
         trainer.load(told["checkpoint"])
     ends = np.cumsum([0, *told["counts"]])
+    samples = int(ends[-1])
     losses = []
     for number in range(told["first"], told["last"]):
-        batch = {name: a[ends[rank] : ends[rank + 1]] for name, a in steps.batch(SAMPLES, seed=number).items()}
+        batch = {name: a[ends[rank] : ends[rank + 1]] for name, a in steps.batch(samples, seed=number).items()}
         if number == 3 and rank == communicator.size - 1:
             match told.get("instead"):
                 case "die":
@@ -45,7 +44,7 @@ def main() -> None:
         losses.append(float(trainer.step(**batch)["loss"]))
     if rank == 0:  # which trains something else besides, alone
         other = onnx_ops.Trainer(steps.whole_step(), communicator=MPI.COMM_SELF)
-        other.step(**steps.batch(SAMPLES))
+        other.step(**steps.batch(samples))
     trainer.save(folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(losses))
 

@@ -18,7 +18,6 @@ import pytest
 import steps
 from engines import assert_close
 from linear_oracle import Oracle
-from mpi_training import SAMPLES
 
 from models.perceptron import perceptron_step
 from onnx_ops.training.checkpoints import read_checkpoint
@@ -29,6 +28,7 @@ pytestmark = pytest.mark.skipif(
     not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]"
 )
 STEPS = 20
+SAMPLES = 8  # of a batch
 GUIDE = TESTS.parent / "docs" / "data-parallel.md"
 
 
