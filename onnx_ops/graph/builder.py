@@ -465,8 +465,15 @@ class _Writing:
         if isinstance(value, Scope):
             value = self.graph(value)
         elif isinstance(value, np.ndarray | np.generic):
-            value = numpy_helper.from_array(np.asarray(value))
+            value = _tensor(np.asarray(value))
         return helper.make_attribute(key, value)
+
+
+def _tensor(array: np.ndarray) -> TensorProto:
+    """A constant; before version 1.20 onnx writes no raw bools out as text."""
+    if array.dtype.kind == "b":
+        return helper.make_tensor("", TensorProto.BOOL, array.shape, array.ravel())
+    return numpy_helper.from_array(array)
 
 
 def _words(op_type: str) -> str:
