@@ -220,7 +220,7 @@ def example(op: Op) -> str:
     head = re.sub(r"\s+", " ", text_of(model).split(">\n")[0]).replace("< ", "<").strip()
     graph = "\n".join(wrapped(line, CODE_WIDTH - 4) for line in text_of(model.graph).splitlines())
     feeds = "\n".join(
-        wrapped(f'    "{name}": np.array({literal(array.tolist())}, np.{array.dtype}),')
+        wrapped(f'    "{name}": np.array({literal(array.tolist())}, np.{dtype_name(array.dtype)}),')
         for name, array in op.example.arrays().items()
     )
     return "\n".join(
@@ -257,6 +257,11 @@ def comparison(op: Op) -> Iterator[str]:
     yield "]"
     yield "for result, wanted in zip(results, expected, strict=True):"
     yield f"    np.testing.assert_allclose(result, wanted, {TOLERANCE})"
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """Its name in NumPy 1 and 2: np.bool is missing in version 1."""
+    return "bool_" if dtype.kind == "b" else str(dtype)
 
 
 def literal(value: Any) -> str:
