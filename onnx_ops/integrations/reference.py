@@ -37,4 +37,6 @@ def _evaluator(op: Op) -> type[OpRun]:
         # The evaluator takes no None for an output that is left out.
         return tuple(np.empty(0, np.float32) if result is None else result for result in results)
 
-    return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": run, "__doc__": op.schema.doc})
+    # Without `op_schema` the evaluator takes, of all schemas known when it was imported, the one of the same name, and
+    # refuses a missing attribute in words of its own.
+    return type(op.name, (OpRun,), {"op_domain": DOMAIN, "op_schema": None, "_run": run, "__doc__": op.schema.doc})
