@@ -11,12 +11,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, options
+from engines import assert_close, assert_same_bits, options
 from linear_oracle import Oracle
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
+from onnx_ops.graph.functions import function_key
 from onnx_ops.training.step import (
+    INFERENCE,
     METADATA,
     InputRole,
     Step,
@@ -181,6 +183,26 @@ def test_inference_model_computes_with_the_given_state(dtype: type) -> None:
     assert_close(outputs["probabilities"], oracle.predict(batch["x"]).astype(dtype), rtol=tolerance)
 
 
+def test_an_inlined_step_keeps_its_inference_graph() -> None:
+    """In standard operators, as the step itself, and of the same bits."""
+    whole = steps.whole_step()
+    inlined = onnx_ops.inline(whole)
+    onnx.checker.check_model(inlined, full_check=True)
+    assert [function_key(f) for f in inlined.functions] == [INFERENCE]
+    assert {entry.domain for entry in inlined.opset_import} == {"", INFERENCE[0]}
+    assert {node.domain for node in (*inlined.graph.node, *inlined.functions[0].node)} == {""}
+    assert Step.of(inlined) == Step.of(whole)
+    assert onnx_ops.inline(inlined) == inlined
+    state, batch = steps.start(), steps.batch()
+    ends = []
+    for model in (whole, inlined):
+        exported = inference_model(model, {n: state[n] for n in ("linear.weight", "linear.bias", "mean")})
+        onnx.checker.check_model(exported, full_check=True)
+        session = ort.InferenceSession(exported.SerializeToString(), options(), providers=["CPUExecutionProvider"])
+        ends.append(run(session, {"x": batch["x"]}))
+    assert_same_bits(ends[1]["probabilities"], ends[0]["probabilities"])
+
+
 def test_step_without_inference_graph_has_no_inference_model() -> None:
     with pytest.raises(StepError, match=r"no inference graph: there is no function onnx_ops.training.inference"):
         inference_model(steps.whole_step(inference=False), steps.start())
@@ -231,6 +253,8 @@ def test_functions_of_step_and_inference_graph_are_told_apart(operator: str) -> 
     session = ort.InferenceSession(model.SerializeToString(), options(), providers=["CPUExecutionProvider"])
     expected = {"Neg": [3, -2], "Abs": [3, 2]}[operator]
     assert run(session, {"x": np.float32([-3, 2])})["y"].tolist() == expected
+    (inlined,) = onnx_ops.inline(whole).functions
+    assert [node.op_type for node in inlined.node] == [operator]
 
 
 def untyped(model: onnx.ModelProto) -> None:

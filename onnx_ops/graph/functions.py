@@ -175,3 +175,26 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
                 " versions that the model imports"
             )
     return result
+
+
+def inlined_function(model: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.FunctionProto:
+    """A function of the model, one without attributes, with those that it calls put in place of the nodes that do.
+
+    Raises:
+        LinkError: as `inlined`.
+    """
+    alone = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import, functions=model.functions)
+    import_what_functions_do(alone)
+    described = {info.name: info for info in function.value_info}
+    graph = alone.graph
+    graph.node.extend(function.node)
+    for names, values in ((function.input, graph.input), (function.output, graph.output)):
+        values.extend(described.get(name, onnx.ValueInfoProto(name=name)) for name in names)
+    result = onnx.FunctionProto()
+    result.CopyFrom(function)
+    del result.node[:]
+    result.node.extend(inlined(alone).graph.node)
+    used = {spelled(node.domain) for node in _all_nodes(result)}
+    del result.opset_import[:]
+    result.opset_import.extend(entry for entry in alone.opset_import if spelled(entry.domain) in used)
+    return result

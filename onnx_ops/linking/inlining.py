@@ -6,7 +6,13 @@ import os
 
 import onnx
 
-from onnx_ops.graph.functions import check_calls, import_what_functions_do, inlined, spell_out_defaults
+from onnx_ops.graph.functions import (
+    check_calls,
+    import_what_functions_do,
+    inlined,
+    inlined_function,
+    spell_out_defaults,
+)
 from onnx_ops.graph.imports import add_import, spelled
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.types import skeleton
@@ -14,6 +20,9 @@ from onnx_ops.graph.walk import containers
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.link import link
 from onnx_ops.linking.sites import check_size, opset_of
+
+CARRIED_DOMAIN = "onnx_ops.training"
+"""The domain of functions that nothing calls: a model carries them along for those who read it."""
 
 
 def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -24,7 +33,8 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
 
     Returns:
         The linked model with all functions, those that it came with too, put in place of the nodes that call them. It
-        runs on the portable bodies everywhere, also where the kernels are registered.
+        runs on the portable bodies everywhere, also where the kernels are registered. The inference graph of a training
+        step, a function that nothing calls, stays, and has in it what it calls.
 
     Raises:
         OpError, LinkError: as `link`; LinkError also for a function that imports another version of a domain than the
@@ -44,10 +54,11 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     graph.initializer.extend(plain.graph.initializer)
     plain.graph.CopyFrom(graph)
     del plain.functions[:]
+    plain.functions.extend(inlined_function(light, f) for f in light.functions if f.domain == CARRIED_DOMAIN)
     inner = [node for container in containers(plain) for node in container.node]
     for named in (*inner, *plain.opset_import):
         named.domain = spelled(named.domain)
-    used = {"", *(node.domain for node in inner)}
+    used = {"", *(named.domain for named in (*inner, *plain.functions))}
     for entry in light.opset_import:  # those of the functions too
         add_import(plain, entry.domain, entry.version)
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:

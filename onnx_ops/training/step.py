@@ -25,6 +25,7 @@ from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
+from onnx_ops.linking.inlining import CARRIED_DOMAIN
 from onnx_ops.linking.link import link
 
 METADATA = "onnx_ops.step"
@@ -33,7 +34,7 @@ METADATA = "onnx_ops.step"
 NEXT = "next."
 """What the name of an output begins with that is an input's next value."""
 
-INFERENCE: Key = ("onnx_ops.training", "inference", "")
+INFERENCE: Key = (CARRIED_DOMAIN, "inference", "")
 """The function that is the inference graph."""
 
 
