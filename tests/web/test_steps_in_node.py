@@ -242,8 +242,10 @@ def test_wrong_batch(trainer: Trainer, change: Callable[[dict[str, Array]], obje
 # --- the trained network ----------------------------------------------------------------------------------------------
 
 
-def test_inference(trainer: Trainer, tmp_path: Path) -> None:
+@made_self_contained
+def test_inference(node: Node, self_contained: SelfContained, tmp_path: Path) -> None:
     """As the model that Python exports after the same steps."""
+    trainer = Trainer(node, self_contained(steps.whole_step()))
     here = onnx_ops.Trainer(steps.whole_step(), engines.options())
     for seed in range(2):
         trainer.step(**steps.batch(seed=seed))
@@ -255,6 +257,7 @@ def test_inference(trainer: Trainer, tmp_path: Path) -> None:
         assert_near(trainer.infer(x=x), {"probabilities": expected})
     with pytest.raises(WebError, match=r"the input lacks 'x' \(float32 \(N, 3\)\)"):
         trainer.infer()
+    trainer.release()
 
 
 def test_no_inference_graph(node: Node) -> None:
