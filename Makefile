@@ -64,8 +64,11 @@ models: $(VENV)/ready
 accuracy: $(VENV)/ready
 	$(RUN) -m scripts.accuracy
 
+# docs/capture.md is written where PyTorch is in the environment: pip install 'onnx-ops[torch]'
 docs: $(VENV)/ready
 	$(RUN) -m scripts.docs
+	@if $(RUN) -c 'import onnxscript, torch' 2>/dev/null; then $(RUN) -m scripts.capture_docs; \
+	  else echo "docs/capture.md is left as it is: it needs PyTorch and onnxscript"; fi
 
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,7 +1,7 @@
 """Writes docs/capture.md: which layers and functions of PyTorch a capture can take, from the table of the sweep test.
 
-Run it from the repository's root, where PyTorch is installed: `python -m scripts.capture_docs`, or with `--check` to
-only tell whether the page is stale.
+`make docs` runs it where PyTorch is installed; `python -m scripts.capture_docs --check` only tells whether the page is
+stale.
 """
 
 import argparse
@@ -23,9 +23,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "capture.md"
 INTRODUCTION = """\
 # What a capture can take
 
-[The guide](from-pytorch.md) shows how a model and its loss become one ONNX graph. This page, which
-`python -m scripts.capture_docs` writes, lists what tests compare with PyTorch, the loss and all gradients: in float32
-within twice PyTorch's own error or 2e-6 of a tensor's largest entry, in float64 within 1e-10. The calls are in
+[The guide](from-pytorch.md) shows how a model and its loss become one ONNX graph. This page, which `make docs` writes,
+lists what tests compare with PyTorch, the loss and all gradients: in float32 within twice PyTorch's own error or 2e-6
+of a tensor's largest entry, in float64 within 1e-10. The calls are in
 [tests/capture/layers.py](../tests/capture/layers.py).
 
 What is not listed may work as well: every capture is checked against PyTorch before it is returned, and what cannot be
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parser.parse_args(arguments).check:
         stale = not PAGE.exists() or PAGE.read_text() != text
         if stale:
-            print(f"{PAGE.name} is stale: run python -m scripts.capture_docs")
+            print(f"{PAGE.name} is stale: run make docs")
         return int(stale)
     PAGE.write_text(text)
     return 0

@@ -104,4 +104,4 @@ def test_every_layer_of_pytorch_is_in_the_table() -> None:
 def test_the_page_of_what_works_is_up_to_date() -> None:
     from scripts import capture_docs
 
-    assert capture_docs.main(["--check"]) == 0, "run python -m scripts.capture_docs"
+    assert capture_docs.main(["--check"]) == 0, "run make docs"
