@@ -165,6 +165,7 @@ random.seed({seed})
 class Timeout(Exception): pass
 def raise_timeout(*_): raise Timeout
 def leave(*_): sys.exit(3)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its jobs in the background ignore it
 signal.signal(signal.SIGTERM, {handler})
 {prepare}
 def later(delay):
