@@ -14,11 +14,12 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
+from models.batch_norm_workers import network as batch_norm_workers
 from models.torch_step import TorchStep, first_losses
 from onnx_ops.torch import Capture
 from onnx_ops.training.step import METADATA, InputRole, Step
 
-STEPS: tuple[TorchStep, ...] = ()
+STEPS: tuple[TorchStep, ...] = (batch_norm_workers.STEP,)
 """Of all trainings."""
 
 WIDTH = 120

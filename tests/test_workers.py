@@ -12,10 +12,10 @@ import steps
 from engines import assert_close, assert_same_bits, options
 from linear_oracle import Oracle, State
 from onnx import parser
-from workers import ThreadCommunicator, together
 
 from onnx_ops import StepError, Trainer, WorkerError
 from onnx_ops.training.step import InputRole, Step, step_model
+from scripts.trainings.threads import ThreadCommunicator, together
 
 SHARES = [[(8,)], [(4, 4)], [(5, 3), (1, 7), (0, 8)], [(3, 0, 5), (2, 4, 2), (0, 0, 8)], [(1, 0, 6, 1), (2, 2, 2, 2)]]
 """How many samples of a step's batch each worker has; steps take turns."""
@@ -288,7 +288,7 @@ def test_workers_need_the_same_settings_and_state() -> None:
         trainer.step(**steps.batch(4))
 
     for work in (settings, loaded):
-        with pytest.raises(WorkerError, match="worker 1 differs from worker 0 in the state that was loaded, or in the"):
+        with pytest.raises(WorkerError, match="worker 1 differs from worker 0 in the state that was loaded, the "):
             together(2, work)
 
 

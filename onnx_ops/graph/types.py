@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.walk import subgraphs
 
 Types = ChainMap[str, onnx.TypeProto]
@@ -28,6 +29,12 @@ def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]
         for node in graph.node:
             yield node, types
             pending.extend((subgraph, types) for subgraph in subgraphs(node))
+
+
+def value_types(model: onnx.ModelProto) -> dict[str, TensorType]:
+    """The types of the values of a model's graph, those in its subgraphs not among them."""
+    graph = shape_inference.infer_shapes(skeleton(model), data_prop=True).graph
+    return {name: TensorType.of_proto(proto) for name, proto in _types(graph).items()}
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:

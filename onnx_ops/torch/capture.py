@@ -30,7 +30,7 @@ from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.whole.randomness import Random
-from onnx_ops.training.halves import GRADIENT
+from onnx_ops.training.parts import GRADIENT
 from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype, step_model
 from onnx_ops.training.values import input_value, output_array
 

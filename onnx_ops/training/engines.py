@@ -1,4 +1,4 @@
-"""What makes the steps of a trainer: one session, or two with an exchange between workers."""
+"""What makes the steps of a trainer: one session, or several with exchanges between workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from onnx import TensorProto
 
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.binding import BoundSession, Tensors
-from onnx_ops.training.halves import GRADIENT, halves
+from onnx_ops.training.ending import tell_at_exit
+from onnx_ops.training.exchanges import Exchange
+from onnx_ops.training.parts import GRADIENT, parts
 from onnx_ops.training.samples import counted_axis
-from onnx_ops.training.step import NEXT, InputRole, Step, StepError, numpy_dtype
+from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype
 from onnx_ops.training.values import Tensor
-from onnx_ops.training.workers import Averages, Communicator, broadcast, check_agreement, mark_of
+from onnx_ops.training.workers import Communicator, broadcast, check_agreement, mark_of
 
 Arrays = dict[str, np.ndarray]
 Sets = tuple[Tensors, Tensors]
@@ -52,7 +54,8 @@ class WholeStep:
 
 
 class SharedStep:
-    """A step that workers share: each its own half, the average of what is then there, and the other half by all alike.
+    """A step that workers share: each makes its own part, they exchange what is then there, and so on; the last part is
+    made by all alike.
 
     Attributes as for `WholeStep`.
     """
@@ -66,59 +69,85 @@ class SharedStep:
         session: MakeSession,
         communicator: Communicator,
         batch_dimension: str | None,
+        synchronize_batch_norm: bool,
     ) -> None:
-        step, cut = Step.of(model), halves(model)
+        step, cut = Step.of(model), parts(model, synchronize_batch_norm=synchronize_batch_norm)
         self._inputs = step.batch(model)
         self._counted = counted_axis(self._inputs, batch_dimension)
-        contents = (half.SerializeToString(deterministic=True) for half in (cut.own, cut.shared))
+        models = [*(own.model for own in cut.own), cut.shared]
+        contents = (part.SerializeToString(deterministic=True) for part in models)
         check_agreement(communicator, mark_of(contents), "the step that they make")
         broadcast(communicator, (tensor.array for tensor in sets[0].values()))
         for name, tensor in sets[1].items():
             tensor.array[...] = sets[0][name].array
 
         self._sets = sets
-        self._averages = Averages(communicator, cut.averaged)
-        own, shared = self._averages.own, self._averages.shared
+        self._exchanges = [Exchange(communicator, own.exchanged) for own in cut.own]
+        self._position = 0
+        """The exchange that comes next, which others may wait in."""
+        tell_at_exit(communicator, lambda: self._exchanges[self._position].leave())
         self._reported = _reported(model)
-        self._scalars = [name for name in shared if name in self._reported and not name.startswith(GRADIENT)]
-        self._buffers = [name.removeprefix(NEXT) for name in shared if name.startswith(NEXT)]
+        self._averages = self._exchanges[-1].of_all
+        self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
+        self._buffers = [name.removeprefix(NEXT) for name in self._averages if name.startswith(NEXT)]
         self._rank = communicator.rank
         self._seeds = {n: Tensor.holding(sets[0][n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._alike = step.names(InputRole.SEED, InputRole.SETTING)
-        self._loaded = 0
-        gradients = {name: tensor for name, tensor in shared.items() if name.startswith(GRADIENT)}
-        self._own = BoundSession(
-            session(cut.own),
-            [{**now, **self._seeds} for now in sets],
-            [own, own],
-            {name: dtype for name, dtype in self._reported.items() if name not in own},
-        )
+        self._loaded = self._made = 0
+        sent = {name: tensor for exchange in self._exchanges for name, tensor in exchange.own.items()}
+        combined = {name: tensor for exchange in self._exchanges[:-1] for name, tensor in exchange.of_all.items()}
+        gradients = {name: tensor for name, tensor in self._averages.items() if name.startswith(GRADIENT)}
+        self._own = [
+            BoundSession(
+                session(own.model),
+                [{**now, **self._seeds, **combined, **sent} for now in sets],
+                [sent, sent],
+                {name: dtype for name, dtype in self._reported.items() if name not in sent},
+                own.passed - sent.keys(),
+            )
+            for own in cut.own
+        ]
         self._shared = BoundSession(
-            session(cut.shared), [{**now, **gradients} for now in sets], _next(sets), self._reported
+            session(cut.shared), [{**now, **combined, **gradients} for now in sets], _next(sets), self._reported
         )
 
     def run(self, turn: int, batch: Callable[[], Arrays]) -> Arrays:
         """As for `WholeStep`; what fails on this worker alone fails on the others too, so that none waits for it."""
         now, then = self._sets[turn], self._sets[1 - turn]
-        samples, found, failure = 0, {}, None
-        try:
-            arrays = batch()
-            samples = self._samples(arrays)
-            if samples:
-                for name, seed in self._seeds.items():
-                    seed.array[...] = _of_worker(int(now[name].array), self._rank)
-                found = self._own.run(turn, arrays)
-        except Exception as error:
-            failure = error
-        mark = mark_of([self._loaded.to_bytes(4, "little"), *(now[name].array.tobytes() for name in self._alike)])
-        if not self._averages.exchange(samples, mark, failure):
-            raise StepError("no worker has a sample for this step")
-        shared = self._averages.shared
+        arrays: Arrays = {}
+        found: Arrays = {}
+        passed: dict[str, ort.OrtValue] = {}
+        samples, mark = 0, self._mark(now)
+        for number, (own, exchange) in enumerate(zip(self._own, self._exchanges, strict=True)):
+            self._position, failure = number, None
+            try:
+                if not number:
+                    arrays = batch()
+                    samples = self._samples(arrays)
+                    for name, seed in self._seeds.items():
+                        seed.array[...] = _of_worker(int(now[name].array), self._rank)
+                if samples:
+                    found |= own.run(turn, arrays, passed)
+            except Exception as error:
+                failure = error
+            try:
+                exchange(samples, mark, failure)
+            except Exception:
+                self._position = 0  # for no worker goes on with this step
+                raise
+        self._position = 0
         for name in self._buffers:
-            then[name].array[...] = shared[NEXT + name].array
-        found |= {name: shared[name].array.copy() for name in self._scalars}
+            then[name].array[...] = self._averages[NEXT + name].array
+        found |= {name: self._averages[name].array.copy() for name in self._scalars}
         found |= self._shared.run(turn, {})
+        self._made += 1
         return {name: found[name] for name in self._reported if name in found}
+
+    def _mark(self, now: Tensors) -> int:
+        """Of what needs to be alike on all workers."""
+        numbers = (self._loaded, self._made)
+        settings = (now[name].array.tobytes() for name in self._alike)
+        return mark_of([*(number.to_bytes(8, "little") for number in numbers), *settings])
 
     def loaded(self, state: Arrays) -> None:
         """Take notice of a state that was loaded, which the others are to load too."""

@@ -70,7 +70,8 @@ class Trainer:
 
     With a communicator several workers, processes as a rule, train together: each makes the same steps, with samples of
     its own. Gradients are averaged over the workers, weighted by their samples, and each makes the update with the
-    averages, so that all have the same state, bit for bit. The loss must be the mean over the samples of a batch.
+    averages, so that all have the same state, bit for bit. The loss must be the mean over the samples of a batch. With
+    `synchronize_batch_norm` statistics and sums of batch norm are exchanged too, while the step is made.
 
     Args:
         step: the path of a step's file, its model or the bytes of that, or what `onnx_ops.torch` captures.
@@ -79,13 +80,16 @@ class Trainer:
             that nothing catches then ends all of them.
         batch_dimension: the name of the dimension that counts samples, for a communicator; needed if the first axes of
             the batch's inputs have several names.
+        synchronize_batch_norm: whether batch norm in training normalizes with the samples of all workers, so that they
+            make the step of one with the whole batch; else each normalizes with its own. Captured steps with
+            torch.nn.BatchNorm1d to 3d can be synchronized; a step without a BatchNormStats is refused.
 
     Attributes:
         batch_inputs: the types that `step` takes, by name.
 
     Raises:
         StepError: what is no training step; with a communicator, one without values named `grad.<parameter>`, or whose
-            next state depends on the batch otherwise than by these.
+            next state depends on the batch otherwise than by these; batch norm that cannot be synchronized.
         WorkerError: workers whose steps differ.
         OSError, ModelFileError: a file, or external data, that cannot be read.
         OpError, LinkError, onnxruntime's exceptions: as `onnx_ops.InferenceSession`.
@@ -99,6 +103,7 @@ class Trainer:
         *,
         communicator: Communicator | None = None,
         batch_dimension: str | None = None,
+        synchronize_batch_norm: bool = False,
     ) -> None:
         if communicator is not None:
             end_all_by_exceptions(communicator)
@@ -124,7 +129,7 @@ class Trainer:
         if communicator is None:
             self._engine = WholeStep(model, self._sets, session)
         else:
-            self._engine = SharedStep(model, self._sets, session, communicator, batch_dimension)
+            self._engine = SharedStep(model, self._sets, session, communicator, batch_dimension, synchronize_batch_norm)
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.

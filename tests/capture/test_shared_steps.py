@@ -10,10 +10,10 @@ from engines import options
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
-from workers import ThreadCommunicator, together
 
 from onnx_ops import Trainer
 from onnx_ops.torch import training_step
+from scripts.trainings.threads import ThreadCommunicator, together
 
 
 class Model(nn.Module):

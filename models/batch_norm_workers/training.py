@@ -1,0 +1,15 @@
+"""The training of the digits that workers share; a step takes the whole batch, or a worker's share of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.batch_norm_workers.data import digits
+from models.training import StepFiles, Training
+
+TRAINING = Training(
+    title="digits that workers share",
+    files=StepFiles(Path(__file__).parent, "step"),
+    samples=lambda seed: digits(seed)[0],
+    batch_size=16,
+)
