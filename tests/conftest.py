@@ -16,9 +16,12 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     expect_known_failures(items)
     if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
+        kept: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            (left_out if item.get_closest_marker("full") else kept).append(item)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = kept
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
