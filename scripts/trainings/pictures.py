@@ -20,7 +20,8 @@ WIDTH = 9.0
 """Of a picture, in inches. At the width of 900 pixels that pages give it, text of 10 points is 14 pixels high."""
 DPI = 160
 
-STYLE = {
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW]),
     "axes.spines.right": False,
