@@ -15,11 +15,15 @@ import onnx
 from onnx import helper, numpy_helper
 
 from models.batch_norm_workers import network as batch_norm_workers
+from models.multilabel import network as multilabel
 from models.torch_step import TorchStep, first_losses
 from onnx_ops.torch import Capture
 from onnx_ops.training.step import METADATA, InputRole, Step
 
-STEPS: tuple[TorchStep, ...] = (batch_norm_workers.STEP,)
+STEPS: tuple[TorchStep, ...] = (
+    batch_norm_workers.STEP,
+    multilabel.STEP,
+)
 """Of all trainings."""
 
 WIDTH = 120
