@@ -30,12 +30,13 @@ SHIPPED = sorted(PACKAGE.rglob("*.py"))
 
 def stem(op_type: str) -> str:
     """Snake case: KlDivBackward is kl_div_backward."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", op_type).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])", "_", op_type).lower()
 
 
 def test_stem() -> None:
     assert stem("KlDivBackward") == "kl_div_backward"
     assert stem("BinaryCrossEntropyWithLogitsBackward") == "binary_cross_entropy_with_logits_backward"
+    assert stem("Conv2DBackward") == "conv2d_backward"
 
 
 @pytest.mark.parametrize("op_type", onnx_ops.OPS)

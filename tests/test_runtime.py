@@ -10,14 +10,17 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
+from numba import types
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
+from onnx_ops.loops.primitives import LANES, add_products, array_at, interleave
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
+from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.records import LAYOUT
 
@@ -241,6 +244,70 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
         one = [p[c : c + 1].astype(dtype) for p in prepared]
         batch_norm_elemt_backward.gradient_of_channel([grad[:, c], x[:, c], *one], out, N, None)
         np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
+
+
+# --- lanes, natively and as plain Python -----------------------------------------------------------------------------
+
+LENGTH = 37
+
+
+def interleave_in_float(sources: int, element_type: int, start: int, count: int, out: int) -> None:
+    lanes = array_at(sources, LANES, np.int64)
+    interleave(lanes, element_type, start, count, array_at(out, LENGTH * LANES, np.float32), 2)
+
+
+def interleave_in_double(sources: int, element_type: int, start: int, count: int, out: int) -> None:
+    lanes = array_at(sources, LANES, np.int64)
+    interleave(lanes, element_type, start, count, array_at(out, LENGTH * LANES, np.float64), 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 30])
+@pytest.mark.parametrize(
+    ("given", "out"),
+    [(kind, FLOAT32) for kind in (FLOAT16, BFLOAT16, FLOAT32)]
+    + [(kind, FLOAT64) for kind in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)],
+    ids=str,
+)
+def test_rows_are_brought_together(given: Any, out: Any, count: int) -> None:
+    """All that is given, and nothing beside it."""
+    rows = np.random.default_rng(26).normal(size=(LANES, LENGTH)).astype(given)
+    rows[1, 3:5] = np.nan, -np.inf
+    addresses = np.array([row.ctypes.data for row in rows])
+    expected = np.full((LENGTH, LANES), -7, out)
+    expected[2 : 2 + count] = rows.T[3 : 3 + count].astype(out)
+    function = interleave_in_float if out == FLOAT32 else interleave_in_double
+    native = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(compile_native(function, types.void(*[types.int64] * 5)))
+    for run in (native, function):
+        got = np.full((LENGTH, LANES), -7, out)
+        run(addresses.ctypes.data, helper.np_dtype_to_tensor_dtype(given), 3, count, got.ctypes.data)
+        np.testing.assert_array_equal(got, expected)
+
+
+def products_in_float(sums: int, a: int, b: int, rows: int, columns: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LENGTH * LANES, np.float32)
+    add_products(array_at(sums, LENGTH * LANES, np.float32), x, y, 1, (0, 2, 5), rows, columns, 4, 7, 2)
+
+
+def products_in_double(sums: int, a: int, b: int, rows: int, columns: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LENGTH * LANES, np.float64)
+    add_products(array_at(sums, LENGTH * LANES, np.float64), x, y, 1, (0, 2, 5), rows, columns, 4, 7, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 5)], ids=str)
+@pytest.mark.parametrize(("function", "dtype"), [(products_in_float, FLOAT32), (products_in_double, FLOAT64)])
+def test_products_are_added_up(function: Any, dtype: Any, shape: tuple[int, int]) -> None:
+    """Of whole numbers, so that no sum is rounded."""
+    rng = np.random.default_rng(27)
+    start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
+    expected = start.copy()
+    for t, begin in enumerate((0, 2, 5)):
+        for i, j in np.ndindex(*shape):
+            expected[t] += a[1 + 4 * i + j] * b[begin + 7 * i + 2 * j]
+    native = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(compile_native(function, types.void(*[types.int64] * 5)))
+    for run in (native, function):
+        got = start.copy()
+        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, *shape)
+        np.testing.assert_array_equal(got, expected)
 
 
 # --- the OrtApi table ------------------------------------------------------------------------------------------------

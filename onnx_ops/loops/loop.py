@@ -112,8 +112,10 @@ class Tasks:
             REFUSED.
         task: task(job, number), for each task, on any thread.
         begin: begin(kernel, job), alone before the first task.
+        finish: finish(kernel, job), alone after the last.
     """
 
     plan: Callable[[int, int], int]
     task: Callable[[int, int], None]
     begin: Callable[[int, int], None] | None = None
+    finish: Callable[[int, int], None] | None = None

@@ -215,6 +215,56 @@ def write_numbers(function: int, source: int, element_type: int, count: int, tar
     array_at(target, count, dtype)[:] = array_at(source, count, np.float64).astype(dtype)
 
 
+LANES = 16
+"""Numbers that lie side by side where one step of a loop works on all of them."""
+
+
+def interleave(sources: Any, element_type: int, start: int, count: int, out: Any, place: int) -> None:
+    """Bring rows together: number start + j of the row at the address sources[lane] to out[(place + j)*LANES + lane].
+
+    sources has LANES addresses of floating numbers of an ONNX element type; they come in out's dtype.
+    """
+    for lane in range(LANES):
+        for j in range(count):
+            out[(place + j) * LANES + lane] = number_at(int(sources[lane]), element_type, start + j)
+
+
+def add_products(
+    sums: Any,
+    a: Any,
+    b: Any,
+    a_start: int,
+    b_starts: tuple[int, int, int],
+    rows: int,
+    columns: int,
+    a_row: int,
+    b_row: int,
+    step: int,
+) -> None:
+    """Add three sums of products, for each lane by itself: sums[t*LANES + lane] += the sum over i and j of
+
+        a[(a_start + i*a_row + j)*LANES + lane] * b[(b_starts[t] + i*b_row + j*step)*LANES + lane]
+
+    for i in [0, rows) and j in [0, columns), each row added up by itself. All arrays have one dtype.
+    """
+    for t in range(3):
+        for i in range(rows):
+            total = np.zeros(LANES, sums.dtype)
+            for j in range(columns):
+                at_a = (a_start + i * a_row + j) * LANES
+                at_b = (b_starts[t] + i * b_row + j * step) * LANES
+                with np.errstate(all="ignore"):
+                    total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
+            with np.errstate(all="ignore"):
+                sums[t * LANES : (t + 1) * LANES] += total
+
+
+@helper
+def setting(address: int, count: int, axis: int, default: int) -> int:
+    """A number of an attribute of whole numbers, which a record holds by address and count; the default of none."""
+    return int(array_at(address, count, np.int64)[axis]) if count > 0 else default
+
+
 def malloc(size: int) -> int:
     """Address of a new block of memory, 0 if there is none to be had."""
     return _raw_malloc(size) or 0

@@ -73,8 +73,9 @@ def compile_kernel(op: Op, call: Call) -> Parts:
     else:
         assert isinstance(declared, Tasks)
         functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
-        if declared.begin:
-            functions["begin"] = compile_native(declared.begin, ALONE)
+        for name, alone in (("begin", declared.begin), ("finish", declared.finish)):
+            if alone:
+                functions[name] = compile_native(alone, ALONE)
         functions["read"] = compile_native(load, LOAD[DOUBLE])
         functions["write"] = compile_native(store, STORE[DOUBLE])
     for name, address in functions.items():

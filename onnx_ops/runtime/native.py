@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
 from onnx_ops.loops import primitives
+from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.records import JOB, KERNEL
 from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
 
@@ -371,3 +372,155 @@ def _malloc(size):
 @overload(primitives.free, jit_options=OPTIONS)
 def _free(address):
     return lambda address: free(address)
+
+
+# --- lanes -------------------------------------------------------------------------------------------------------
+
+
+QUAD = 4
+"""Numbers of each row that are brought together at a time."""
+
+
+@intrinsic
+def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
+    """QUAD numbers of each row, `offset` bytes behind its source; `numbers` tells by its type what they are."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sources, offset, _, out, place = args
+        given, wanted = signature.args[2], context.get_value_type(signature.args[3].dtype)
+        vector = ir.VectorType(wanted, QUAD)
+
+        def quad(lane: int) -> Any:
+            """The numbers of a row."""
+            address = builder.add(builder.load(builder.gep(sources, [WORD(lane)])), offset)
+            if isinstance(given, Numbers16):
+                bits = _loaded(builder, address, ir.IntType(16))
+                if given.element_type == FLOAT16:
+                    return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), QUAD)), vector)
+                words = ir.VectorType(ir.IntType(32), QUAD)
+                shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * QUAD))
+                value = builder.bitcast(shifted, ir.VectorType(ir.FloatType(), QUAD))
+            else:
+                value = _loaded(builder, address, context.get_value_type(given.dtype))
+            if value.type == vector:
+                return value
+            return (builder.fptrunc if isinstance(wanted, ir.FloatType) else builder.fpext)(value, vector)
+
+        def shuffled(a: Any, b: Any, mask: list[int]) -> Any:
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
+
+        def joined(vectors: list[Any]) -> Any:
+            """All of them one after the other; a power of two of them."""
+            while len(vectors) > 1:
+                mask = list(range(2 * vectors[0].type.count))
+                vectors = [shuffled(a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+            return vectors[0]
+
+        # Four rows at a time: the first number of each, then the second of each, and so on.
+        turned = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
+        blocks = [joined([quad(lane) for lane in range(first, first + QUAD)]) for first in range(0, LANES, QUAD)]
+        blocks = [shuffled(block, block, turned) for block in blocks]
+        for k in range(QUAD):
+            part = list(range(QUAD * k, QUAD * (k + 1)))
+            column = joined([shuffled(block, block, part) for block in blocks])
+            target = builder.gep(out, [builder.mul(builder.add(place, WORD(k)), WORD(LANES))])
+            builder.store(column, builder.bitcast(target, column.type.as_pointer()), align=_alignment(wanted))
+        return context.get_dummy_value()
+
+    return types.none(sources, types.int64, numbers, out, types.int64), codegen
+
+
+def _loaded(builder: Any, address: Any, number: Any) -> Any:
+    """QUAD numbers from an address."""
+    vector = ir.VectorType(number, QUAD)
+    return builder.load(builder.inttoptr(address, vector.as_pointer()), align=_alignment(number))
+
+
+def _alignment(number: Any) -> int:
+    """Of a number in memory, in bytes."""
+    return {"double": 8, "float": 4, "i16": 2}[str(number)]
+
+
+@njit(**OPTIONS)
+def _interleave(sources, size, start, count, out, place, at):
+    whole = count - count % QUAD
+    for j in range(0, whole, QUAD):
+        _interleave_quads(sources, (start + j) * size, at(0), out, place + j)
+    if count >= QUAD and whole < count:  # some of these once more
+        _interleave_quads(sources, (start + count - QUAD) * size, at(0), out, place + count - QUAD)
+    elif whole < count:
+        for lane in range(LANES):
+            row = at(sources[lane] + start * size)
+            for j in range(count):
+                out[(place + j) * LANES + lane] = row[j]
+
+
+@overload(primitives.interleave, jit_options=OPTIONS)
+def _interleave_of_type(sources, element_type, start, count, out, place):
+    def implementation(sources, element_type, start, count, out, place):
+        if element_type == FLOAT:
+            _interleave(sources, 4, start, count, out, place, f4_at)
+        elif element_type == DOUBLE:
+            _interleave(sources, 8, start, count, out, place, f8_at)
+        elif element_type == FLOAT16:
+            _interleave(sources, 2, start, count, out, place, half_at)
+        else:
+            _interleave(sources, 2, start, count, out, place, bfloat_at)
+
+    return implementation
+
+
+@intrinsic
+def _add_products(
+    typing: Any,
+    sums: Any,
+    a: Any,
+    b: Any,
+    a_start: Any,
+    b_starts: Any,
+    rows: Any,
+    columns: Any,
+    a_row: Any,
+    b_row: Any,
+    step: Any,
+) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step = args
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, lanes = ir.VectorType(number, LANES), WORD(LANES)
+        align = _alignment(number)
+
+        def place(pointer: Any, index: Any) -> Any:
+            return builder.bitcast(builder.gep(pointer, [builder.mul(index, lanes)]), vector.as_pointer())
+
+        def plus_product(total: Any, x: Any, y: Any) -> Any:
+            return builder.fadd(total, builder.fmul(x, y, flags=("contract",)), flags=("contract",))
+
+        with builder.goto_entry_block():
+            totals = [builder.alloca(vector) for _ in range(3)]
+        begins = cgutils.unpack_tuple(builder, b_starts)
+        with cgutils.for_range(builder, rows, intp=WORD) as row:
+            for total in totals:
+                builder.store(ir.Constant(vector, None), total)
+            first = builder.add(a_start, builder.mul(row.index, a_row))
+            others = [builder.add(begin, builder.mul(row.index, b_row)) for begin in begins]
+            with cgutils.for_range(builder, columns, intp=WORD) as column:
+                x = builder.load(place(a, builder.add(first, column.index)), align=align)
+                ahead = builder.mul(column.index, step)
+                for total, other in zip(totals, others, strict=True):
+                    y = builder.load(place(b, builder.add(other, ahead)), align=align)
+                    builder.store(plus_product(builder.load(total), x, y), total)
+            for t, total in enumerate(totals):
+                target = place(sums, WORD(t))
+                value = builder.fadd(builder.load(target, align=align), builder.load(total))
+                builder.store(value, target, align=align)
+        return context.get_dummy_value()
+
+    return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
+
+
+@overload(primitives.add_products, jit_options=OPTIONS)
+def _products(sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step):
+    return lambda sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step: _add_products(
+        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step
+    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim, Shape
-from onnx_ops.loops.primitives import array_at, helper
+from onnx_ops.loops.primitives import helper, setting
 
 AXES = 3
 """Spatial axes at most. With fewer of them the first ones have the size 1, and windows of that size."""
@@ -113,12 +112,6 @@ def first_inside(begin: int, dilation: int) -> int:
 
 SIZE, COUNT, KERNEL_SIZE, STRIDE, PADDING, DILATION, FIELDS = range(7)
 """Where a table (FIELDS, AXES) of int64 has what."""
-
-
-@helper
-def setting(address: int, given: int, axis: int, default: int) -> int:
-    """A number of an attribute for a spatial axis, or what stands for it."""
-    return int(array_at(address, given, np.int64)[axis]) if given > 0 else default
 
 
 @helper

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnx_ops.torch.translations.nodes import integers, number, op, sizes, spatial, taps
+from onnx_ops.torch.whole.operators import aclnn
 
 FEW_CHANNELS = 8
 """Up to so many input channels all taps of a kernel are one product of matrices; else each is one of its own."""
@@ -169,9 +170,19 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
 
     Convolving x with grad would be this too, and takes up to twice as long.
     """
-    out = spatial(grad, "the gradient of a convolution", window.rank)
+    shape, out = (spatial(value, "the gradient of a convolution", window.rank) for value in (x, grad))
     outputs, inputs = sizes(grad)[1], sizes(x)[1]
     groups, per_group = window.groups, inputs // window.groups
+    # With an output_padding as large as its stride, a transposed convolution leaves room for more places of the kernel.
+    if groups > 1 and per_group == 1 and _reached(shape, window) == out:
+        return aclnn.DepthwiseConv2DBackpropFilter(
+            x,
+            grad,
+            filter_size=window.kernel,
+            strides=window.stride,
+            pads=[*window.padding, *window.padding],
+            dilations=window.dilation,
+        )
     space = list(range(2, window.rank + 2))
     if groups == 1 and inputs <= FEW_CHANNELS:
         seen = taps(_padded(x, window), space, window.kernel, window.stride, window.dilation, out)

@@ -1,0 +1,69 @@
+"""Gradients of convolutions by their filters in captured graphs, beside PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onnx_ops
+from onnx_ops.torch import gradients
+
+KIND = "DepthwiseConv2DBackpropFilter"
+
+
+def compare(network: nn.Module, x: Tensor, off: float, nodes: int) -> None:
+    """Capture with some samples, and compare the gradients of one more; the graph has so many nodes of the kind."""
+
+    def loss(network: nn.Module, x: Tensor) -> Tensor:
+        return network(x).square().sum()
+
+    capture = gradients(network, loss, (x,), dynamic_shapes=({0: torch.export.Dim("N")},))
+    assert [node.op_type for node in capture.model.graph.node].count(KIND) == nodes
+    x = torch.cat([x, x[:1].flip(-1)])
+    loss(network, x).backward()
+    session = onnx_ops.InferenceSession(capture.model)
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        (got,) = session.run([f"grad.{name}"], capture.state | {"x": x.numpy()})
+        wanted = parameter.grad.numpy()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=off * np.abs(wanted).max(), err_msg=name)
+
+
+# Sums of a few hundred terms, in another order.
+OFF = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_depthwise(dtype: torch.dtype) -> None:
+    """Strides, gaps, rims and several filters of a channel; also where the convolution is transposed."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        nn.Tanh(),
+        nn.Conv2d(4, 8, (3, 2), (2, 1), (1, 0), (1, 2), groups=4, bias=False),
+        nn.Tanh(),
+        nn.ConvTranspose2d(8, 8, 3, 2, 1, output_padding=1, groups=8),
+    ).to(dtype)
+    compare(network, torch.randn(3, 4, 9, 8, dtype=dtype), OFF[dtype], 3)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_depthwise_along_lines_and_in_volumes(rank: int) -> None:
+    torch.manual_seed(0)
+    convolution = {1: nn.Conv1d, 3: nn.Conv3d}[rank]
+    network = nn.Sequential(convolution(3, 6, 3, 2, 1, groups=3), nn.Tanh(), convolution(6, 6, 2, groups=6))
+    compare(network, torch.randn(2, 3, *range(7, 7 + rank)), OFF[torch.float32], 2)
+
+
+def test_room_for_more_places_than_there_are() -> None:
+    """An output_padding as large as the stride, which gaps allow; onnxruntime's ConvTranspose does not."""
+    torch.manual_seed(0)
+    network = nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1, groups=3).double()
+    compare(network, torch.randn(2, 3, 7).double(), OFF[torch.float64], 0)
+
+
+def test_groups_of_several_channels() -> None:
+    torch.manual_seed(0)
+    compare(nn.Conv2d(4, 6, 3, groups=2), torch.randn(2, 4, 6, 5), OFF[torch.float32], 0)
