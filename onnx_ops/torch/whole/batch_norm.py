@@ -52,40 +52,41 @@ def _inverse_deviation(variance: Any, eps: float) -> Any:
 
 
 def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
-    """Mean, inverse deviation and variance of the channels; no variance where nodes need none.
+    """Mean and inverse deviation of the channels, and the latter as BatchNormStats has it.
 
-    The attributes of nodes are float32, too coarse for tensors of double.
+    The attributes of nodes are float32, too coarse for tensors of double: there eps is added by other nodes.
     """
     if not _is_double(input):
-        return *aclnn.BatchNormStats(input, eps=eps), None
+        mean, inverse = aclnn.BatchNormStats(input, eps=eps)
+        return mean, inverse, inverse
     mean, inverse = aclnn.BatchNormStats(input, eps=0.0)
     variance = op.Reciprocal(op.Mul(inverse, inverse))
     variance.dtype = input.dtype
-    return mean, _inverse_deviation(variance, eps), variance
+    return mean, _inverse_deviation(variance, eps), inverse
 
 
 def _tracked(
-    input: Any, mean: Any, inverse: Any, variance: Any, running: tuple[Any, Any], momentum: float, eps: float
+    input: Any, mean: Any, inverse: Any, running: tuple[Any, Any], momentum: float, eps: float
 ) -> tuple[Any, Any]:
     """The running mean and variance after a batch."""
-    count = _count(input)
-    if variance is None:
-        rows = (op.Unsqueeze(value, op.Constant(value_ints=[0])) for value in (mean, inverse))
-        return aclnn.BatchNormGatherStatsWithCounts(input, *rows, *running, count, momentum=momentum, eps=eps)[2:]
-    elements = op.Cast(count, to=ir.DataType.DOUBLE)
-    unbiased = op.Mul(variance, op.Div(elements, op.Sub(elements, _double(1))))
+    rows = [op.Unsqueeze(value, op.Constant(value_ints=[0])) for value in (mean, inverse)]
+    if not _is_double(input):
+        return aclnn.BatchNormGatherStatsWithCounts(input, *rows, *running, _count(input), momentum=momentum, eps=eps)[
+            2:
+        ]
+    # Of momentum 1 nothing of earlier values is kept: these are the mean and the unbiased variance of the batch.
+    now = aclnn.BatchNormGatherStatsWithCounts(input, *rows, mean, mean, _count(input), momentum=1.0, eps=0.0)[2:]
     kept, entering = _double(1 - momentum), _double(momentum)
-    now = zip(running, (mean, unbiased), strict=True)
-    first, second = (op.Add(op.Mul(old, kept), op.Mul(new, entering)) for old, new in now)
+    first, second = (op.Add(op.Mul(old, kept), op.Mul(new, entering)) for old, new in zip(running, now, strict=True))
     return first, second
 
 
 def _trained(
     input: Any, weight: Any, bias: Any, running: tuple[Any, Any] | None, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    mean, inverse, variance = _statistics(input, eps)
+    mean, inverse, gathered = _statistics(input, eps)
     output = aclnn.BatchNormElemt(input, weight, bias, mean, inverse)
-    after = () if running is None else _tracked(input, mean, inverse, variance, running, momentum, eps)
+    after = () if running is None else _tracked(input, mean, gathered, running, momentum, eps)
     if _is_narrow(input):  # PyTorch says that these statistics are as narrow, and the running ones float
         mean, inverse = (op.Cast(value, to=input.dtype) for value in (mean, inverse))
         after = tuple(op.Cast(value, to=ir.DataType.FLOAT) for value in after)
@@ -173,12 +174,13 @@ def _is_cumulative(module: _BatchNorm) -> bool:
 def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
     module._check_input_dim(input)
     module.num_batches_tracked.add_(1)
+    eps = 0.0 if input.dtype is torch.float64 else module.eps  # as for the statistics that it is normalized with
     with torch.no_grad():
-        mean = input.mean(_others(input), keepdim=True)
-        less = torch.full((1,), input.numel() // input.shape[1] - 1, dtype=input.dtype)
-        variance = (input - mean).square().sum(_others(input)) / less
-        for running, now in ((module.running_mean, mean.flatten()), (module.running_var, variance)):
-            running.add_((now.to(running.dtype) - running) / module.num_batches_tracked.to(running.dtype))
+        mean, inverse = batch_norm_stats(input, eps)
+        count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.int32)
+        _, _, *now = batch_norm_gather_and_track(input, mean[None], inverse[None], mean, mean, 1.0, eps, count)
+        for running, of_batch in zip((module.running_mean, module.running_var), now, strict=True):
+            running.add_((of_batch.to(running.dtype) - running) / module.num_batches_tracked.to(running.dtype))
     return functional.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
 
