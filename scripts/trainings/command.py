@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -41,7 +42,7 @@ class Result:
     Attributes:
         op: the op that it is about.
         task: what was learnt.
-        figure: what was reached, such as "97.1 % of digits right".
+        figure: what was reached, in few words, such as "97.1 % of digits right".
         reached: whether that is what is expected of it.
         difference: the largest of the losses of the first steps from PyTorch's, as a share of these.
         pictures: the PNG files, each with its caption.
@@ -92,7 +93,7 @@ def options(parsed: argparse.Namespace) -> Options:
 def report(result: Result) -> int:
     """Print what came of a training; returns the exit status."""
     print(f"{result.op}: {result.task}")
-    print(f"{result.figure}" + ("" if result.reached else "; more was expected"))
+    print(f"{result.figure}, in {result.seconds:.0f} s" + ("" if result.reached else "; more was expected"))
     print(f"Largest difference of the first losses from PyTorch's: {result.difference:.1e}")
     for path in result.pictures:
         print(f"Drawn: {path}")
@@ -138,3 +139,10 @@ def train(
                 if progress.disable and (run.epoch in (1, epochs) or run.epoch % max(1, epochs // 10) == 0):
                     told = ", ".join(f"{name} {value}" for name, value in figures.items())
                     print(f"{title}, epoch {run.epoch:3} of {epochs}: {told}", flush=True)
+
+
+def timed(make: Callable[[], Result]) -> Result:
+    """The result, with the seconds that it took."""
+    start = time.perf_counter()
+    made = make()
+    return replace(made, seconds=time.perf_counter() - start)

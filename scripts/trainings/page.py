@@ -24,7 +24,8 @@ th, td { text-align: left; padding: .55rem .8rem; border-top: 1px solid var(--li
 th { font-size: .85rem; color: var(--soft); font-weight: 600; border-top: 0; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 a { color: var(--mark); }
-section { background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: 1.4rem 1.5rem; margin: 1.5rem 0; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: 1.4rem 1.5rem; }
+section + section { margin-top: 1.5rem; }
 code { font: .9em ui-monospace, monospace; background: var(--back); padding: .1em .35em; border-radius: 3px; }
 figure { margin: 1.2rem 0 0; }
 img { display: block; max-width: 100%; height: auto; }

@@ -1,0 +1,101 @@
+"""The steps that are kept of the trainings: what they learn is what PyTorch learns."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("sklearn")
+
+from models import training as kept
+from models.training import Training
+from onnx_ops import Trainer
+
+MODELS = Path(__file__).parents[2] / "models"
+TRAININGS = {
+    f"{path.parent.name}-{training.files.name}": training
+    for path in sorted(MODELS.glob("*/training.py"))
+    for training in vars(importlib.import_module(f"models.{path.parent.name}.training")).values()
+    if isinstance(training, Training)
+}
+# Losses of float32 have seven digits, and rounding grows from step to step; those of float64 have sixteen.
+FLOAT32, FLOAT64 = 1e-4, 1e-9
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_first_losses_are_those_kept_of_torch(name: str) -> None:
+    assert TRAININGS[name].difference() <= FLOAT32
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_seeds_are_starts_of_their_own(name: str) -> None:
+    training = TRAININGS[name]
+    one, again, other = (training.started(seed).state for seed in (0, 0, 1))
+    assert all(np.array_equal(one[x], again[x]) for x in one)
+    assert any(not np.array_equal(one[x], other[x]) for x in one)
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, object]:
+    """The steps in PyTorch, by the names of their files."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    from models.capturing import STEPS
+
+    return {f"{step.training.files.folder.name}-{step.training.files.name}": step for step in STEPS}
+
+
+def test_every_training_has_a_step(steps: dict[str, object]) -> None:
+    assert sorted(steps) == sorted(TRAININGS)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_captured_anew(steps: dict[str, object], name: str) -> None:
+    """What is captured is what is kept; PyTorch's losses are as near to it as those that are kept."""
+    from models import capturing, torch_step
+
+    step = steps[name]
+    assert isinstance(step, torch_step.TorchStep)
+    files, capture = step.training.files, step.capture()
+    assert capturing.text(capturing.unstarted(capture)) == files.step.read_text()
+    inference = capturing.inference(capture)
+    assert files.inference.exists() == (inference is not None)
+    if inference is not None:
+        assert capturing.text(inference) == files.inference.read_text()
+    losses = kept.first_losses(step.training, Trainer(step.training.started(0)))
+    assert kept.difference(losses, torch_step.first_losses(step, step.training.model)) <= FLOAT32
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_float64(steps: dict[str, object], name: str) -> None:
+    """Where onnxruntime has the operators."""
+    import torch
+
+    from models import capturing, torch_step
+
+    step = steps[name]
+    assert isinstance(step, torch_step.TorchStep)
+    model = capturing.unstarted(step.capture(torch.float64))
+    state = step.training.state(model, 0)
+    trainer = Trainer(kept.StartedStep(model, state, None))
+    expected = torch_step.first_losses(step, model, torch.float64)
+    assert kept.difference(kept.first_losses(step.training, trainer), expected) <= FLOAT64
+
+
+def test_what_the_text_cannot_tell_is_refused() -> None:
+    """The text has six digits of a number."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    from models import capturing
+
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) <float c = {0.5}> { y = Add (x, c) }'
+    )
+    assert "0.5" in capturing.text(model)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array(1 / 3, np.float32), "c"))
+    with pytest.raises(ValueError, match="initializer"):
+        capturing.text(model)
