@@ -15,6 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from models.batch_norm_workers import network as batch_norm_workers
+from models.line_reader import network as line_reader
 from models.multilabel import network as multilabel
 from models.torch_step import TorchStep, first_losses
 from onnx_ops.torch import Capture
@@ -22,6 +23,7 @@ from onnx_ops.training.step import METADATA, InputRole, Step
 
 STEPS: tuple[TorchStep, ...] = (
     batch_norm_workers.STEP,
+    line_reader.STEP,
     multilabel.STEP,
 )
 """Of all trainings."""

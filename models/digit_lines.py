@@ -1,45 +1,16 @@
-"""Lines of several digit images side by side, and the windows of columns that a reader slides over them.
+"""The windows of columns that the classifier of `digits` slides over a line of `line_reader.data`.
 
-A line has one time step per column: the 8x8 window centred there, which the classifier of `digits` calls one of the
-ten digits or, where all of its outputs are low, no digit (the CTC blank). So the classes are the digits 0..9 and BLANK.
+A line has one time step per column: the 8x8 window centred there, which the classifier calls one of the ten digits or,
+where all of its outputs are low, no digit (the CTC blank). So the classes are the digits 0..9 and BLANK.
 
-Letters: M digit images, N lines, W columns of the widest line, S digits of the longest line, P = 64 pixels.
+Letters: M digit images, N lines, W columns of the widest line, P = 64 pixels.
 """
-
-from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
-SIDE = 8
-BLANK = 10
+from models.line_reader.data import SIDE
+
 MAX_GAP = 3
-
-
-class DigitLines(NamedTuple):
-    """`pixels` (N, 8, W) and `digits` (N, S), both padded with zeros; `widths` and `lengths` (N) say how far."""
-
-    pixels: np.ndarray
-    widths: np.ndarray
-    digits: np.ndarray
-    lengths: np.ndarray
-
-
-def compose(images: np.ndarray, labels: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> DigitLines:
-    """Lines of `lengths` digits each, drawn from images (M, P) at random, with gaps of 0 to MAX_GAP columns."""
-    picks = [rng.integers(len(images), size=length) for length in lengths]
-    lines = []
-    for pick in picks:
-        gaps = [np.zeros((SIDE, rng.integers(MAX_GAP + 1)), images.dtype) for _ in pick]
-        pieces = [piece for gap, index in zip(gaps, pick, strict=True) for piece in (gap, images[index])]
-        lines.append(np.concatenate([piece.reshape(SIDE, -1) for piece in pieces], axis=1))
-    widths = np.array([line.shape[1] for line in lines], np.int64)
-    pixels = np.zeros((len(lines), SIDE, widths.max()), images.dtype)
-    digits = np.zeros((len(lines), max(lengths)), np.int64)
-    for n, (line, pick) in enumerate(zip(lines, picks, strict=True)):
-        pixels[n, :, : widths[n]] = line
-        digits[n, : len(pick)] = labels[pick]
-    return DigitLines(pixels, widths, digits, np.asarray(lengths, np.int64))
 
 
 def windows(pixels: np.ndarray) -> np.ndarray:
@@ -73,9 +44,3 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
     """
     scores = np.concatenate([logits, np.zeros_like(logits[..., :1])], axis=-1)
     return scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
-
-
-def read(log_probs: np.ndarray, widths: np.ndarray) -> list[list[int]]:
-    """The digits of each line: the best class of every column of (W, N, 11), repeats merged, blanks dropped."""
-    best = log_probs.argmax(axis=-1)
-    return [[int(label) for label, _ in groupby(best[:width, n]) if label != BLANK] for n, width in enumerate(widths)]
