@@ -72,8 +72,18 @@ def check_weights(trainer: onnx_ops.Trainer, model: nn.Module, tolerance: float)
         np.testing.assert_allclose(got[name], wanted.numpy(), rtol=0, atol=tolerance * largest, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+IN_FLOAT32 = ("SGD momentum", "AdamW amsgrad", "groups")
+"""Of the update in float32 there is little else to see than in float64."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        pytest.param(kind, dtype, marks=() if dtype is torch.float64 or kind in IN_FLOAT32 else pytest.mark.full)
+        for kind in OPTIMIZERS
+        for dtype in TOLERANCES
+    ],
+)
 def test_a_hundred_steps(kind: str, dtype: torch.dtype) -> None:
     model = network(dtype)
     optimizer = OPTIMIZERS[kind](model.parameters())
