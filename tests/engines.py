@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,6 +184,34 @@ ENGINES = (KERNEL, PORTABLE, PORTABLE_AS_WRITTEN, PORTABLE_EVALUATOR, EVALUATOR,
 CAREFUL = (KERNEL, EVALUATOR, REFERENCE)
 
 on_every_engine = pytest.mark.parametrize("engine", ENGINES, ids=str)
+
+
+def in_turns(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Each row on the kernel and on one of the other engines, which take turns; on all of them by `make test-full`.
+
+    Args:
+        names: of the test's parameters that a row has values for; `engine` comes after them.
+    """
+    others = itertools.cycle(engine for engine in ENGINES if engine is not KERNEL)
+    return pytest.mark.parametrize(
+        (*names, "engine"),
+        [
+            pytest.param(
+                *row,
+                engine,
+                marks=() if engine in (KERNEL, turn) else pytest.mark.full,
+                id="-".join(map(_words, (*row, engine))),
+            )
+            for row, turn in zip(rows, others, strict=False)
+            for engine in ENGINES
+        ],
+    )
+
+
+def _words(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 on_typed_engines = pytest.mark.parametrize("engine", [e for e in ENGINES if e is not REFERENCE], ids=str)
 on_careful_engines = pytest.mark.parametrize("engine", CAREFUL, ids=str)
 

@@ -469,10 +469,10 @@ def test_oracles_agree_on_tables(share: float, reached: bool) -> None:
         assert numbers.ulp_error(actual, expected, largest).max() <= SUM_ULPS, seed
 
 
-@engines.on_every_engine
-@pytest.mark.parametrize("dtypes", TABLE_DTYPES, ids=lambda dtypes: "-".join(kind.name for kind in dtypes))
-@pytest.mark.parametrize(("share", "reached"), TABLES, ids=lambda value: str(value))
-def test_tables(engine: Engine, dtypes: tuple[np.dtype, ...], share: float, reached: bool) -> None:
+@engines.in_turns(
+    ["share", "reached", "dtypes"], [(*row, dtypes) for row, dtypes in itertools.product(TABLES, TABLE_DTYPES)]
+)
+def test_tables(share: float, reached: bool, dtypes: tuple[np.dtype, ...], engine: Engine) -> None:
     for seed in range(16):
         check_table(engine, *judged_table(seed, dtypes, share, reached))
 

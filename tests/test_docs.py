@@ -98,7 +98,7 @@ def with_lerp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(root: Path, *arguments: str) -> str:
     """Run Python on a copy of the repository."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "ONNX_OPS_CACHE_DIR": str(root / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     result = subprocess.run(
         [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from engines import ENGINES, FLOATS, Call, Engine, assert_close, check_call, dtype_on
+from engines import ENGINES, FLOATS, Call, Engine, assert_close, check_call, dtype_on, in_turns
 
 import onnx_ops
 from onnx_ops.core.op import Op
@@ -30,12 +32,10 @@ def test_example(op: Op, engine: Engine) -> None:
         assert_close(actual, expected[name].astype(actual.dtype), rtol=3e-7, atol=6e-8)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@each_op
-def test_every_dtype(op: Op, dtype: DType, engine: Engine) -> None:
+@in_turns(["name", "dtype"], itertools.product(onnx_ops.OPS, FLOATS))
+def test_every_dtype(name: str, dtype: DType, engine: Engine) -> None:
     """The call of the example, with all its floating inputs in one dtype."""
-    call = example_call(op)
+    call = example_call(onnx_ops.OPS[name])
     arrays = {name: a.astype(dtype) for name, a in call.given.items() if a.dtype in FLOATS}
     check_call(engine, call.but(arrays))
 

@@ -13,7 +13,7 @@ import golden
 import numpy as np
 import pytest
 from cases import GOLDEN
-from engines import FLOAT64, FLOATS, check_call, on_every_engine
+from engines import FLOAT64, FLOATS, check_call, in_turns
 
 from onnx_ops import OPS
 from tests.ops import RECORDS
@@ -118,8 +118,7 @@ def test_golden(case: golden.Golden) -> None:
         assert error.max(initial=0.0) <= (0.51 if case.expected.dtype.itemsize == 2 else 8)
 
 
-@on_every_engine
-@each_golden
+@in_turns(["case"], [(case,) for case in GOLDEN])
 def test_golden_on_engines(case: golden.Golden, engine: object) -> None:
     record, call = _of_golden(case)
     assert record.op in OPS

@@ -37,24 +37,7 @@ PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in
 CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
 
 
-OTHERS = [engine for engine in engines.ENGINES if engine is not KERNEL]
-
-
-def in_turns(calls: list[Call]) -> pytest.MarkDecorator:
-    """Each call on the kernel and on one of the other engines, which take turns; on all of them by `make test-full`."""
-    return pytest.mark.parametrize(
-        ("call", "engine"),
-        [
-            pytest.param(
-                call, engine, marks=() if engine in (KERNEL, turn) else pytest.mark.full, id=f"{call}-{engine}"
-            )
-            for call, turn in zip(calls, itertools.cycle(OTHERS))
-            for engine in engines.ENGINES
-        ],
-    )
-
-
-@in_turns(PAIRS)
+@engines.in_turns(["call"], [(call,) for call in PAIRS])
 def test_pairs(call: Call, engine: Engine) -> None:
     """Every two dtypes, attributes and forms meet."""
     check_call(engine, call)
@@ -72,7 +55,7 @@ def test_all_combinations(engine: Engine, record: Record) -> None:
         check_call(engine, call)
 
 
-@in_turns(CALLS)
+@engines.in_turns(["call"], [(call,) for call in CALLS])
 def test_calls(call: Call, engine: Engine) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
     if call.careful and engine.portable:
@@ -80,9 +63,7 @@ def test_calls(call: Call, engine: Engine) -> None:
     check_call(engine, call)
 
 
-@engines.on_every_engine
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@each_record
+@engines.in_turns(["record", "dtype"], itertools.product(PRESENT, FLOATS))
 def test_worked(record: Record, dtype: DType, engine: Engine) -> None:
     """Results that are known without computing them."""
     for worked in record.worked(dtype):
@@ -135,10 +116,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@engines.on_every_engine
-@each_record
-def test_memory_layout_does_not_matter(record: Record, engine: Engine, layout: str) -> None:
+@engines.in_turns(["record", "layout"], itertools.product(PRESENT, LAYOUTS))
+def test_memory_layout_does_not_matter(record: Record, layout: str, engine: Engine) -> None:
     """NumPy arrays that do not lie in memory in order."""
     expected = engine.run(record.plain)
     changed = record.plain.but({name: LAYOUTS[layout](array) for name, array in record.plain.given.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -28,16 +28,32 @@ MODULES = (
     test_kl_div_backward,
 )
 ON_ALL = ("test_worked", "test_by_hand")
-"""Tests that also run without graph optimisation and with the body inlined."""
+"""Tests that also run without graph optimisation and with the body inlined: of many, by `make test-full`."""
+LEFT_OUT = ("test_pairs", "test_calls", "test_inputs_are_not_written_to", "test_memory_layout_does_not_matter")
+"""Tests of products, and of NumPy's memory, of which Node gets a copy."""
 
 Test = Callable[..., None]
 
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def _engines(mark: pytest.Mark) -> Any:
-    """The engines of a mark that runs a test on several, else nothing."""
-    return mark.args[1] if mark.name == "parametrize" and mark.args[0] == "engine" else ()
+def _engines(mark: pytest.Mark) -> set[Any]:
+    """The engines of a mark that runs a test on several."""
+    if mark.name != "parametrize":
+        return set()
+    names, rows = mark.args
+    if names == "engine":
+        return set(rows)
+    return {row.values[-1] for row in rows} if names[-1] == "engine" else set()
+
+
+def _without_engines(mark: pytest.Mark) -> Iterator[pytest.Mark]:
+    """What `engines.in_turns` marks besides."""
+    if mark.args[0] != "engine":
+        *names, _ = mark.args[0]
+        of_kernel = [row for row in mark.args[1] if row.values[-1] is engines.KERNEL]
+        words = [row.id.removesuffix(f"-{engines.KERNEL}") for row in of_kernel]
+        yield pytest.mark.parametrize(names, [row.values[:-1] for row in of_kernel], ids=words).mark
 
 
 def _in_node(name: str, test: Test) -> Test:
@@ -47,9 +63,14 @@ def _in_node(name: str, test: Test) -> Test:
     def run(*args: Any, **kwargs: Any) -> None:
         test(*args, **kwargs)
 
-    here = [WEB, WEB_AS_WRITTEN, WEB_INLINED] if name in ON_ALL else [WEB]
-    others = [mark for mark in test.pytestmark if not _engines(mark)]
-    run.pytestmark = [pytest.mark.parametrize("engine", here, ids=str).mark, *others]
+    marks: list[pytest.Mark] = []
+    for mark in test.pytestmark:
+        marks.extend(_without_engines(mark) if _engines(mark) else [mark])
+    ways: list[Any] = [WEB]
+    if name in ON_ALL:
+        full = pytest.mark.full if name == "test_worked" else ()
+        ways += [pytest.param(way, marks=full) for way in (WEB_AS_WRITTEN, WEB_INLINED)]
+    run.pytestmark = [pytest.mark.parametrize("engine", ways, ids=str).mark, *marks]
     return run
 
 
@@ -58,7 +79,7 @@ def _of_bodies(module: ModuleType) -> dict[str, Test]:
     return {
         name: test
         for name, test in vars(module).items()
-        if any(engines.PORTABLE in _engines(mark) for mark in getattr(test, "pytestmark", ()))
+        if name not in LEFT_OUT and any(engines.PORTABLE in _engines(mark) for mark in getattr(test, "pytestmark", ()))
     }
 
 

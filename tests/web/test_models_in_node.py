@@ -30,7 +30,11 @@ made_self_contained = pytest.mark.parametrize(
 )
 
 
-@made_self_contained
+@pytest.mark.parametrize(
+    "self_contained",
+    [onnx_ops.link, pytest.param(onnx_ops.inline, marks=pytest.mark.full)],
+    ids=["linked", "inlined"],
+)
 @test_linking.each_case
 def test_graphs(node: Node, case: test_linking.Case, self_contained: SelfContained) -> None:
     """Several uses, mixed dtypes, functions, branches, loops, old opsets."""
@@ -197,8 +201,15 @@ def assert_harmless(inputs: list[Array], settings: engines.Attributes, good: Arr
             engines.assert_same_bits(actual[:, sample], good[:, sample])
 
 
-@pytest.mark.parametrize("zero_infinity", [0, 1])
-@pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
+@pytest.mark.parametrize(
+    ("flat", "zero_infinity"),
+    [
+        pytest.param(flat, zero_infinity, marks=() if flat == bool(zero_infinity) else pytest.mark.full)
+        for flat in (False, True)
+        for zero_infinity in (0, 1)
+    ],
+    ids=lambda value: {False: "padded", True: "concatenated"}[value] if isinstance(value, bool) else str(value),
+)
 @pytest.mark.parametrize(("name", "value"), WRONG_VALUES, ids=str)
 def test_wrong_length_or_label(node: Node, name: str, value: float, flat: bool, zero_infinity: int) -> None:
     settings = {"zero_infinity": zero_infinity}

@@ -97,7 +97,7 @@ def test_a_step(node: Node, dtype: type, self_contained: SelfContained) -> None:
 
 
 @functools.cache
-def _captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+def captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
     """The step of a task, and batches for it."""
     import torch
 
@@ -116,12 +116,21 @@ def _captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
 
 @needs_capture
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
-@made_self_contained
 @pytest.mark.parametrize("task", TASKS)
-def test_captured_steps(node: Node, task: str, self_contained: SelfContained) -> None:
+def test_captured_steps(node: Node, task: str) -> None:
     """Those that are measured too: convolutions, batch norm, pooling, attention, CTC, an LSTM."""
-    model, batches = _captured(task)
-    check_steps(node, self_contained(model), batches, OF_A_CHANGE)
+    model, batches = captured(task)
+    check_steps(node, model, batches, OF_A_CHANGE)
+
+
+@needs_capture
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
+@pytest.mark.parametrize(
+    "task", [task if task == "LSTM" else pytest.param(task, marks=pytest.mark.full) for task in TASKS]
+)
+def test_inlined_captured_steps(node: Node, task: str) -> None:
+    model, batches = captured(task)
+    check_steps(node, onnx_ops.inline(model), batches, OF_A_CHANGE)
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
