@@ -83,12 +83,18 @@ def wrapped(line: str) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two nodes, or two tensors, are alike, whatever their numbers are stored as."""
+    """Whether two nodes, tensors, or values of attributes are alike, whatever their numbers are stored as."""
     if isinstance(one, onnx.TensorProto):
         arrays = numpy_helper.to_array(one), numpy_helper.to_array(other)
         return arrays[0].dtype == arrays[1].dtype and arrays[0].tobytes() == arrays[1].tobytes()
-    attributes = ({a.name: helper.get_attribute_value(a) for a in node.attribute} for node in (one, other))
-    return one.op_type == other.op_type and next(attributes) == next(attributes)
+    if not isinstance(one, onnx.NodeProto):
+        return one == other
+    first, second = ({a.name: helper.get_attribute_value(a) for a in node.attribute} for node in (one, other))
+    return (
+        one.op_type == other.op_type
+        and first.keys() == second.keys()
+        and all(same(value, second[name]) for name, value in first.items())
+    )
 
 
 def main() -> None:
