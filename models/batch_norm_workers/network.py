@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.batch_norm_workers.training import TRAINING
+from models.batch_norm_workers.training import LEARNING_RATE, TRAINING
 from models.torch_step import TorchStep
 
 
@@ -37,6 +37,6 @@ STEP = TorchStep(
     training=TRAINING,
     network=network,
     loss=loss,
-    optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9),
+    optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9),
     dynamic_shapes=({0: SAMPLES}, {0: SAMPLES}),
 )

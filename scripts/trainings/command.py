@@ -108,6 +108,7 @@ def train(
     *,
     rate: Callable[[float], float] | None = None,
     after: Callable[[Trainer], dict[str, str]] | None = None,
+    leads: bool = True,
 ) -> None:
     """Train for so many epochs, with a progress bar, and a checkpoint after each of them.
 
@@ -118,13 +119,14 @@ def train(
         options: where the checkpoint is, and whether to go on from it.
         rate: from the share of the training that is done, 0 to 1, to the learning rate; that of the step if missing.
         after: is called after each epoch; returns figures to show beside the loss.
+        leads: whether to show the progress and to write checkpoints; of workers one does.
     """
     checkpoint = options.folder / f"{title.replace(' ', '_')}.safetensors"
     if options.resume and checkpoint.exists():
         run.resume(Checkpoint.read(checkpoint))
     total = epochs * run.samples.steps
     # Without a terminal (disable=None finds out) tqdm draws nothing; a line for each tenth of the epochs stands in.
-    with tqdm(total=total, desc=title, unit="step", file=sys.stdout, disable=None) as progress:
+    with tqdm(total=total, desc=title, unit="step", file=sys.stdout, disable=None if leads else True) as progress:
         progress.update(done := run.epoch * run.samples.steps + run.step)
         while run.epoch < epochs:
             if rate is not None:
@@ -132,7 +134,7 @@ def train(
             run.advance()
             done += 1
             progress.update()
-            if run.step == 0:
+            if run.step == 0 and leads:
                 figures = {"loss": f"{run.losses[-1]:.4f}"} | (after(run.trainer) if after is not None else {})
                 run.save(checkpoint)
                 progress.set_postfix(figures)
