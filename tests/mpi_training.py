@@ -1,7 +1,8 @@
 """A worker of a training over MPI: mpiexec -n N python tests/mpi_training.py CONFIGURATION
 
 The configuration is JSON: "first" and "last" step, the "counts" of samples that the workers take of each batch, the
-"folder" for the results, a "checkpoint" to go on from, and what the last worker does "instead" of step 3.
+"folder" for the results, a "checkpoint" to go on from, and what the last worker does "instead" of step 3. With "norms"
+the step is that of models/batch_norm_workers, with synchronized batch norm; what is done instead is done amid it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +20,55 @@ from mpi4py import MPI
 
 import onnx_ops
 
+Batch = dict[str, np.ndarray]
+
+
+def plain() -> tuple[onnx_ops.Trainer, Callable[[int], Batch]]:
+    """The trainer, and the whole batches."""
+    trainer = onnx_ops.Trainer(steps.whole_step(), communicator=MPI.COMM_WORLD)
+    return trainer, lambda number: steps.batch(steps.SHARED, seed=number)
+
+
+def with_norms() -> tuple[onnx_ops.Trainer, Callable[[int], Batch]]:
+    from models.batch_norm_workers.training import TRAINING
+
+    trainer = onnx_ops.Trainer(TRAINING.started(0), communicator=MPI.COMM_WORLD, synchronize_batch_norm=True)
+    samples = TRAINING.in_batches(TRAINING.samples(0))
+    return trainer, lambda number: samples.batch(samples.order(0, 0), number)
+
+
+def end(how: str, batch: Batch) -> None:
+    match how:
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise LookupError("no data")
+        case "exit":
+            sys.exit(7)
+        case "refused":
+            del batch["y"]
+
 
 def main() -> None:
     told = json.loads(sys.argv[1])
     communicator = MPI.COMM_WORLD
     rank, folder = communicator.rank, Path(told["folder"])
-    trainer = onnx_ops.Trainer(steps.whole_step(), communicator=communicator)
+    trainer, whole = with_norms() if told.get("norms") else plain()
     if told.get("checkpoint"):
         trainer.load(told["checkpoint"])
     ends = np.cumsum([0, *told["counts"]])
-    samples = int(ends[-1])
     losses = []
     for number in range(told["first"], told["last"]):
-        batch = {name: a[ends[rank] : ends[rank + 1]] for name, a in steps.batch(samples, seed=number).items()}
-        if number == 3 and rank == communicator.size - 1:
-            match told.get("instead"):
-                case "die":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "raise":
-                    raise LookupError("no data")
-                case "exit":
-                    sys.exit(7)
-                case "refused":
-                    del batch["y"]
+        batch = {name: a[ends[rank] : ends[rank + 1]] for name, a in whole(number).items()}
+        if number == 3 and rank == communicator.size - 1 and (how := told.get("instead")):
+            if told.get("norms"):  # when the others wait for the sums of gradients
+                trainer._engine._own[2].run = lambda *given, how=how, batch=batch: end(how, batch)
+            else:
+                end(how, batch)
         losses.append(float(trainer.step(**batch)["loss"]))
     if rank == 0:  # which trains something else besides, alone
         other = onnx_ops.Trainer(steps.whole_step(), communicator=MPI.COMM_SELF)
-        other.step(**steps.batch(samples))
+        other.step(**steps.batch())
     trainer.save(folder / f"{rank}.safetensors")
     (folder / f"{rank}.json").write_text(json.dumps(losses))
 

@@ -39,6 +39,10 @@ def start(dtype: np.dtype | type = np.float32) -> State:
     }
 
 
+SHARED = 8
+"""Samples in a batch that several workers share."""
+
+
 def batch(samples: int = 4, dtype: np.dtype | type = np.float32, seed: int = 0) -> State:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(samples, FEATURES))

@@ -16,10 +16,11 @@ import numpy as np
 import onnx
 import pytest
 import steps
-from engines import assert_close
+from engines import assert_close, options
 from linear_oracle import Oracle
 
 from models.perceptron import perceptron_step
+from onnx_ops import Trainer
 from onnx_ops.training.checkpoints import read_checkpoint
 
 TESTS = Path(__file__).parent
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.skipif(
     not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]"
 )
 STEPS = 20
-SAMPLES = 8  # of a batch
 GUIDE = TESTS.parent / "docs" / "data-parallel.md"
 
 
@@ -43,7 +43,7 @@ def launch(counts: list[int], folder: Path, **told: Any) -> subprocess.Completed
 def check_training(folder: Path, workers: int, first: int = 0, last: int = STEPS) -> None:
     """All workers have the state, and have reported the losses, of one with the whole batches."""
     oracle = Oracle.of(steps.start())
-    expected = [float(oracle.step(**steps.batch(SAMPLES, seed=number))["loss"]) for number in range(last)]
+    expected = [float(oracle.step(**steps.batch(steps.SHARED, seed=number))["loss"]) for number in range(last)]
     files = [(folder / f"{rank}.safetensors").read_bytes() for rank in range(workers)]
     assert set(files) == {files[0]}, "the same bits on all workers"
     for rank in range(workers):
@@ -90,6 +90,53 @@ def test_a_worker_that_ends_ends_the_others(instead: str, message: str, tmp_path
     assert time.monotonic() - start < 30 + 30, "half a minute to start, half a minute to end"
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir()), "no worker has come to the end"
+
+
+def check_norms(folder: Path, workers: int, first: int, last: int) -> None:
+    """All workers have reported the losses that PyTorch has of the whole batches, and have the state of one worker."""
+    from models.batch_norm_workers.training import TRAINING
+
+    samples, trainer = TRAINING.in_batches(TRAINING.samples(0)), Trainer(TRAINING.started(0), options())
+    alone = [float(trainer.step(**samples.batch(samples.order(0, 0), n))["loss"]) for n in range(last)]
+    kept = json.loads(TRAINING.files.losses.read_text())
+    for rank in range(workers):
+        losses = json.loads((folder / f"{rank}.json").read_text())
+        np.testing.assert_allclose(losses, alone[first:], rtol=1e-5)  # sums in another order
+        np.testing.assert_allclose(losses, kept[first:last], rtol=1e-4)  # by other kernels
+    assert len({(folder / f"{rank}.safetensors").read_bytes() for rank in range(workers)}) == 1
+    state, _ = read_checkpoint(folder / "0.safetensors")
+    for name, array in trainer.state_dict().items():
+        assert_close(state[name], array, rtol=1e-5, atol=1e-5, what=name)
+
+
+def test_processes_synchronize_batch_norm(tmp_path: Path) -> None:
+    """With unequal shares and one worker without a sample; other workers go on from the checkpoint."""
+    pytest.importorskip("sklearn")
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder in folders:
+        folder.mkdir()
+    checkpoint = str(folders[0] / "0.safetensors")
+    for done in (
+        launch([5, 0, 3, 4], folders[0], last=10, norms=True),
+        launch([4, 8], folders[1], first=10, checkpoint=checkpoint, norms=True),
+    ):
+        assert done.returncode == 0, done.stderr
+    check_norms(folders[0], 4, 0, 10)
+    check_norms(folders[1], 2, 10, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("instead", "messages"),
+    [("die", ["signal 9"]), ("raise", ["LookupError: no data", "has failed and ends all others"])],
+)
+def test_a_worker_that_ends_amid_a_step_ends_the_others(instead: str, messages: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    start = time.monotonic()
+    done = launch([4, 4, 4], tmp_path, instead=instead, norms=True)
+    assert time.monotonic() - start < 30 + 30, "half a minute to start, half a minute to end"
+    assert done.returncode != 0
+    assert all(message in done.stdout + done.stderr for message in messages)
     assert not list(tmp_path.iterdir()), "no worker has come to the end"
 
 
