@@ -174,7 +174,7 @@ def curves_drawn(losses: list[float], shares: list[float], path: Path) -> Path:
 
 def main() -> int:
     options = command.options(command.parser(DESCRIPTION, NAME).parse_args())
-    return command.report(run(options))
+    return command.report(command.timed(lambda: run(options)))
 
 
 if __name__ == "__main__":

@@ -305,9 +305,7 @@ def curves_drawn(alone: Curve, synchronized: list[Curve], plain: list[Curve], pa
         left.set(title="Loss of each epoch", xlabel="epoch", yscale="log")
         left.yaxis.set_major_formatter(ScalarFormatter())
         left.yaxis.set_minor_formatter(ScalarFormatter())
-        middle.set(
-            title="Difference from one worker, as a share of its loss", xlabel="epoch", yscale="log", ylim=(LEAST, 10)
-        )
+        middle.set(title="Relative difference from one worker", xlabel="epoch", yscale="log", ylim=(LEAST, 10))
         for axes in (left, middle):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -357,7 +355,7 @@ def main() -> int:
         if (value := getattr(parsed, name)) is not None and value < 1:
             parser.error(f"argument --{name}: {value}, expected at least 1")
     workers = team(parsed.workers)
-    result = run(command.options(parsed), workers, parsed.epochs)
+    result = command.timed(lambda: run(command.options(parsed), workers, parsed.epochs))
     return command.report(result) if workers.leads else 0
 
 
