@@ -15,6 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from models.batch_norm_workers import network as batch_norm_workers
+from models.distillation import network as distillation
 from models.line_reader import network as line_reader
 from models.multilabel import network as multilabel
 from models.torch_step import TorchStep, first_losses
@@ -23,6 +24,8 @@ from onnx_ops.training.step import METADATA, InputRole, Step
 
 STEPS: tuple[TorchStep, ...] = (
     batch_norm_workers.STEP,
+    distillation.TEACHER_STEP,
+    distillation.STUDENT_STEP,
     line_reader.STEP,
     multilabel.STEP,
 )
