@@ -72,7 +72,7 @@ class EagerStep:
         loss = found if isinstance(found, Tensor) else next(iter(found.values() if isinstance(found, dict) else found))
         loss.backward()
         self.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def first_losses(step: TorchStep, model: onnx.ModelProto, dtype: torch.dtype = torch.float32) -> np.ndarray:

@@ -44,5 +44,7 @@ def softened(logits: np.ndarray) -> np.ndarray:
 
 
 FOLDER = Path(__file__).parent
-TEACHER = Training("Teacher", StepFiles(FOLDER, "teacher"), teachers_samples, batch_size=64)
-STUDENT = Training("Student", StepFiles(FOLDER, "student"), students_samples, batch_size=64, whole=("alpha",))
+TEACHER = Training("Distillation, teacher", StepFiles(FOLDER, "teacher"), teachers_samples, batch_size=64)
+STUDENT = Training(
+    "Distillation, student", StepFiles(FOLDER, "student"), students_samples, batch_size=64, whole=("alpha",)
+)
