@@ -12,7 +12,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break.
 SMOKE := $(patsubst %,tests/test_%.py,examples linking processes runtime schemas sessions)
 
-.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training models accuracy docs clean
+.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
 
 demo: $(VENV)/ready
 	$(RUN) -m scripts.demo
@@ -56,6 +56,10 @@ bench: $(VENV)/ready
 # Whole steps of training beside PyTorch's, which has to be in the environment: pip install 'onnx-ops[torch]'
 bench-training: $(VENV)/ready
 	$(RUN) -m scripts.bench_training
+
+# The trainings beside the same in PyTorch, which has to be there too.
+beside-torch: $(VENV)/ready
+	$(RUN) -m scripts.trainings.beside_torch
 
 # The captured steps of the trainings; it needs PyTorch as well.
 models: $(VENV)/ready
