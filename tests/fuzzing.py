@@ -264,6 +264,19 @@ def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
     return f"{engine}: {actual[place]!r} at {place}, where {expected[place]!r} fits"
 
 
+def problems_of_call(call: engines.Call, chosen: Sequence[Engine] = (*engines.CAREFUL, *PORTABLE)) -> list[str]:
+    """What the engines do wrong on a call of a record, by the record's limits."""
+    found = []
+    for engine in chosen:
+        try:
+            engines.check_call(engine, call)
+        except BaseException as error:  # as in `problem`
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            found.append(f"{engine}: {type(error).__name__}: {error}")
+    return found
+
+
 def problems(case: Fuzzed, chosen: Sequence[Engine] = (*engines.CAREFUL, *PORTABLE)) -> list[str]:
     """What the engines do wrong on a call."""
     return [found for engine in chosen if (found := problem(engine, case))]

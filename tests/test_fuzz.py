@@ -1,7 +1,8 @@
 """Random calls, bad calls and graphs: all engines agree. `make fuzz` runs it for minutes, with other seeds.
 
 A failure prints seed, number and a smaller call that still fails. From the folder `tests`, with the one above it on
-PYTHONPATH, `fuzzing.problems(fuzzing.call(seed, number))` or the printed `fuzzing.problems(Fuzzed(...))` make it again.
+PYTHONPATH, `fuzzing.problems(fuzzing.call(seed, number))` or the printed `fuzzing.problems(Fuzzed(...))` make it again;
+of a record's call, `fuzzing.problems_of_call(random_calls.call(seed, number))`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import fuzzing
 import ml_dtypes
 import numpy as np
 import pytest
+import random_calls
 from engines import Array, Engine
 
-CALLS, BAD_CALLS, GRAPHS = 500, 60, 25
+CALLS, RECORDED, BAD_CALLS, GRAPHS = 500, 108, 60, 25
 """Numbers of cases in `make test`."""
 
 
@@ -42,7 +44,7 @@ def report(seed: int, number: int, case: object, found: object) -> str:
     return f"seed {seed}, number {number}:\n{found}\n{case}"
 
 
-@pytest.mark.parametrize("numbers", [(CALLS, 0.6)], indirect=True, ids=["calls"])
+@pytest.mark.parametrize("numbers", [(CALLS, 0.3)], indirect=True, ids=["calls"])
 def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
     failures = []
     for number in numbers:
@@ -50,6 +52,16 @@ def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
         if found := fuzzing.problems(case):
             chosen = [e for e in (*engines.CAREFUL, *fuzzing.PORTABLE) if any(f.startswith(f"{e}:") for f in found)]
             failures.append(report(seed, number, fuzzing.smallest(case, chosen), "\n".join(found)))
+    assert not failures, f"{len(failures)} calls:\n" + "\n\n".join(failures[:10])
+
+
+@pytest.mark.parametrize("numbers", [(RECORDED, 0.3)], indirect=True, ids=["recorded"])
+def test_engines_agree_on_calls_of_records(numbers: Iterator[int], seed: int) -> None:
+    failures = []
+    for number in numbers:
+        call = random_calls.call(seed, number)
+        if found := fuzzing.problems_of_call(call):
+            failures.append(report(seed, number, call, "\n".join(found)))
     assert not failures, f"{len(failures)} calls:\n" + "\n\n".join(failures[:10])
 
 
@@ -76,22 +88,32 @@ def test_engines_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
             np.testing.assert_allclose(result, results["kernel"], rtol=1e-4, atol=1e-5, err_msg=message)
 
 
+def wrong_in_one_element(call: engines.Call) -> dict[str, Array]:
+    """By a hundredth, in the first output."""
+    name, *_ = outputs = engines.EVALUATOR.run(call)
+    result = outputs[name].copy()
+    finite = np.flatnonzero(np.isfinite(result.astype(np.float64)) & (result != 0))
+    result.flat[finite[:1]] *= np.array(1.01, result.dtype)
+    return outputs | {name: result}
+
+
+PLANTED = Engine("planted", wrong_in_one_element)
+
+
+@pytest.mark.parametrize("op", random_calls.OP_NAMES)
+def test_a_wrong_engine_is_found_by_calls_of_records(op: str) -> None:
+    numbers = range(random_calls.CALLS_PER_SIGNATURE * len(random_calls.OP_NAMES) * 2)
+    calls = [call for number in numbers if (call := random_calls.call(0, number)).op == op]
+    found = [call for call in calls if fuzzing.problems_of_call(call, [PLANTED])]
+    assert len(found) > len(calls) / 3
+
+
 @pytest.mark.parametrize("op", fuzzing.OP_NAMES)
 def test_a_wrong_engine_is_found(op: str) -> None:
-    """One that is off by a hundredth in one element."""
-
-    def wrong(call: engines.Call) -> dict[str, Array]:
-        ((name, result),) = engines.EVALUATOR.run(call).items()
-        result = result.copy()
-        finite = np.flatnonzero(np.isfinite(result.astype(np.float64)) & (result != 0))
-        result.flat[finite[:1]] *= np.array(1.01, result.dtype)
-        return {name: result}
-
-    planted = Engine("planted", wrong)
     cases = [case for number in range(fuzzing.CASES_PER_SIGNATURE * 5) if (case := fuzzing.call(0, number)).op == op]
-    found = [case for case in cases if fuzzing.problems(case, [planted])]
+    found = [case for case in cases if fuzzing.problems(case, [PLANTED])]
     assert len(found) > len(cases) / 3
-    assert fuzzing.problems(fuzzing.smallest(found[0], [planted]), [planted])
+    assert fuzzing.problems(fuzzing.smallest(found[0], [PLANTED]), [PLANTED])
     text = str(found[0])
     again = eval(text, {"np": np, "ml_dtypes": ml_dtypes, "Fuzzed": fuzzing.Fuzzed})
     for array, copy in zip(found[0].inputs, again.inputs, strict=True):

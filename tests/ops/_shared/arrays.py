@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -66,9 +69,22 @@ INTO: tuple[tuple[Shape, Shape], ...] = (
 )
 
 
+_besides: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("besides", default=())
+
+
+@contextlib.contextmanager
+def other_numbers(*key: Any) -> Iterator[None]:
+    """Within, the same keys have other generators, those of this key too."""
+    token = _besides.set(key)
+    try:
+        yield
+    finally:
+        _besides.reset(token)
+
+
 def rng(*key: Any) -> np.random.Generator:
     """The generator that belongs to a key; all random numbers of the tests come from here."""
-    return np.random.default_rng(zlib.crc32(repr(key).encode()))
+    return np.random.default_rng(zlib.crc32(repr((*key, *_besides.get())).encode()))
 
 
 def normal(shape: Shape, dtype: Any, *key: Any, scale: float = 1.0) -> Array:

@@ -316,12 +316,16 @@ class Record:
         return {name: attribute.default for name, attribute in self.attributes.items()}
 
     def call(self, choice: Choice, label: str = "") -> Call:
-        inputs: dict[str, Array | None] = {name: None for name in self.inputs} | dict(self.make(choice))
+        return self.call_of(self.make(choice), choice.attributes, label)
+
+    def call_of(self, given: Mapping[str, Array | None], attributes: Mapping[str, Any], label: str = "") -> Call:
+        """A call that wants every output that there is with these inputs."""
+        inputs: dict[str, Array | None] = {name: None for name in self.inputs} | dict(given)
         possible = tuple(
             n for n, output in self.outputs.items() if not output.needs or inputs[output.needs] is not None
         )
         outputs = None if len(possible) == len(self.outputs) else possible
-        return Call(self.op, inputs, choice.attributes, outputs, label)
+        return Call(self.op, inputs, attributes, outputs, label)
 
     @functools.cached_property
     def plain(self) -> Call:
@@ -332,20 +336,28 @@ class Record:
         call = self.call(Choice(dtypes, self.defaults, next(iter(self.forms.values()))), "plain")
         return replace(call, attributes={name: a.default for name, a in self.attributes.items() if a.required})
 
-    def combinations(self, strength: int | None = 2) -> Iterator[Call]:
-        """Calls in which all values of any `strength` of the parameters meet; None: all combinations.
+    @property
+    def parameters(self) -> dict[tuple[str, ...], Sequence[tuple[Any, ...]]]:
+        """What calls are combined of, by names: dtypes of inputs, None for one left out, and values of attributes.
 
-        Parameters are the dtype of each input, or that it is left out, each attribute, and the form. Inputs and
-        attributes that are named in `joint` count as one. The forms of all combinations come in turn.
+        Inputs and attributes that are named in `joint` count as one.
         """
-        axes: dict[tuple[str, ...], Sequence[tuple[Any, ...]]] = dict(self.joint)
+        found: dict[tuple[str, ...], Sequence[tuple[Any, ...]]] = dict(self.joint)
         joined = {name for names in self.joint for name in names}
         for name, given in self.inputs.items():
             if name not in joined:
-                axes[name,] = [(dtype,) for dtype in ((None,) if given.optional else ()) + given.dtypes]
+                found[name,] = [(dtype,) for dtype in ((None,) if given.optional else ()) + given.dtypes]
         for name, attribute in self.attributes.items():
             if name not in joined:
-                axes[name,] = [(value,) for value in attribute.values]
+                found[name,] = [(value,) for value in attribute.values]
+        return found
+
+    def combinations(self, strength: int | None = 2) -> Iterator[Call]:
+        """Calls in which all values of any `strength` of the parameters meet; None: all combinations.
+
+        The form counts as a parameter; the forms of all combinations come in turn.
+        """
+        axes = self.parameters
         forms = [(form,) for form in self.forms]
         if strength is None:
             rows = ((*row, form) for row, form in zip(itertools.product(*axes.values()), itertools.cycle(forms)))
