@@ -108,11 +108,20 @@ def _setting(signature: Generator) -> max_pool.Setting:
 
 
 def _pooled(signature: Generator, values: Generator, setting: max_pool.Setting) -> tuple[Shape, int]:
-    """The axes before the spatial ones, and the first spatial size: at least one window fits."""
-    reaches = zip(setting.kernel_size, setting.dilation, setting.padding, strict=True)
-    least = max(1, *((kernel - 1) * dilation + 1 - 2 * padding for kernel, dilation, padding in reaches))
+    """The axes before the spatial ones, and the first spatial size: there are windows, and all have an element."""
     lead = shape_of(1 + int(signature.integers(2)), values)
-    return (*lead[:-1], max(1, lead[-1])), least + int(values.integers(0, 6))
+    size = int(values.integers(1, 7))
+    while not _windows_have_elements(setting, size):
+        size += 1
+    return (*lead[:-1], max(1, lead[-1])), size
+
+
+def _windows_have_elements(setting: max_pool.Setting, size: int) -> bool:
+    sizes = range(size, size + len(setting.kernel_size))
+    return all(
+        starts and all(any(0 <= start + j * dilation < n for j in range(kernel)) for start in starts)
+        for n, (starts, kernel, dilation) in zip(sizes, max_pool.axes_of(setting, tuple(sizes)), strict=True)
+    )
 
 
 def _max_pool(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
