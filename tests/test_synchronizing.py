@@ -214,10 +214,21 @@ def without_statistics(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [helper.make_node("Constant", [], [name], value=value) for name in node.output]
 
 
+def by_other_nodes(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    if node.op_type != "BatchNormElemt" or "convolution" in node.input[0]:
+        return [node]
+    x, _, _, mean, _ = node.input
+    return [helper.make_node("Identity", [mean], ["centre"]), helper.make_node("Sub", [x, "centre"], node.output)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (in_a_branch, "BatchNormStats .* in graph / If .* cannot be synchronized, expected it in the step's own graph"),
+        (
+            by_other_nodes,
+            r"Sub \(node .*\) reads statistics of batch norm, .* expected that only its own nodes read them",
+        ),
         (of_the_standard, "BatchNormalization .* cannot be synchronized, expected BatchNormStats and BatchNormElemt"),
         (without_statistics, "the step has no batch norm to synchronize: none of its nodes is BatchNormStats"),
     ],

@@ -8,10 +8,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.errors import node_words
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.functions import function_key, functions_needed
-from onnx_ops.graph.slices import following
+from onnx_ops.graph.slices import following, values_read
 from onnx_ops.graph.types import value_types
 from onnx_ops.graph.walk import GRAPH, placed_nodes
 from onnx_ops.linking.attached import restore
@@ -41,8 +42,8 @@ def synchronized(
         The step, with a further input for what comes of each exchange, and what is exchanged.
 
     Raises:
-        StepError: a step without such nodes; one that has them in a function or a subgraph, or trains a
-            BatchNormalization.
+        StepError: a step without such nodes; one that has them in a function or a subgraph, reads statistics in other
+            nodes too, or trains a BatchNormalization.
     """
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -62,6 +63,7 @@ def synchronized(
             f"the step has no batch norm to synchronize: none of its nodes is {STATISTICS} of a value that depends on"
             " the batch"
         )
+    _check_readers(whole.graph, edit.merged, following(whole.graph, batch, ends))
     return whole, list(edit.exchanged.values())
 
 
@@ -74,6 +76,8 @@ class _Edit:
         self._made = {name for node in model.graph.node if node.op_type != "Constant" for name in node.output}
         self.nodes: list[onnx.NodeProto] = []
         self.exchanged: dict[tuple[str, Combined], Exchanged] = {}
+        self.merged: list[str] = []
+        """The statistics of all workers."""
 
     def add(self, given: onnx.NodeProto) -> None:
         """Add a node, and what is to be with it."""
@@ -118,6 +122,7 @@ class _Edit:
         operands = {"input": rows[0], "mean": rows[0], "invstd": rows[1], "counts": counts}
         merging.input.extend(operands.get(name, "") for name in OPS[GATHERING].input_names)
         self.nodes.append(merging)
+        self.merged += wanted
 
     def _replace(self, node: onnx.NodeProto, operand: str, combined: Combined) -> None:
         """Let a node read what comes of the exchange of an operand."""
@@ -145,6 +150,22 @@ def _read(node: onnx.NodeProto, operand: str) -> str:
 
 def _rewire(node: onnx.NodeProto, operand: str, value: str) -> None:
     node.input[OPS[node.op_type].input_names.index(operand)] = value
+
+
+def _check_readers(graph: onnx.GraphProto, statistics: Collection[str], local: Collection[str]) -> None:
+    """Refuse batch norm that is computed, or derived a second time, by nodes that do not know of other workers."""
+    found = set(statistics)
+    for node in graph.node:
+        if node.op_type == GATHERING or found.isdisjoint(values_read(node)):
+            continue
+        if not any(name in local for name in node.output):
+            found.update(node.output)
+        elif node.domain != DOMAIN:
+            raise StepError(
+                f"{node.op_type} ({node_words(node.name, node.output[0])}) reads statistics of batch norm, which cannot"
+                " be synchronized then: expected that only its own nodes read them, as in captures without its second"
+                " derivatives"
+            )
 
 
 def _check_places(model: onnx.ModelProto) -> None:

@@ -191,12 +191,11 @@ def run(options: Options, workers: Team | None = None, epochs: int | None = None
         times = float(plain.losses[-1] / alone.losses[-1])
         reached = reached and times >= (QUICK_EXCESS if options.quick else EXCESS)
         figure = (
-            f"losses of up to {workers.size} workers are those of one but for {off:.0e} of them, without"
-            f" synchronization {times:.1f} times as large; {alone.right:.0%} of held-out digits right, without"
-            f" {plain.right:.0%}"
+            f"losses of up to {workers.size} workers within {off:.0e} of those of one, with plain batch norm"
+            f" {times:.1f} times as large; {alone.right:.0%} of held-out digits right, with plain {plain.right:.0%}"
         )
     return Result(
-        op="BatchNormGatherStatsWithCounts and the other four of batch norm",
+        op="BatchNormGatherStatsWithCounts",
         task="digits read by workers that share small batches",
         figure=figure,
         reached=reached,
