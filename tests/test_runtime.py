@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.primitives import LANES, add_products, array_at, interleave
+from onnx_ops.loops.primitives import LANES, add_products, array_at, correlate, interleave, separate
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
@@ -251,6 +251,12 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
 LENGTH = 37
 
 
+def natively(function: Any) -> Any:
+    """The compiled form of a function of five whole numbers."""
+    address = compile_native(function, types.void(*[types.int64] * 5))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
+
+
 def interleave_in_float(sources: int, element_type: int, start: int, count: int, out: int) -> None:
     lanes = array_at(sources, LANES, np.int64)
     interleave(lanes, element_type, start, count, array_at(out, LENGTH * LANES, np.float32), 2)
@@ -276,10 +282,65 @@ def test_rows_are_brought_together(given: Any, out: Any, count: int) -> None:
     expected = np.full((LENGTH, LANES), -7, out)
     expected[2 : 2 + count] = rows.T[3 : 3 + count].astype(out)
     function = interleave_in_float if out == FLOAT32 else interleave_in_double
-    native = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(compile_native(function, types.void(*[types.int64] * 5)))
-    for run in (native, function):
+    for run in (natively(function), function):
         got = np.full((LENGTH, LANES), -7, out)
         run(addresses.ctypes.data, helper.np_dtype_to_tensor_dtype(given), 3, count, got.ctypes.data)
+        np.testing.assert_array_equal(got, expected)
+
+
+def separate_floats(numbers: int, element_type: int, start: int, count: int, targets: int) -> None:
+    lanes = array_at(targets, LANES, np.int64)
+    separate(array_at(numbers, LENGTH * LANES, np.float32), 2, count, lanes, element_type, start)
+
+
+def separate_doubles(numbers: int, element_type: int, start: int, count: int, targets: int) -> None:
+    lanes = array_at(targets, LANES, np.int64)
+    separate(array_at(numbers, LENGTH * LANES, np.float64), 2, count, lanes, element_type, start)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 30])
+@pytest.mark.parametrize("out", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("given", [FLOAT32, FLOAT64], ids=str)
+def test_rows_are_taken_apart(given: Any, out: Any, count: int) -> None:
+    """All that is given, and nothing beside it."""
+    numbers = np.random.default_rng(28).integers(-99, 100, (LENGTH, LANES)).astype(given)
+    numbers[3, 1], numbers[4, 2] = np.nan, -np.inf
+    expected = np.full((LANES, LENGTH), -7, out)
+    expected[:, 3 : 3 + count] = numbers[2 : 2 + count].T.astype(out)
+    function = separate_floats if given == FLOAT32 else separate_doubles
+    for run in (natively(function), function):
+        got = np.full((LANES, LENGTH), -7, out)
+        addresses = np.array([row.ctypes.data for row in got])
+        run(numbers.ctypes.data, helper.np_dtype_to_tensor_dtype(out), 3, count, addresses.ctypes.data)
+        np.testing.assert_array_equal(got.astype(FLOAT64), expected.astype(FLOAT64))
+
+
+def correlate_floats(out: int, a: int, b: int, places: int, columns: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LENGTH * LANES, np.float32)
+    of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
+    correlate(x, y, of_x, of_y, 3, 2, columns, 9, array_at(out, LENGTH * LANES, np.float32), 1, 18, 2)
+
+
+def correlate_doubles(out: int, a: int, b: int, places: int, columns: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LENGTH * LANES, np.float64)
+    of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
+    correlate(x, y, of_x, of_y, 3, 2, columns, 9, array_at(out, LENGTH * LANES, np.float64), 1, 18, 2)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 4, 6, 8])
+@pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), (correlate_doubles, FLOAT64)])
+def test_places_are_correlated(function: Any, dtype: Any, columns: int) -> None:
+    """Whole numbers, so that no sum is rounded; two rows, whose results are two places apart."""
+    rng = np.random.default_rng(29)
+    start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
+    places = np.array([5, 0, 7, 0, 2, 11])
+    expected = start.copy()
+    for i, j in np.ndindex(2, columns):
+        terms = (a[x] * b[y + 9 * i + j] for x, y in places.reshape(2, 3).T)
+        expected[1 + 18 * i + 2 * j] = sum(terms)
+    for run in (natively(function), function):
+        got = start.copy()
+        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, places.ctypes.data, columns)
         np.testing.assert_array_equal(got, expected)
 
 
@@ -303,8 +364,7 @@ def test_products_are_added_up(function: Any, dtype: Any, shape: tuple[int, int]
     for t, begin in enumerate((0, 2, 5)):
         for i, j in np.ndindex(*shape):
             expected[t] += a[1 + 4 * i + j] * b[begin + 7 * i + 2 * j]
-    native = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(compile_native(function, types.void(*[types.int64] * 5)))
-    for run in (native, function):
+    for run in (natively(function), function):
         got = start.copy()
         run(got.ctypes.data, a.ctypes.data, b.ctypes.data, *shape)
         np.testing.assert_array_equal(got, expected)

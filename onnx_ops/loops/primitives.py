@@ -220,13 +220,55 @@ LANES = 16
 
 
 def interleave(sources: Any, element_type: int, start: int, count: int, out: Any, place: int) -> None:
-    """Bring rows together: number start + j of the row at the address sources[lane] to out[(place + j)*LANES + lane].
+    """Bring rows together: number start + j of that at sources[lane] to out[(place + j)*LANES + lane].
 
     sources has LANES addresses of floating numbers of an ONNX element type; they come in out's dtype.
     """
     for lane in range(LANES):
         for j in range(count):
             out[(place + j) * LANES + lane] = number_at(int(sources[lane]), element_type, start + j)
+
+
+def separate(numbers: Any, place: int, count: int, targets: Any, element_type: int, start: int) -> None:
+    """The other way round: numbers[(place + j)*LANES + lane] to number start + j of the row at targets[lane].
+
+    They are rounded once to the element type, which is floating.
+    """
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    for lane in range(LANES):
+        own = np.array([numbers[(place + j) * LANES + lane] for j in range(count)], np.float64)
+        array_at(int(targets[lane]) + start * dtype.itemsize, count, dtype)[:] = own.astype(dtype)
+
+
+def correlate(
+    a: Any,
+    b: Any,
+    a_places: Any,
+    b_places: Any,
+    terms: int,
+    rows: int,
+    columns: int,
+    b_row: int,
+    out: Any,
+    place: int,
+    out_row: int,
+    step: int,
+) -> None:
+    """Sums of products at many places, for each lane by itself: out[(place + i*out_row + j*step)*LANES + lane] = sum of
+
+        a[a_places[t]*LANES + lane] * b[(b_places[t] + i*b_row + j)*LANES + lane]
+
+    over t in [0, terms), one after the other, for i in [0, rows) and j in [0, columns). All have one dtype.
+    """
+    for i in range(rows):
+        for j in range(columns):
+            total = np.zeros(LANES, out.dtype)
+            for t in range(terms):
+                at_a, at_b = int(a_places[t]) * LANES, (int(b_places[t]) + i * b_row + j) * LANES
+                with np.errstate(all="ignore"):
+                    total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
+            at = (place + i * out_row + j * step) * LANES
+            out[at : at + LANES] = total
 
 
 def add_products(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
+from tests.ops._shared.depthwise_convolution import Numbers, counts_of, wrong_windows
 from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -30,7 +30,6 @@ from tests.ops._shared.record import (
 )
 
 OP = "DepthwiseConv2DBackpropFilter"
-Numbers = tuple[int, ...]
 NAMES = ("filter_size", "strides", "pads", "dilations")
 
 
@@ -59,22 +58,6 @@ SETTINGS = (
     Setting((3,), (2,), (1, 1), (2,)),
     Setting((2, 3, 2), (1, 2, 1), (1, 0, 1, 0, 1, 1), (1, 1, 2)),
 )
-
-
-def places(length: int, size: int, stride: int, before: int, after: int, dilation: int) -> int:
-    """How many places a filter has along an axis: as long as its last element is in the padded input."""
-    starts = itertools.takewhile(
-        lambda start: start + dilation * (size - 1) < length + before + after, itertools.count(0, stride)
-    )
-    return sum(1 for _ in starts)
-
-
-def counts_of(setting: Setting, lengths: Shape) -> Shape:
-    rank = len(setting.filter_size)
-    strides, pads = setting.strides or (1,) * rank, setting.pads or (0,) * 2 * rank
-    dilations = setting.dilations or (1,) * rank
-    along = zip(lengths, setting.filter_size, strides, pads[:rank], pads[rank:], dilations, strict=True)
-    return tuple(places(*axis) for axis in along)
 
 
 def oracle(
@@ -146,7 +129,7 @@ FORMS = {
 
 def operands(form: Form, setting: Setting, own: DType, grad: DType) -> dict[str, Array | None]:
     lengths = tuple(range(form.size, form.size + len(setting.filter_size)))
-    counts = counts_of(setting, lengths)
+    counts = counts_of(lengths, *setting.values)
     return {
         "input": normal((form.samples, form.channels, *lengths), own, "x"),
         "out_backprop": normal((form.samples, form.channels * form.filters, *counts), grad, "g"),
@@ -172,7 +155,7 @@ def calls() -> Iterator[Call]:
         ("far", (50, 60), Setting((3, 3), (), (), (24, 28))),
     ):
         x = normal((1, 2, *lengths), FLOAT32, "x")
-        grad = normal((1, 2, *counts_of(setting, lengths)), FLOAT32, "g")
+        grad = normal((1, 2, *counts_of(lengths, *setting.values)), FLOAT32, "g")
         yield Call(OP, {"input": x, "out_backprop": grad}, setting.attributes, label=label)
     for label, lead in (("no_samples", (0, 2)), ("no_channels", (2, 0))):
         empty = {"input": np.zeros((*lead, 4, 5), np.float32), "out_backprop": np.zeros((*lead, 4, 5), np.float32)}
@@ -220,15 +203,10 @@ def refusals(plain: Call) -> Iterator[Refusal]:
         ("filter_size", (), "1 to 3"),
         ("filter_size", (1, 1, 1, 1), "1 to 3"),
         ("filter_size", (3, 0), "at least 1"),
-        ("strides", (1,), "2 numbers"),
-        ("strides", (0, 1), "at least 1"),
-        ("pads", (1, 1), "4 numbers"),
-        ("pads", (0, 0, -1, 0), "at least 0"),
-        ("dilations", (1, 1, 1), "2 numbers"),
-        ("dilations", (1, -1), "at least 1"),
     ):
         label = f"{name}_{value}".replace(" ", "")
         yield Refusal(label, (f"'{name}'", f" {value},", words), attributes={name: value})
+    yield from wrong_windows()
 
 
 def large(dtype: DType) -> Iterator[Call]:
@@ -262,7 +240,7 @@ SIZES = {
 
 
 def benchmark(shape: Shape, dtype: DType, setting: Setting = SETTINGS[0]) -> Call:
-    counts = counts_of(setting, shape[2:])
+    counts = counts_of(shape[2:], *setting.values)
     given = {"input": normal(shape, dtype, "x"), "out_backprop": normal((*shape[:2], *counts), dtype, "g")}
     return Call(OP, given, setting.attributes)
 

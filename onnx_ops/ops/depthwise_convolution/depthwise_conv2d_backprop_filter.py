@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, required_attribute, tensor_types
+from onnx_ops.core.schema import required_attribute, tensor_types
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
@@ -25,20 +25,51 @@ from onnx_ops.loops.primitives import (
     array_at,
     free,
     helper,
-    interleave,
     item_size,
-    like,
     malloc,
     record_at,
     setting,
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.depthwise_convolution._rules import (
+    ABREAST,
+    AXES,
+    BEFORE,
+    BLOCKS,
+    BOX,
+    CHANNELS,
+    CHUNK_GROUPS,
+    CHUNKS,
+    COUNT,
+    DILATION,
+    FILTER,
+    FILTERS,
+    LEAD,
+    LENGTH,
+    LONGEST,
+    REACH,
+    SAMPLES,
+    STEP,
+    STRIDE,
+    TABLE,
+    TOGETHER_SAMPLES,
+    axes_of,
+    bring_box,
+    check_filters,
+    check_rank,
+    check_windows,
+    clear,
+    find_planes,
+    number,
+    product,
+    quotient_up,
+    reach_of,
+    window_attributes,
+    write_lanes,
+    write_windows,
+)
 from onnx_ops.ops.references import rounded
-
-AXES = 3
-"""Spatial axes at most. With fewer of them the first ones have the size 1, and filters of that size."""
-LEAD = 2
 
 SCHEMA = OpSchema(
     "DepthwiseConv2DBackpropFilter",
@@ -84,38 +115,9 @@ checked.
     ],
     attributes=[
         required_attribute("filter_size", OpSchema.AttrType.INTS, "Size of a filter along each spatial axis."),
-        attribute("strides", (), "How far places of a filter are apart, along each spatial axis; none: 1."),
-        attribute("pads", (), "Zeros before the first element of each axis, then those after the last; none: 0."),
-        attribute("dilations", (), "How far the elements of a filter are apart, along each axis; none: 1."),
+        *window_attributes(),
     ],
 )
-
-
-class Axis(NamedTuple):
-    """A filter along one axis."""
-
-    size: int
-    stride: int
-    before: int
-    after: int
-    dilation: int
-
-    def count(self, length: int) -> int:
-        """How many places it has; less than 1 if there is none."""
-        return (length + self.before + self.after - self.dilation * (self.size - 1) - 1) // self.stride + 1
-
-
-def axes_of(
-    filter_size: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
-) -> list[Axis]:
-    """The filter along each spatial axis, from the attributes."""
-    rank = len(filter_size)
-    ones, zeros = (1,) * rank, (0,) * 2 * rank
-    pads = pads or zeros
-    return [
-        Axis(*own)
-        for own in zip(filter_size, strides or ones, pads[:rank], pads[rank:], dilations or ones, strict=True)
-    ]
 
 
 def reference(
@@ -166,34 +168,6 @@ INPUT, GRAD = range(2)
 ATTRIBUTES = attributes_of(SCHEMA)
 TOGETHER = 3
 """Elements of a filter whose sums are taken together."""
-BOX = 2048
-"""Places that filters see at a time, unless one filter sees more."""
-LONGEST = 64
-"""Places of a filter in one row of a box at most."""
-WORK = 1 << 17
-"""Products and numbers of a task, about, unless one sample has more."""
-
-# What the table at the beginning of the scratch memory has, for each spatial axis and then for the whole.
-LENGTH, COUNT, FILTER, STRIDE, BEFORE, DILATION, STEP, REACH, FIELDS = range(9)
-SAMPLES, CHANNELS, FILTERS, ABREAST, TOGETHER_SAMPLES, BLOCKS, CHUNK_GROUPS, CHUNKS, NUMBERS = range(9)
-TABLE = FIELDS * AXES + NUMBERS
-"""
-LENGTH of the input; COUNT of places of a filter; FILTER, STRIDE, BEFORE (padding), DILATION as the attributes say;
-STEP, places of a filter in a box; REACH, what they see.
-
-SAMPLES, CHANNELS, FILTERS: the sizes; ABREAST: filters in the lanes, which make a block; TOGETHER_SAMPLES: samples in
-the lanes, which make a group; BLOCKS of filters; CHUNK_GROUPS, groups that a task has; CHUNKS of groups.
-"""
-
-
-@helper
-def product(table: Any, field: int) -> int:
-    return int(table[field * AXES] * table[field * AXES + 1] * table[field * AXES + 2])
-
-
-@helper
-def number(table: Any, place: int) -> int:
-    return int(table[FIELDS * AXES + place])
 
 
 @helper
@@ -203,54 +177,32 @@ def sums_of_filter(table: Any) -> int:
 
 
 @helper
-def quotient_up(a: int, b: int) -> int:
-    return (a + b - 1) // b
-
-
-@helper
 def write_table(table: Any, attributes: Any, job: Any) -> bool:
     """Fill the table; whether shapes fit each other."""
     spatial = attributes.filter_size_count
     if job.rank[INPUT] != LEAD + spatial or job.rank[GRAD] != LEAD + spatial:
         return False
     samples, channels, filters = job.dims[INPUT, 0], job.dims[INPUT, 1], job.dims[GRAD, 1]
-    if job.dims[GRAD, 0] != samples or filters % max(channels, 1) != 0 or (filters == 0) != (channels == 0):
+    if job.dims[GRAD, 0] != samples:
         return False
     for i in range(AXES):
         axis = i - (AXES - spatial)
-        length, count, size, stride, before, after, dilation = 1, 1, 1, 1, 0, 0, 1
-        if axis >= 0:
-            length, count = job.dims[INPUT, LEAD + axis], job.dims[GRAD, LEAD + axis]
-            size = setting(attributes.filter_size, spatial, axis, 1)
-            stride = setting(attributes.strides, attributes.strides_count, axis, 1)
-            before = setting(attributes.pads, attributes.pads_count, axis, 0)
-            after = setting(attributes.pads, attributes.pads_count, spatial + axis, 0)
-            dilation = setting(attributes.dilations, attributes.dilations_count, axis, 1)
-        rest = length + before + after - dilation * (size - 1) - 1
-        if rest < 0 or rest // stride + 1 != count:
-            return False
-        table[LENGTH * AXES + i], table[COUNT * AXES + i] = length, count
-        table[FILTER * AXES + i], table[STRIDE * AXES + i] = size, stride
-        table[BEFORE * AXES + i], table[DILATION * AXES + i] = before, dilation
+        there = axis >= 0
+        table[LENGTH * AXES + i] = job.dims[INPUT, LEAD + axis] if there else 1
+        table[COUNT * AXES + i] = job.dims[GRAD, LEAD + axis] if there else 1
+        table[FILTER * AXES + i] = setting(attributes.filter_size, spatial, axis, 1) if there else 1
+    if not write_windows(table, attributes, spatial):
+        return False
     seen = 1
     for i in range(AXES - 1, -1, -1):
-        stride, span = table[STRIDE * AXES + i], table[DILATION * AXES + i] * (table[FILTER * AXES + i] - 1) + 1
+        stride, span = table[STRIDE * AXES + i], reach_of(table, i, 1)
         step = min(table[COUNT * AXES + i], max((BOX // seen - span) // stride + 1, 1))
         if i == AXES - 1:
             step = min(step, LONGEST)
-        table[STEP * AXES + i], table[REACH * AXES + i] = step, (step - 1) * stride + span
+        table[STEP * AXES + i], table[REACH * AXES + i] = step, reach_of(table, i, step)
         seen *= table[REACH * AXES + i]
-    abreast = min(max(filters, 1), LANES)
-    together = max(LANES // abreast, 1)
-    groups = quotient_up(samples, together)
     work = LANES * (product(table, LENGTH) + product(table, COUNT) * (sums_of_filter(table) + LANES) // LANES)
-    of_task = max(WORK // work, 1)
-    whole = FIELDS * AXES
-    table[whole + SAMPLES], table[whole + CHANNELS], table[whole + FILTERS] = samples, channels, filters
-    table[whole + ABREAST], table[whole + TOGETHER_SAMPLES] = abreast, together
-    table[whole + BLOCKS] = quotient_up(filters, abreast)
-    table[whole + CHUNK_GROUPS], table[whole + CHUNKS] = of_task, quotient_up(groups, of_task)
-    return True
+    return write_lanes(table, samples, channels, filters, filters, work)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -278,47 +230,6 @@ def begin(kernel_address: int, job_address: int) -> None:
     """The table into the scratch memory, after which each task has its sums."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     write_table(array_at(job.scratch, TABLE, np.int64), record_at(kernel.attributes, ATTRIBUTES), job)
-
-
-@helper
-def clear(numbers: Any, begin: int, end: int) -> None:
-    for i in range(begin, end):
-        numbers[i] = like(0, numbers[0])
-
-
-@helper
-def bring_box(sources: Any, element_type: int, lengths: Any, begins: Any, sizes: Any, box: Any, rim: bool) -> None:
-    """A box of planes of some lengths into lanes; if `rim`, with zeros where it reaches beyond them."""
-    first, end = max(begins[2], 0), min(begins[2] + sizes[2], lengths[2])
-    low, high = max(begins[1], 0), min(begins[1] + sizes[1], lengths[1])
-    if rim:
-        clear(box, 0, sizes[0] * sizes[1] * sizes[2] * LANES)
-    for z in range(max(begins[0], 0), min(begins[0] + sizes[0], lengths[0])):
-        row = (z * lengths[1] + low) * lengths[2] + first
-        at = ((z - begins[0]) * sizes[1] + low - begins[1]) * sizes[2] + first - begins[2]
-        if end - first == lengths[2] and end - first == sizes[2]:  # what is one row in memory
-            interleave(sources, element_type, row, (high - low) * lengths[2], box, at)
-        elif end > first:
-            for y in range(high - low):
-                interleave(sources, element_type, row + y * lengths[2], end - first, box, at + y * sizes[2])
-
-
-@helper
-def find_planes(sources: Any, table: Any, block: int, group: int, address: int, planes: int, size: int) -> None:
-    """The address of the plane of each lane, of tensors with so many planes for each sample, of so many bytes.
-
-    Lanes for which there is no filter, or no sample, have the last one once more.
-    """
-    filters, abreast = number(table, FILTERS), number(table, ABREAST)
-    each = filters // planes
-    sample, lane_of_sample = group * number(table, TOGETHER_SAMPLES), 0
-    for lane in range(LANES):
-        if lane_of_sample == abreast:
-            sample, lane_of_sample = sample + 1, 0
-        plane = min(block * abreast + lane_of_sample, filters - 1)
-        plane = plane if each == 1 else plane // each  # a division takes its time
-        sources[lane] = address + (min(sample, number(table, SAMPLES) - 1) * planes + plane) * size
-        lane_of_sample += 1
 
 
 @helper
@@ -352,13 +263,6 @@ def add_box(table: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any, 
 
 
 @helper
-def reach_of(table: Any, axis: int, step: int) -> int:
-    """How much of the input so many places of a filter see, along an axis."""
-    span = table[DILATION * AXES + axis] * (table[FILTER * AXES + axis] - 1) + 1
-    return int((step - 1) * table[STRIDE * AXES + axis] + span)
-
-
-@helper
 def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
     """One task, in a dtype whose numbers have so many bytes."""
     kernel, table = record_at(job.kernel, KERNEL), array_at(job.scratch, TABLE, np.int64)
@@ -384,8 +288,9 @@ def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
     block, chunk = number_of_task // chunks, number_of_task % chunks
     several = product(table, STEP) < product(table, COUNT)  # boxes; else the rim is where it was
     for group in range(chunk * groups, min((chunk + 1) * groups, quotient_up(number(table, SAMPLES), together))):
-        find_planes(planes, table, block, group, job.data[INPUT], number(table, CHANNELS), bytes_of_input)
-        find_planes(planes_of_grad, table, block, group, job.data[GRAD], number(table, FILTERS), bytes_of_grad)
+        filters, channels = number(table, FILTERS), number(table, CHANNELS)
+        find_planes(planes, table, block, group, job.data[INPUT], filters, channels, 0, bytes_of_input)
+        find_planes(planes_of_grad, table, block, group, job.data[GRAD], filters, filters, 0, bytes_of_grad)
         valid = min(together, number(table, SAMPLES) - group * together) * number(table, ABREAST)
         for z in range(0, counts[0], table[STEP * AXES]):
             for y in range(0, counts[1], table[STEP * AXES + 1]):
@@ -401,8 +306,9 @@ def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
                         c * table[STRIDE * AXES + 2] - table[BEFORE * AXES + 2],
                     )
                     reach = (reach_of(table, 0, steps[0]), reach_of(table, 1, steps[1]), reach_of(table, 2, steps[2]))
-                    bring_box(planes_of_grad, grad_type, counts, (z, y, c), steps, grad, False)
-                    bring_box(planes, input_type, lengths, begins, reach, x, several or group == chunk * groups)
+                    bring_box(planes_of_grad, grad_type, counts, (z, y, c), steps, grad, 0, False)
+                    rim = several or group == chunk * groups
+                    bring_box(planes, input_type, lengths, begins, reach, x, 0, rim)
                     add_box(table, totals, valid, grad, steps, x, reach, sums)
     free(memory)
 
@@ -521,20 +427,10 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     call.check()
     sizes = call.attributes["filter_size"]
-    rank = len(sizes)
-    if not 1 <= rank <= AXES:
-        raise call.error(f"attribute 'filter_size' is {sizes}, expected 1 to {AXES} numbers")
-    for name, count, least in (("filter_size", 1, 1), ("strides", 1, 1), ("pads", 2, 0), ("dilations", 1, 1)):
-        given = call.attributes[name]
-        if given and len(given) != count * rank:
-            raise call.error(f"attribute '{name}' is {given}, expected {count * rank} numbers, or none")
-        if any(value < least for value in given):
-            raise call.error(f"attribute '{name}' is {given}, expected numbers of at least {least}")
+    check_windows(call, "filter_size", len(sizes))
     x, grad = call.shape("input"), call.shape("out_backprop")
-    for name, shape in (("input", x), ("out_backprop", grad)):
-        if shape is not None and len(shape) != LEAD + rank:
-            raise call.shape_error(name, f"{LEAD + rank} dimensions, {rank} of them spatial")
-    filters = grad[1] if grad is not None else None
+    for name in ("input", "out_backprop"):
+        check_rank(call, name, len(sizes))
     if x is not None:
         axes = axes_of(*(call.attributes[name] for name in ("filter_size", "strides", "pads", "dilations")))
         counts = [own.count(n) if isinstance(n, int) else None for own, n in zip(axes, x[LEAD:], strict=True)]
@@ -542,12 +438,8 @@ def infer(call: Call) -> tuple[TensorType, ...]:
             if fitting is not None and fitting < 1:
                 raise call.shape_error("input", f"a size of axis {axis} in which a filter fits")
         call.same_shape("out_backprop", (x[0], None, *counts), "the places of the filters on 'input'")
-        channels = x[1]
-        if isinstance(channels, int) and isinstance(filters, int):
-            fits = filters == 0 if channels == 0 else filters > 0 and filters % channels == 0
-            if not fits:
-                raise call.shape_error("out_backprop", f"a multiple of the {channels} channels of 'input' (axis 1)")
-    return (TensorType(call.dtype("input"), (filters, 1, *sizes)),)
+        check_filters(call, "out_backprop", x[1])
+    return (TensorType(call.dtype("input"), (grad[1] if grad is not None else None, 1, *sizes)),)
 
 
 OP = Op(

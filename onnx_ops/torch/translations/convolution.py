@@ -101,7 +101,13 @@ def _convolution_backward(
             axes = integers(range(2, window.rank + 2))
             by_x = op.Slice(by_x, integers([0] * window.rank), integers(shape), axes)  # output_padding may add some
         else:
-            by_x = _by_input(grad, weight, window, spatial(x, "the gradient of a convolution", window.rank))
+            shape = spatial(x, "the gradient of a convolution", window.rank)
+            if _is_depthwise(window, sizes(x)[1]):
+                by_x = aclnn.DepthwiseConv2DBackpropInput(
+                    weight, grad, input_size=[sizes(x)[1], *shape], **_depthwise_attributes(window)
+                )
+            else:
+                by_x = _by_input(grad, weight, window, shape)
     if output_mask[1]:
         by_weight = _by_weight(x, grad, window) if transposed else _by_weight(grad, x, window)
     if output_mask[2]:
@@ -174,15 +180,8 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
     outputs, inputs = sizes(grad)[1], sizes(x)[1]
     groups, per_group = window.groups, inputs // window.groups
     # With an output_padding as large as its stride, a transposed convolution leaves room for more places of the kernel.
-    if groups > 1 and per_group == 1 and _reached(shape, window) == out:
-        return aclnn.DepthwiseConv2DBackpropFilter(
-            x,
-            grad,
-            filter_size=window.kernel,
-            strides=window.stride,
-            pads=[*window.padding, *window.padding],
-            dilations=window.dilation,
-        )
+    if _is_depthwise(window, inputs) and _reached(shape, window) == out:
+        return aclnn.DepthwiseConv2DBackpropFilter(x, grad, filter_size=window.kernel, **_depthwise_attributes(window))
     space = list(range(2, window.rank + 2))
     if groups == 1 and inputs <= FEW_CHANNELS:
         seen = taps(_padded(x, window), space, window.kernel, window.stride, window.dilation, out)
@@ -209,6 +208,16 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
         columns = op.Transpose(op.Reshape(tap, integers([groups, per_group, -1])), perm=[0, 2, 1])
         products.append(op.Unsqueeze(op.MatMul(rows, columns), integers([3])))
     return op.Reshape(op.Concat(*products, axis=3), integers([outputs, per_group, *window.kernel]))
+
+
+def _is_depthwise(window: Window, channels: int) -> bool:
+    """Whether each of the channels that are convolved is a group of its own."""
+    return 1 < window.groups == channels
+
+
+def _depthwise_attributes(window: Window) -> dict[str, Any]:
+    """Those of this domain's operators."""
+    return {"strides": window.stride, "pads": [*window.padding, *window.padding], "dilations": window.dilation}
 
 
 def _padded(x: Any, window: Window) -> Any:
