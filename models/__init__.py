@@ -1,8 +1,9 @@
 """Example models around the `aclnn` ops, for the scripts and the tests; not part of the installed package.
 
 - `single_op`: a graph of one node, for any of the ops, dtypes and shapes.
-- `digits`: a classifier of 8x8 digit images: its training step, its inference, its gradient on the pixels.
-- `digit_training`: the images and the settings that it is trained with.
+- `digits`: images of single handwritten digits.
+- `digit_training`: the images, and the settings that a classifier of them is trained with.
+- `perceptron`: a training step for such a classifier, and others of its kind.
 - `synchronized_batch_norm`: batch normalization over a batch that several workers share, and its gradient.
-- `digit_lines`: the windows of columns that a classifier of digits slides over a line of them.
+- `training`: what the trainings in the folders here are: captured steps, and the samples they are made with.
 """

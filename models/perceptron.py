@@ -4,7 +4,7 @@ The loss is binary cross entropy; the chain rule is written out, and the optimiz
 in captured steps, the gradient by a parameter is named `grad.<parameter>`, so that workers can share the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.builder import Builder
+from onnx_ops.graph.builder import Builder, Value
 from onnx_ops.training.step import InputRole, Step, step_model
 
 ONNX_OPSET = 21
@@ -33,7 +33,7 @@ def perceptron_step(
 
     Returns:
         A model whose batch is `x` (N, first size) and `labels` (N, last size), zeros and ones, both float32. It
-        reports `loss`.
+        reports `loss`. Its inference graph makes `logits` (N, last size) of `x`.
     """
     b, rng = Builder(), np.random.default_rng(seed)
     start: dict[str, np.ndarray] = {}
@@ -52,11 +52,7 @@ def perceptron_step(
 
     x = b.input("x", TensorType(TensorProto.FLOAT, ("N", sizes[0])))
     labels = b.input("labels", TensorType(TensorProto.FLOAT, ("N", sizes[-1])))
-    entering = [x]
-    for i in range(len(layers)):
-        value = b.op("Gemm", entering[-1], parameters[f"weight{i}"], parameters[f"bias{i}"])
-        entering.append(b.op("Relu", value) if i + 1 < len(layers) else value)
-    logits = entering.pop()
+    *entering, logits = forward(b, x, parameters)
     b.output(
         "loss",
         b.op("BinaryCrossEntropyWithLogits", logits, labels, domain=onnx_ops.DOMAIN),
@@ -75,7 +71,31 @@ def perceptron_step(
             moved = moving[name] * momentum + gradient
             b.output(f"next.{name}", parameters[name] - learning_rate * moved, types[name])
             b.output(f"next.optimizer.momentum.{name}", moved, types[name])
-    imports = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
-    model = helper.make_model(b.graph("perceptron"), opset_imports=imports, ir_version=IR_VERSION)
+    model = made(b, "perceptron")
     Step(roles).write_into(model)
-    return step_model(model, start)
+    return step_model(model, start, inference(types))
+
+
+def inference(types: Mapping[str, TensorType]) -> onnx.ModelProto:
+    """The network by itself, with parameters of these types as inputs."""
+    b = Builder()
+    weights = [tensor for name, tensor in types.items() if name.startswith("weight")]
+    x = b.input("x", TensorType(TensorProto.FLOAT, ("N", (weights[0].shape or ())[0])))
+    *_, logits = forward(b, x, {name: b.input(name, tensor) for name, tensor in types.items()})
+    b.output("logits", logits, TensorType(TensorProto.FLOAT, ("N", (weights[-1].shape or ())[1])))
+    return made(b, "inference")
+
+
+def forward(b: Builder, x: Value, parameters: Mapping[str, Value]) -> list[Value]:
+    """What goes into each layer, and the logits."""
+    values, layers = [x], len(parameters) // 2
+    for i in range(layers):
+        value = b.op("Gemm", values[-1], parameters[f"weight{i}"], parameters[f"bias{i}"])
+        values.append(b.op("Relu", value) if i + 1 < layers else value)
+    return values
+
+
+def made(b: Builder, name: str) -> onnx.ModelProto:
+    """The model of a graph."""
+    imports = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
+    return helper.make_model(b.graph(name), opset_imports=imports, ir_version=IR_VERSION)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnxruntime as ort
 import pytest
 from engines import assert_close, options
 
@@ -36,3 +39,15 @@ def test_steps_follow_the_formulas(sizes: tuple[int, ...]) -> None:
                 state[name] = state[name] - 0.5 * moved
     for name, array in trainer.state_dict().items():
         assert_close(array, state[name].astype(np.float32), rtol=1e-5, atol=1e-5, what=name)  # five such steps
+
+
+def test_inference_graph(tmp_path: Path) -> None:
+    trainer = Trainer(perceptron_step((5, 7, 3)), options())
+    trainer.export(tmp_path / "classifier.onnx")
+    session = ort.InferenceSession(tmp_path / "classifier.onnx", providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    state = {name: array.astype(np.float64) for name, array in trainer.state_dict().items()}
+    hidden = np.maximum(x @ state["weight0"] + state["bias0"], 0)
+    expected = hidden @ state["weight1"] + state["bias1"]
+    (logits,) = session.run(["logits"], {"x": x})
+    assert_close(logits, expected.astype(np.float32), rtol=1e-5, atol=1e-5)  # two layers of sums of size 1

@@ -1,7 +1,8 @@
-"""`make web`: serves a page on which the network of `make demo` learns inside the browser.
+"""`make web`: serves a page on which networks learn to read digits inside the browser.
 
-Run it from the repository's root: `python -m scripts.web`. The page runs the linked training step in onnxruntime-web,
-which does not know the domain `aclnn` and so takes the portable body. All that the page asks for comes from here.
+Run it from the repository's root: `python -m scripts.web`. The page runs the files of training steps in
+onnxruntime-web, which does not know the domain `aclnn` and so takes the portable bodies. All that the page asks for
+comes from here.
 """
 
 import argparse
@@ -15,13 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-import onnx_ops
-from models import digit_training, digits
+from scripts.web import tasks
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "page"
+TRAINER = FOLDER / "training"
 NODE_MODULES = FOLDER / "node_modules"
 
 # What the page takes from npm's packages: the build of onnxruntime-web that has the CPU's execution provider only.
@@ -31,6 +30,7 @@ PACKAGES = {
 }
 
 MEDIA_TYPES = {
+    ".bin": "application/octet-stream",
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.web",
-        description="Serves a page on which a network learns to read handwritten digits inside the browser.",
+        description="Serves a page on which networks learn to read handwritten digits inside the browser.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes any free one (default: %(default)s)")
@@ -103,46 +103,21 @@ def fail(message: str) -> int:
 def contents() -> dict[str, Content]:
     """All that there is to ask for, by path: files, read whenever they are asked for, and what is made here."""
     result: dict[str, Content] = {f"/{path.name}": path for path in PAGE.iterdir()}
+    result |= {f"/training/{path.name}": path for path in TRAINER.iterdir()}
     result |= {
         f"/{prefix}/{name}": NODE_MODULES / package / "dist" / name
         for prefix, (package, names) in PACKAGES.items()
         for name in names
     }
-    result["/training_step.onnx"] = onnx_ops.link(digits.training_step(digit_training.HIDDEN)).SerializeToString()
-    result["/inference.onnx"] = onnx_ops.link(digits.inference(digit_training.HIDDEN)).SerializeToString()
-    result["/setup.json"] = json.dumps(setup()).encode()
+    for name, task in tasks.all_tasks().items():
+        result[f"/{name}/step.onnx"] = task.step.SerializeToString()
+        result[f"/{name}/setup.json"] = json.dumps(task.setup).encode()
+        result[f"/{name}/arrays.bin"] = task.data
     return result
 
 
 def missing_packages() -> list[str]:
     return [package for package, _ in PACKAGES.values() if not (NODE_MODULES / package / "dist").is_dir()]
-
-
-def setup() -> dict[str, Any]:
-    """What the page trains with and on: as the demo, but without windows that straddle digits, for it reads no lines.
-
-    Arrays are flat. JSON keeps each float32 exactly: it is written as the float64 of the same value.
-    """
-    data = digit_training.load()
-    (hidden,) = digit_training.HIDDEN  # the page speaks of one hidden layer
-    return {
-        "seed": digit_training.SEED,
-        "batch": digit_training.BATCH,
-        "hidden": hidden,
-        "learningRates": [digit_training.learning_rate(epoch) for epoch in range(digit_training.EPOCHS)],
-        "side": digits.SIDE,
-        "digits": digits.DIGITS,
-        "learned": {"images": flat(data.images), "labels": flat(data.labels)},
-        "heldOut": {"images": flat(data.held_out_images), "labels": flat(data.held_out_labels)},
-        "state": {
-            name: {"shape": value.shape, "values": flat(value)}
-            for name, value in digits.initial_state(digit_training.HIDDEN, digit_training.SEED).items()
-        },
-    }
-
-
-def flat(array: np.ndarray) -> list[float]:
-    return array.ravel().tolist()
 
 
 # The server

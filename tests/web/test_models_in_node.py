@@ -9,15 +9,14 @@ from typing import Any
 import engines
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import test_ctc_loss_backward
 import test_linking
 import test_ops_refusals
-from onnxruntime_web import WEB, Node, Session, WebError, without_bfloat16
+from onnxruntime_web import WEB, Node, Session, Trainer, WebError, without_bfloat16
 
 import onnx_ops
-from models import digits
+from models.perceptron import perceptron_step
 from models.single_op import single_op_model
 from tests.ops._shared import arrays
 
@@ -48,23 +47,19 @@ def test_graphs(node: Node, case: test_linking.Case, self_contained: SelfContain
 @pytest.mark.parametrize("hidden", [(), (64,), (32, 16)], ids=str)
 def test_training(node: Node, hidden: tuple[int, ...], self_contained: SelfContained) -> None:
     """The same losses and parameters as in Python's onnxruntime, step by step, while both learn."""
-    model = self_contained(digits.training_step(hidden))
-    here = ort.InferenceSession(model.SerializeToString(), engines.options(), providers=["CPUExecutionProvider"])
-    there = Session(node, model)
-    images = arrays.uniform((50, digits.PIXELS), np.float32, "images")
-    targets = np.eye(digits.DIGITS, dtype=np.float32)[arrays.rng("labels").integers(digits.DIGITS, size=50)]
-    batch = {"images": images, "targets": targets, "learning_rate": np.array(0.5, np.float32)}
-    state = digits.initial_state(hidden)
+    model = self_contained(perceptron_step((64, *hidden, 10), rate=0.5))
+    here, there = onnx_ops.Trainer(model, engines.options()), Trainer(node, model)
+    labels = np.eye(10, dtype=np.float32)[arrays.rng("labels").integers(10, size=50)]
+    batch = {"x": arrays.uniform((50, 64), np.float32, "images"), "labels": labels}
 
     losses = []
     for _ in range(30):
-        expected = dict(zip(there.outputs, here.run(None, batch | state), strict=True))
-        actual = there.run(batch | state)
-        for name, value in expected.items():
-            near = 1e-5 * float(np.abs(value).max())
-            engines.assert_close(actual[name], value, atol=near, what=name)
-        losses.append(float(actual.pop("loss")))
-        state = {name.removeprefix("next_"): value for name, value in actual.items()}
+        for name, value in here.step(**batch).items():
+            engines.assert_close(there.step(**batch)[name], value, rtol=1e-5, what=name)
+            losses.append(float(value))
+    state = there.state()
+    for name, value in here.state_dict().items():
+        engines.assert_close(state[name], value, atol=1e-5 * float(np.abs(value).max()), what=name)
     assert losses[-1] < losses[0] / 2
     there.release()
 

@@ -1,6 +1,6 @@
 /**
- * The batches that training runs on: every epoch all images once, in random order, each moved by up to one pixel.
- * The same seed gives the same batches.
+ * The batches that training runs on: every epoch all samples once, in random order. The same seed gives the same
+ * batches.
  */
 export class Batches {
   #random;
@@ -8,51 +8,38 @@ export class Batches {
   #drawn = 0;
 
   /**
-   * @param {{images: number[], labels: number[]}} learned images one after the other, and the digit that each shows
-   * @param {{seed: number, batch: number, side: number, digits: number}} setup
+   * @param {Object<string, {type: string, data: TypedArray, dims: number[]}>} learned Arrays whose first axis counts
+   *   the samples, by the names of the step's inputs.
+   * @param {{seed: number, stepsPerEpoch: number}} setup
    */
-  constructor(learned, { seed, batch, side, digits }) {
-    Object.assign(this, { learned, side, digits, pixels: side * side });
-    this.perEpoch = Math.floor(learned.labels.length / batch);
+  constructor(learned, { seed, stepsPerEpoch }) {
+    Object.assign(this, { learned, stepsPerEpoch });
     this.#random = random(seed);
-    this.#order = learned.labels.map((_, index) => index);
+    const [{ dims }] = Object.values(learned);
+    this.#order = Array.from({ length: dims[0] }, (_, index) => index);
   }
 
-  /** @returns {{images: Float32Array, targets: Float32Array, count: number}} targets are one-hot */
+  /** @returns {Object<string, {type: string, data: TypedArray, dims: number[]}>} */
   next() {
-    const position = this.#drawn++ % this.perEpoch;
+    const position = this.#drawn++ % this.stepsPerEpoch;
     if (position === 0) this.#shuffle();
-    const bound = (batch) => Math.round((batch * this.#order.length) / this.perEpoch);
+    const bound = (batch) => Math.round((batch * this.#order.length) / this.stepsPerEpoch);
     const indices = this.#order.slice(bound(position), bound(position + 1));
-
-    const images = new Float32Array(indices.length * this.pixels);
-    const targets = new Float32Array(indices.length * this.digits);
-    indices.forEach((index, row) => {
-      this.#copyNudged(index, images.subarray(row * this.pixels, (row + 1) * this.pixels));
-      targets[row * this.digits + this.learned.labels[index]] = 1;
+    const parts = Object.entries(this.learned).map(([name, { type, data, dims }]) => {
+      const size = data.length / dims[0];
+      const taken = new data.constructor(indices.length * size);
+      indices.forEach((index, row) => taken.set(data.subarray(index * size, (index + 1) * size), row * size));
+      return [name, { type, data: taken, dims: [indices.length, ...dims.slice(1)] }];
     });
-    return { images, targets, count: indices.length };
-  }
-
-  #copyNudged(index, target) {
-    const [down, right] = [this.#below(3) - 1, this.#below(3) - 1];
-    for (let y = Math.max(0, down); y < this.side + Math.min(0, down); y++) {
-      for (let x = Math.max(0, right); x < this.side + Math.min(0, right); x++) {
-        target[y * this.side + x] = this.learned.images[index * this.pixels + (y - down) * this.side + (x - right)];
-      }
-    }
+    return Object.fromEntries(parts);
   }
 
   /** Fisher and Yates. */
   #shuffle() {
     for (let last = this.#order.length - 1; last > 0; last--) {
-      const other = this.#below(last + 1);
+      const other = Math.floor(this.#random() * (last + 1));
       [this.#order[last], this.#order[other]] = [this.#order[other], this.#order[last]];
     }
-  }
-
-  #below(bound) {
-    return Math.floor(this.#random() * bound);
   }
 }
 

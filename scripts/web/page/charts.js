@@ -2,11 +2,14 @@ import uPlot from "./uplot/uPlot.esm.js";
 
 const FONT = "12px system-ui, sans-serif";
 
-/** The loss over the epochs: every step's, and the mean of the steps of an epoch. Data: [epochs, losses, means]. */
-export function lossChart(element, epochs) {
+/**
+ * The loss over the epochs: every step's, and the mean of the steps of an epoch. Data: [epochs, losses, means]. The
+ * scale goes down to `lowest` at least.
+ */
+export function lossChart(element, epochs, lowest) {
   return chart(element, epochs, {
     name: "Loss (logarithmic)",
-    scale: { distr: 3, range: (_, low, high) => [Math.min(1e-3, decade(low)), Math.max(1, 10 * decade(high))] },
+    scale: { distr: 3, range: (_, low, high) => [Math.min(lowest, decade(low)), Math.max(1, 10 * decade(high))] },
     series: [
       { stroke: () => color("--curve-faint"), width: 1, points: { show: false } },
       { stroke: () => color("--curve"), width: 2, points: { show: false } },
@@ -20,7 +23,7 @@ export function lossChart(element, epochs) {
   });
 }
 
-/** The share of held-out digits that are named right, over the epochs. Data: [epochs, accuracies]. */
+/** The share of held-out digits that are right, over the epochs. Data: [epochs, accuracies]. */
 export function accuracyChart(element, epochs) {
   return chart(element, epochs, {
     name: "Accuracy",

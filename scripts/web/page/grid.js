@@ -1,21 +1,24 @@
+import { canvas, ink } from "./lines.js";
+
 /** The held-out digits, each with what the network takes it for. */
 export class Grid {
   #cells;
   #labels;
 
-  /** @param {{images: number[], labels: number[]}} heldOut images one after the other, and the digit that each shows */
-  constructor(list, { images, labels }, side) {
-    this.#labels = labels;
-    this.#cells = labels.map((_, index) => {
+  /** @param heldOut The arrays of the held-out images (N, side * side) and of the digit that each shows. */
+  constructor(list, { x, labels }, { side }) {
+    this.#labels = labels.data;
+    this.#cells = Array.from(labels.data, (_, index) => {
       const cell = document.createElement("li");
-      const name = document.createElement("span");
-      cell.append(picture(images.slice(index * side ** 2, (index + 1) * side ** 2), side), name);
+      const image = canvas(side, side);
+      ink(image, x.data.subarray(index * side ** 2, (index + 1) * side ** 2));
+      cell.append(image, document.createElement("span"));
       return cell;
     });
     list.replaceChildren(...this.#cells);
   }
 
-  show(predictions) {
+  show({ predictions }) {
     predictions.forEach((digit, index) => {
       const cell = this.#cells[index];
       if (cell.dataset.named === String(digit)) return;
@@ -26,14 +29,4 @@ export class Grid {
       cell.title = digit === label ? `a ${label}, named right` : `a ${label}, taken for a ${digit}`;
     });
   }
-}
-
-/** An image (side, side) in ink, as opaque as a pixel is bright. */
-function picture(pixels, side) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = side;
-  const ink = new ImageData(side, side);
-  pixels.forEach((brightness, index) => (ink.data[4 * index + 3] = Math.round(255 * brightness)));
-  canvas.getContext("2d").putImageData(ink, 0, 0);
-  return canvas;
 }

@@ -1,25 +1,53 @@
 /** What has happened since training began, for those who look from outside. */
-export const history = { losses: [], accuracies: [], predictions: [] };
+export const history = { losses: [], accuracies: [], predictions: [], reading: null };
+
+/** What differs between the tasks. */
+const TASKS = {
+  digits: {
+    title: "A network learns to name digits in this browser",
+    lowestLoss: 1e-3,
+    stepsPerSecond: 100,
+    view: async (setup) => new (await import("./grid.js")).Grid(element("digits"), setup.arrays.heldOut, setup),
+  },
+  lines: {
+    title: "A network learns to read lines of digits in this browser",
+    lowestLoss: 1e-2,
+    stepsPerSecond: Infinity,
+    view: async (setup) => new (await import("./lines.js")).Lines(element("lines"), setup.arrays.heldOut, setup),
+  },
+};
 
 const element = (id) => document.getElementById(id);
 const buttons = { start: element("start"), pause: element("pause"), reset: element("reset") };
+const asked = new URLSearchParams(location.search).get("task");
+const name = Object.hasOwn(TASKS, asked) ? asked : "digits";
+const task = TASKS[name];
 
-let loaded; // what the worker said of the model and the data
+let worker;
+let setup; // what the worker has loaded
 let state = "loading";
 let means = []; // of the last epoch's losses, after every step
 let speed;
-let view; // the charts and the digits
+let outcome; // what the network makes of the held-out samples
+let view; // the charts and the held-out samples
 let drawing = false;
 
+document.body.dataset.task = name;
+document.title = `${task.title} · onnx_ops`;
+element("title").textContent = task.title;
+for (const part of document.querySelectorAll("[data-of]")) part.hidden = part.dataset.of !== name;
+document.querySelector(`nav a[href="?task=${name}"]`).setAttribute("aria-current", "page");
+
 try {
-  const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+  worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name });
   worker.onerror = (event) =>
     fail(event.message || "The program that trains could not be loaded. Is the server still running?");
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [type, button] of Object.entries(buttons)) button.onclick = () => worker.postMessage({ type });
   const pace = element("pace");
-  pace.onchange = () => worker.postMessage({ type: "pace", epochsPerSecond: Number(pace.value) });
-  pace.onchange(); // browsers keep a choice when the page is loaded again
+  pace.value = String(task.stepsPerSecond);
+  pace.onchange = () => worker.postMessage({ type: "pace", stepsPerSecond: Number(pace.value) });
+  pace.onchange();
   element("mistakes").onchange = draw;
 } catch (error) {
   fail(`This browser cannot run the training beside the page: ${error.message}`);
@@ -27,23 +55,20 @@ try {
 
 const handlers = {
   async loaded(message) {
-    loaded = message;
-    const { epochs, heldOut, hidden, learnedCount, learningRate, modelBytes, stepsPerEpoch } = loaded;
-    element("counts").textContent = `${learnedCount} images to learn from, ${heldOut.labels.length} held out`;
-    element("settings").textContent =
-      `The network has one layer of ${hidden} hidden units. It learns for ${epochs} epochs of ${stepsPerEpoch} steps, ` +
-      `with ${batchSizes(learnedCount, stepsPerEpoch)} images in a step, and at a learning rate that falls in a ` +
-      `straight line from ${learningRate} towards 0.`;
-    element("held-out").textContent = ` ${heldOut.labels.length}`;
-    element("epochs").textContent = `of ${epochs}`;
-    element("size").textContent = `, ${(modelBytes / 1000).toFixed(1)} kB`;
+    setup = message.setup;
+    describe(message.modelBytes);
     try {
-      const [{ lossChart, accuracyChart }, { Grid }] = await Promise.all([import("./charts.js"), import("./grid.js")]);
-      view = {
-        loss: lossChart(element("loss-chart"), epochs),
-        accuracy: accuracyChart(element("accuracy-chart"), epochs),
-        grid: new Grid(element("digits"), heldOut, loaded.side),
+      const { lossChart, accuracyChart } = await import("./charts.js");
+      const charts = {
+        loss: lossChart(element("loss-chart"), setup.epochs, task.lowestLoss),
+        accuracy: accuracyChart(element("accuracy-chart"), setup.epochs),
       };
+      view = { ...charts, heldOut: await task.view(setup) };
+      if (name === "lines") {
+        const { OwnLine } = await import("./own_line.js");
+        const read = (line) => worker.postMessage({ type: "read", ...line });
+        view.own = new OwnLine(element("own-line"), setup, read);
+      }
       draw();
     } catch (error) {
       fail(`A part of the page could not be loaded: ${error.message}`);
@@ -60,22 +85,52 @@ const handlers = {
     }
   },
 
-  progress({ losses, accuracies, predictions, epochsPerSecond }) {
-    for (const loss of losses) {
+  progress(message) {
+    for (const loss of message.losses) {
       history.losses.push(loss);
-      const last = history.losses.slice(-loaded.stepsPerEpoch);
+      const last = history.losses.slice(-setup.stepsPerEpoch);
       means.push(last.reduce((sum, value) => sum + value, 0) / last.length);
     }
-    history.accuracies.push(...accuracies);
-    history.predictions = predictions;
-    speed = epochsPerSecond;
+    history.accuracies.push(...message.accuracies);
+    outcome = message.outcome;
+    history.predictions = outcome.predictions;
+    speed = message.stepsPerSecond;
     draw();
+  },
+
+  reading(message) {
+    history.reading = message.digits.map(({ digit }) => digit).join("");
+    view.own.show(message);
   },
 
   error({ message }) {
     fail(message);
   },
 };
+
+/** Says what is trained, and on what. */
+function describe(modelBytes) {
+  const { epochs, stepsPerEpoch, learningRates, arrays, copies, hidden } = setup;
+  const count = (members) => Object.values(members)[0].dims[0];
+  element("epochs").textContent = `of ${epochs}`;
+  element("held-out").textContent = ` ${count(arrays.heldOut)}`;
+  const learned = count(arrays.learned);
+  const told = `${epochs} epochs of ${stepsPerEpoch} steps, with ${batchSizes(learned, stepsPerEpoch)}`;
+  const largest = Number(Math.max(...learningRates).toPrecision(3));
+  if (name === "digits") {
+    element("counts").textContent = `${learned / copies} images to learn from, ${count(arrays.heldOut)} held out`;
+    element("settings").textContent =
+      `An epoch shows each image ${copies} times, each time moved by up to one pixel. The network has one layer of ` +
+      `${hidden.join()} hidden units. It learns for ${told} images in a step, and at a learning rate that falls in a ` +
+      `straight line from ${largest} towards 0.`;
+  } else {
+    element("line-settings").textContent =
+      `${learned} lines to learn from, and ${count(arrays.heldOut)} held out, of writers whose digits are in none of ` +
+      `the others. The network learns for ${told} lines in a step, at a learning rate of up to ${largest}.`;
+  }
+  element("file").href = `${name}/step.onnx`;
+  element("size").textContent = `, ${(modelBytes / 1000).toFixed(0)} kB`;
+}
 
 /** Shows the present state at the browser's next picture; there is none before the first predictions. */
 function draw() {
@@ -87,7 +142,8 @@ function draw() {
     drawButtons();
     drawFigures();
     drawCurves();
-    drawDigits();
+    view.heldOut.show(outcome);
+    if (name === "digits") drawMistakes();
   });
 }
 
@@ -103,10 +159,10 @@ function drawButtons() {
 
   const accuracy = percent(history.accuracies.at(-1)?.accuracy);
   const text = {
-    ready: `Ready: untrained, the network names ${accuracy} of the digits right.`,
+    ready: `Ready: untrained, the network reads ${accuracy} of the digits right.`,
     running: "Training …",
-    paused: `Paused after ${steps} steps: the network names ${accuracy} of the digits right.`,
-    done: `Done: the network names ${accuracy} of the digits right.`,
+    paused: `Paused after ${steps} steps: the network reads ${accuracy} of the digits right.`,
+    done: `Done: the network reads ${accuracy} of the digits right.`,
     failed: "Stopped.",
   }[state];
   // Unchanged text is not set again, for screen readers would read it again.
@@ -116,7 +172,7 @@ function drawButtons() {
 
 function drawFigures() {
   const steps = history.losses.length;
-  const { epochs, stepsPerEpoch } = loaded;
+  const { epochs, stepsPerEpoch } = setup;
   element("accuracy").textContent = percent(history.accuracies.at(-1)?.accuracy);
   element("loss").textContent = means.at(-1)?.toFixed(4) ?? "–";
   element("epoch").textContent = (steps / stepsPerEpoch).toFixed(1);
@@ -126,22 +182,21 @@ function drawFigures() {
 
 function drawCurves() {
   const { losses, accuracies } = history;
-  const epoch = (step) => step / loaded.stepsPerEpoch;
+  const epoch = (step) => step / setup.stepsPerEpoch;
   view.loss.setData([losses.map((_, index) => epoch(index + 1)), losses, means]);
   view.accuracy.setData([accuracies.map(({ step }) => epoch(step)), accuracies.map(({ accuracy }) => accuracy)]);
-  for (const name of ["loss", "accuracy"]) {
-    element(`${name}-chart`).setAttribute("aria-label", `Curve of the ${name}, now ${element(name).textContent}`);
+  for (const curve of ["loss", "accuracy"]) {
+    element(`${curve}-chart`).setAttribute("aria-label", `Curve of the ${curve}, now ${element(curve).textContent}`);
   }
 }
 
-function drawDigits() {
-  view.grid.show(history.predictions);
+function drawMistakes() {
   const onlyMistakes = element("mistakes").checked;
   element("digits").classList.toggle("only-mistakes", onlyMistakes);
   element("no-mistakes").hidden = !onlyMistakes || document.querySelector(".digits .wrong") !== null;
 }
 
-/** How many images a step has: all of an epoch in `steps` parts, as equal as can be. */
+/** How many samples a step has: all of an epoch in `steps` parts, as equal as can be. */
 function batchSizes(count, steps) {
   const [least, most] = [Math.floor(count / steps), Math.ceil(count / steps)];
   return least === most ? `${least}` : `${least} or ${most}`;
@@ -157,5 +212,5 @@ function fail(message) {
   element("error").textContent = message;
   element("error").hidden = false;
   element("status").textContent = "Stopped.";
-  for (const button of Object.values(buttons)) button.disabled = true;
+  for (const button of document.querySelectorAll("button")) button.disabled = true;
 }

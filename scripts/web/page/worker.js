@@ -1,10 +1,16 @@
 /**
- * Trains beside the page, so that it never waits. The page sends commands ("start", "pause", "reset", and "pace" with
- * `epochsPerSecond`); from here come "loaded", then "state" and "progress", and "error" with a message in words.
+ * Trains beside the page, so that it never waits. The worker's name is that of its task. The page sends commands
+ * ("start", "pause", "reset", "pace" with `stepsPerSecond`, and "read" with an `image` and its `width`); from here come
+ * "loaded", then "state", "progress" and "reading", and "error" with a message in words.
  */
-import { Training } from "./training.js";
+import { Batches } from "./batches.js";
+import { fetched, loadSetup, mapped } from "./loading.js";
+import { read } from "./reading.js";
+import { TASKS } from "./tasks.js";
+import { Trainer } from "./training/trainer.js";
 
 const REPORT_INTERVAL = 40; // ms: 25 pictures a second
+const MEASURING_SHARE = 0.2; // of the time, at most, is spent on what the network makes of held-out samples
 
 const commands = [];
 let wake = () => {};
@@ -25,24 +31,26 @@ function idle(milliseconds) {
   });
 }
 
-let training;
+const task = TASKS[self.name];
+let ort;
+let setup;
+let trainer;
+let start; // the state that training begins with
+let batches;
+let steps = 0; // that are done
 let state;
 let interval = 0; // ms between steps
 let due = 0; // when the next step may begin
 let reported = 0; // when the last report was made
+let measuring = 0; // ms that the last measurement took
 let clock; // since when, and since which step, the speed is measured
 let losses = [];
 let accuracies = [];
+let line; // that the visitor has composed
 
 async function main() {
-  training = await Training.load();
-  const { setup, stepsPerEpoch, modelBytes } = training;
-  const { side, digits, hidden, heldOut, learned, learningRates } = setup;
-  postMessage({
-    type: "loaded",
-    ...{ side, digits, hidden, heldOut, stepsPerEpoch, modelBytes },
-    ...{ epochs: learningRates.length, learningRate: learningRates[0], learnedCount: learned.labels.length },
-  });
+  const bytes = await load();
+  postMessage({ type: "loaded", setup, modelBytes: bytes });
   await begin();
   for (;;) {
     await idle(state === "running" ? Math.max(0, due - performance.now()) : Infinity);
@@ -51,29 +59,53 @@ async function main() {
   }
 }
 
-async function obey({ type, epochsPerSecond }) {
+/** Fetches runtime, step and samples. Throws an error that says in words what is missing. */
+async function load() {
+  if (typeof WebAssembly === "undefined") {
+    throw new Error("This browser has no WebAssembly, or it is switched off; the network cannot run without it.");
+  }
+  const file = fetched(`${self.name}/step.onnx`).then((response) => response.arrayBuffer());
+  const [found, step] = await Promise.all([loadSetup(self.name), file]);
+  setup = found;
+  try {
+    ort = await import("./ort/ort.wasm.min.mjs");
+    ort.env.wasm.wasmPaths = new URL("ort/", import.meta.url).href;
+    ort.env.wasm.numThreads = 1; // a step is too short to be worth sharing
+    trainer = await Trainer.create(ort, step);
+  } catch (error) {
+    throw new Error(`onnxruntime-web could not be started: ${error.message ?? error}`);
+  }
+  start = await trainer.state();
+  return step.byteLength;
+}
+
+async function obey({ type, stepsPerSecond, image, width }) {
   if (type === "start" && state !== "done") {
     restartClock();
     enter("running");
   } else if (type === "pause" && state === "running") {
-    report(await training.predictions());
+    await report();
     enter("paused");
   } else if (type === "reset") {
     await begin();
   } else if (type === "pace") {
-    interval = 1000 / (epochsPerSecond * training.stepsPerEpoch);
+    interval = 1000 / stepsPerSecond;
     restartClock();
+  } else if (type === "read") {
+    line = image && { image, width };
+    await readLine();
   }
 }
 
 async function begin() {
-  training.reset();
-  const predictions = await training.predictions();
+  steps = 0;
+  trainer.loadState(start);
+  batches = new Batches(setup.arrays.learned, setup);
   losses = [];
   accuracies = [];
   restartClock();
   enter("ready");
-  report(predictions);
+  await report();
 }
 
 function enter(next) {
@@ -83,42 +115,50 @@ function enter(next) {
 
 function restartClock() {
   due = performance.now();
-  clock = { time: due, steps: training.steps };
+  clock = { time: due, steps };
 }
 
 /** Trains until the next step is not due yet or messages have waited long enough. */
 async function work() {
-  const start = performance.now();
-  for (let now = start; now >= due && now < start + REPORT_INTERVAL && !training.done; now = performance.now()) {
-    losses.push(await training.step());
+  const began = performance.now();
+  const total = setup.learningRates.length;
+  for (let now = began; now >= due && now < began + REPORT_INTERVAL && steps < total; now = performance.now()) {
+    trainer.learningRate = setup.learningRates[steps];
+    const { loss } = await trainer.step(tensors(batches.next()));
+    losses.push(loss.data[0]);
+    steps++;
     due = Math.max(due + interval, now - REPORT_INTERVAL); // what a sleeping computer missed is not made up for
-    // Accuracy rises in the first epoch; after it one look per epoch is enough, and one for each report.
-    const { steps, stepsPerEpoch } = training;
-    const epochEnds = steps % stepsPerEpoch === 0;
-    const reporting = performance.now() > reported + REPORT_INTERVAL;
-    if (steps < stepsPerEpoch || epochEnds || reporting) {
-      const predictions = await training.predictions();
-      if (reporting || training.done) report(predictions);
-      else note(predictions);
-    }
+    const pause = Math.max(REPORT_INTERVAL, measuring / MEASURING_SHARE);
+    if (steps % setup.stepsPerEpoch === 0 || performance.now() > reported + pause) await report();
   }
-  if (training.done) enter("done");
+  if (steps === total) enter("done");
 }
 
-function note(predictions) {
-  const { labels } = training.setup.heldOut;
-  const right = predictions.filter((digit, index) => digit === labels[index]).length;
-  accuracies.push({ step: training.steps, accuracy: right / labels.length });
-}
-
-function report(predictions) {
-  note(predictions);
+/** Tells the page what was trained since the last report, and what the network makes of the held-out samples. */
+async function report() {
+  const began = performance.now();
+  const { heldOut } = setup.arrays;
+  const outcome = task.judge(await trainer.infer(tensors({ [task.input]: heldOut[task.input] })), heldOut, setup);
+  accuracies.push({ step: steps, accuracy: outcome.accuracy });
+  await readLine();
   reported = performance.now();
-  const { time, steps } = clock;
-  const epochsPerSecond = (1000 * (training.steps - steps)) / training.stepsPerEpoch / (reported - time);
-  postMessage({ type: "progress", losses, accuracies, predictions, epochsPerSecond });
+  measuring = reported - began;
+  const stepsPerSecond = (1000 * (steps - clock.steps)) / (reported - clock.time);
+  postMessage({ type: "progress", losses, accuracies, outcome, stepsPerSecond });
   losses = [];
   accuracies = [];
+}
+
+/** Tells the page what the network makes of the visitor's line. */
+async function readLine() {
+  if (!line) return;
+  const image = { type: "float32", data: line.image, dims: [1, setup.height, setup.width] };
+  const { output } = await trainer.infer(tensors({ images: image }));
+  postMessage({ type: "reading", logProbs: output.data, digits: read(output.data, line.width, setup) });
+}
+
+function tensors(parts) {
+  return mapped(parts, ({ type, data, dims }) => new ort.Tensor(type, data, dims));
 }
 
 main().catch((error) => postMessage({ type: "error", message: error.message ?? String(error) }));

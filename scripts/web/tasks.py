@@ -1,0 +1,121 @@
+"""What the page of `make web` can train: each task as the file of a step, its arrays, and what the page tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from models import digit_training, digits
+from models.line_reader import data as lines
+from models.line_reader import training as line_training
+from models.perceptron import perceptron_step
+from onnx_ops.training.step import step_model
+
+HELD_OUT_LINES = 100
+"""Fewer than in Python: the page reads them again and again, with a single thread."""
+HANDS = 12
+"""Of each digit so many images of held-out writers, for lines that the visitor composes."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the page.
+
+    Attributes:
+        step: the step's file.
+        data: all arrays, one after the other.
+        setup: what else the page needs, for JSON; the place of each array in `data` stands in it.
+    """
+
+    step: onnx.ModelProto
+    data: bytes
+    setup: dict[str, Any]
+
+
+def all_tasks() -> dict[str, Task]:
+    """By the names that the page has for them."""
+    return {"digits": single_digits(), "lines": lines_of_digits()}
+
+
+def single_digits() -> Task:
+    """The classifier of single digits."""
+    data = digit_training.load()
+    images, labels = digit_training.shown(data)
+    return task(
+        perceptron_step((digits.PIXELS, *digit_training.HIDDEN, digits.DIGITS), seed=digit_training.SEED),
+        digit_training.learning_rate,
+        digit_training.EPOCHS,
+        digit_training.BATCH,
+        {
+            "learned": {"x": images, "labels": labels},
+            "heldOut": {"x": data.held_out_images, "labels": data.held_out_labels.astype(np.uint8)},
+        },
+        hidden=digit_training.HIDDEN,
+        copies=digit_training.COPIES,
+        side=digits.SIDE,
+    )
+
+
+def lines_of_digits() -> Task:
+    """The reader of lines."""
+    started, held_out = line_training.TRAINING.started(0), lines.held_out_lines(0, HELD_OUT_LINES)
+    single = lines.digits(held_out=True)
+    hands = [np.flatnonzero(single.labels == digit)[:HANDS] for digit in range(digits.DIGITS)]
+    return task(
+        step_model(started.model, started.state, started.inference),
+        line_training.learning_rate,
+        line_training.EPOCHS,
+        line_training.TRAINING.batch_size,
+        {
+            "learned": line_training.TRAINING.samples(0),
+            "heldOut": held_out._asdict(),
+            "hands": {"images": single.images[np.stack(hands)]},
+        },
+        side=lines.SIDE,
+        height=lines.HEIGHT,
+        width=lines.WIDTH,
+        classes=lines.CLASSES,
+        blank=lines.BLANK,
+    )
+
+
+def task(
+    step: onnx.ModelProto,
+    learning_rate: Any,
+    epochs: int,
+    batch_size: int,
+    arrays: Mapping[str, Mapping[str, np.ndarray]],
+    **more: Any,
+) -> Task:
+    """A task with arrays that lie in groups; `learned` are those to learn from, whose first axis counts samples."""
+    count = len(next(iter(arrays["learned"].values())))
+    per_epoch = -(-count // batch_size)
+    steps = epochs * per_epoch
+    data, places = packed(arrays)
+    told = {
+        "seed": 0,
+        "epochs": epochs,
+        "stepsPerEpoch": per_epoch,
+        "learningRates": [learning_rate(step / steps) for step in range(steps)],
+        "arrays": places,
+    }
+    return Task(step, data, told | more)
+
+
+def packed(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[bytes, dict[str, dict[str, Any]]]:
+    """The bytes of all arrays, little-endian, and where each of them begins: a multiple of 8, as views of it need."""
+    parts: list[bytes] = []
+    places: dict[str, dict[str, Any]] = {}
+    at = 0
+    for group, members in arrays.items():
+        places[group] = {}
+        for name, array in members.items():
+            content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+            places[group][name] = {"type": array.dtype.name, "dims": array.shape, "offset": at}
+            parts.append(content + bytes(-len(content) % 8))
+            at += len(parts[-1])
+    return b"".join(parts), places
