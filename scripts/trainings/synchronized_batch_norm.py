@@ -191,8 +191,8 @@ def run(options: Options, workers: Team | None = None, epochs: int | None = None
         times = float(plain.losses[-1] / alone.losses[-1])
         reached = reached and times >= (QUICK_EXCESS if options.quick else EXCESS)
         figure = (
-            f"losses of up to {workers.size} workers within {off:.0e} of those of one, with plain batch norm"
-            f" {times:.1f} times as large; {alone.right:.0%} of held-out digits right, with plain {plain.right:.0%}"
+            f"losses of one worker within {off:.0e}, with plain batch norm {times:.1f} times as large;"
+            f" {alone.right:.0%} right, with plain {plain.right:.0%}"
         )
     return Result(
         op="BatchNormGatherStatsWithCounts",

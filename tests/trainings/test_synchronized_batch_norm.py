@@ -118,7 +118,7 @@ def run_command(*command: object) -> subprocess.CompletedProcess[str]:
 def test_the_quick_form_reaches_its_figure(tmp_path: Path) -> None:
     done = run_command(sys.executable, "-m", "scripts.trainings.synchronized_batch_norm", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "losses of up to 4 workers within" in done.stdout
+    assert "losses of one worker within" in done.stdout
     assert {path.name for path in tmp_path.glob("*.png")} == {"curves.png", "batch.png"}
     for path in tmp_path.glob("*.png"):
         pixels = imread(path)
