@@ -11,10 +11,11 @@ import onnx_ops
 from onnx_ops.torch import gradients
 
 
-def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input: int) -> None:
+def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input: int, transposed: bool = False) -> None:
     """Capture with some samples, and compare the gradients of one more.
 
-    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs.
+    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs. It has ConvTranspose
+    only where convolutions are transposed.
     """
 
     def loss(network: nn.Module, x: Tensor) -> Tensor:
@@ -24,6 +25,7 @@ def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input:
     kinds = [node.op_type for node in capture.model.graph.node]
     assert kinds.count("DepthwiseConv2DBackpropFilter") == by_filter
     assert kinds.count("DepthwiseConv2DBackpropInput") == by_input
+    assert "ConvTranspose" not in kinds or transposed
     x = torch.cat([x, x[:1].flip(-1)])
     loss(network, x).backward()
     session = onnx_ops.InferenceSession(capture.model)
@@ -49,7 +51,7 @@ def test_depthwise(dtype: torch.dtype) -> None:
         nn.Tanh(),
         nn.ConvTranspose2d(8, 8, 3, 2, 1, output_padding=1, groups=8),
     ).to(dtype)
-    compare(network, torch.randn(3, 4, 9, 8, dtype=dtype), OFF[dtype], 3, 1)
+    compare(network, torch.randn(3, 4, 9, 8, dtype=dtype), OFF[dtype], 3, 1, transposed=True)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -70,3 +72,10 @@ def test_room_for_more_places_than_there_are() -> None:
 def test_groups_of_several_channels() -> None:
     torch.manual_seed(0)
     compare(nn.Conv2d(4, 6, 3, groups=2), torch.randn(2, 4, 6, 5), OFF[torch.float32], 0, 0)
+
+
+def test_pointwise() -> None:
+    """A product of matrices at each place, in both directions."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Tanh(), nn.Conv2d(6, 3, 1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 1))
+    compare(network, torch.randn(2, 4, 6, 5), OFF[torch.float32], 0, 0)
