@@ -14,8 +14,8 @@ from onnx_ops.torch import gradients
 def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input: int, transposed: bool = False) -> None:
     """Capture with some samples, and compare the gradients of one more.
 
-    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs. It has ConvTranspose
-    only where convolutions are transposed.
+    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs, and ConvTranspose
+    only if convolutions are transposed.
     """
 
     def loss(network: nn.Module, x: Tensor) -> Tensor:
