@@ -1,7 +1,7 @@
 import { Reading } from "./lines.js";
 
 const FINER = 4; // a pixel of the images is made of so many by so many, which are ink or not
-const PEN = 4.5; // their number across a stroke
+const PEN = 6.5; // their number across a stroke
 const FIRST = "31415";
 
 /**
