@@ -128,7 +128,11 @@ def test_processes_synchronize_batch_norm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("instead", "messages"),
-    [("die", ["signal 9"]), ("raise", ["LookupError: no data", "has failed and ends all others"])],
+    [
+        ("die", ["signal 9"]),
+        ("raise", ["LookupError: no data", "has failed and ends all others"]),
+        ("exit", ["worker 2 has ended, while worker"]),
+    ],
 )
 def test_a_worker_that_ends_amid_a_step_ends_the_others(instead: str, messages: list[str], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")

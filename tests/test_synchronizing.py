@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -42,6 +43,18 @@ def losses(trainer: Trainer, counts: tuple[int, ...] = (12,), rank: int = 0, fir
 
 def synchronized(communicator: ThreadCommunicator) -> Trainer:
     return Trainer(TRAINING.started(0), options(), communicator=communicator, synchronize_batch_norm=True)
+
+
+def changed(change: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> onnx.ModelProto:
+    """The step with other nodes."""
+    model = onnx.ModelProto()
+    model.CopyFrom(TRAINING.model)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(t for t in TRAINING.model.graph.initializer if t.name != "learning_rate")
+    nodes = [node for given in TRAINING.model.graph.node for node in change(given)]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +110,30 @@ def test_training_goes_on_with_another_number_of_workers(whole: tuple[list[float
     np.testing.assert_allclose(reported, whole[0], rtol=CLOSE)
     for name, array in state.items():
         assert_close(array, whole[1][name], rtol=CLOSE, atol=CLOSE, what=name)
+
+
+def test_a_sum_of_gradients_can_be_a_gradient_too(whole: tuple[list[float], State]) -> None:
+    """As in a step written by hand: the sum that batch norm needs is the gradient by its bias."""
+    biases: dict[str, str] = {}
+
+    def change(given: onnx.NodeProto) -> list[onnx.NodeProto]:
+        node = onnx.NodeProto()
+        node.CopyFrom(given)
+        if node.op_type == "BatchNormReduceBackward":
+            biases[node.output[0]] = node.output[3]
+        if node.op_type == "BatchNormElemtBackward":
+            node.input[5] = biases[node.input[5]]
+        return [node]
+
+    step = replace(TRAINING.started(0), model=changed(change))
+
+    def work(communicator: ThreadCommunicator) -> list[float]:
+        trainer = Trainer(step, options(), communicator=communicator, synchronize_batch_norm=True)
+        return losses(trainer, (7, 5), communicator.rank)
+
+    for reported in together(2, work):
+        np.testing.assert_allclose(reported, whole[0], rtol=CLOSE)
+    assert len(biases) == 2
 
 
 # --- what fails -------------------------------------------------------------------------------------------------------
@@ -163,26 +200,8 @@ def test_a_worker_that_has_not_made_the_last_step_is_found_out(monkeypatch: pyte
 
 
 def refused(model: onnx.ModelProto) -> None:
-    started = TRAINING.started(0)
-    state = {value.name: started.state[value.name] for value in model.graph.input if value.name in started.state}
-    Trainer(
-        type(started)(model, state, None),
-        options(),
-        communicator=ThreadCommunicator.alone(),
-        synchronize_batch_norm=True,
-    )
-
-
-def changed(change: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> onnx.ModelProto:
-    """The step with other nodes."""
-    model = onnx.ModelProto()
-    model.CopyFrom(TRAINING.model)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(t for t in TRAINING.model.graph.initializer if t.name != "learning_rate")
-    nodes = [node for given in TRAINING.model.graph.node for node in change(given)]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
+    step = replace(TRAINING.started(0), model=model)
+    Trainer(step, options(), communicator=ThreadCommunicator.alone(), synchronize_batch_norm=True)
 
 
 def in_a_branch(node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -50,21 +50,20 @@ def synchronized(
     restore(whole)
     _check_places(whole)
     edit = _Edit(whole, following(whole.graph, batch, ends))
-    nodes = list(whole.graph.node)
-    del whole.graph.node[:]
-    for node in nodes:
+    for node in whole.graph.node:
         edit.add(node)
+    del whole.graph.node[:]
     whole.graph.node.extend(edit.nodes)
-    for value in edit.exchanged.values():
+    for value in edit.exchanged:
         tensor = value.type_of_all("workers")
         whole.graph.input.append(helper.make_tensor_value_info(value.of_all, tensor.dtype or 0, tensor.shape))
-    if not any(value.combined is Combined.ROWS for value in edit.exchanged.values()):
+    if not any(value.combined is Combined.ROWS for value in edit.exchanged):
         raise StepError(
             f"the step has no batch norm to synchronize: none of its nodes is {STATISTICS} of a value that depends on"
             " the batch"
         )
     _check_readers(whole.graph, edit.merged, following(whole.graph, batch, ends))
-    return whole, list(edit.exchanged.values())
+    return whole, edit.exchanged
 
 
 class _Edit:
@@ -72,10 +71,9 @@ class _Edit:
 
     def __init__(self, model: onnx.ModelProto, local: Collection[str]) -> None:
         self._local, self._types, self._names = local, value_types(model), Names.of(model)
-        # What a session reads from elsewhere is no output of a part; a node makes a copy.
-        self._made = {name for node in model.graph.node if node.op_type != "Constant" for name in node.output}
         self.nodes: list[onnx.NodeProto] = []
-        self.exchanged: dict[tuple[str, Combined], Exchanged] = {}
+        self._replaced: dict[tuple[str, Combined], str] = {}
+        self.exchanged: list[Exchanged] = []
         self.merged: list[str] = []
         """The statistics of all workers."""
 
@@ -113,7 +111,7 @@ class _Edit:
             helper.make_node("Cast", [elements], [count], to=TensorProto.INT32),
         ]
         rows = [
-            self._of_all(name, self._types[statistic], Combined.ROWS)
+            self._of_all(name, self._types.get(statistic, TensorType()), Combined.ROWS)
             for name, statistic in zip(node.output, wanted, strict=True)
         ]
         counts = self._of_all(count, TensorType(TensorProto.INT32, ()), Combined.ROWS)
@@ -125,23 +123,23 @@ class _Edit:
         self.merged += wanted
 
     def _replace(self, node: onnx.NodeProto, operand: str, combined: Combined) -> None:
-        """Let a node read what comes of the exchange of an operand."""
-        own = _read(node, operand)
-        if (own, combined) not in self.exchanged and own not in self._made:
-            copy = self._names.new(f"{own}.own")
-            self.nodes.append(helper.make_node("Identity", [own], [copy]))
-            self.exchanged[own, combined] = self._exchange(copy, self._types[own], combined)
-        _rewire(node, operand, self._of_all(own, self._types.get(own, TensorType()), combined))
+        """Let a node read what comes of the exchange of an operand.
+
+        What is exchanged is a copy: the operand itself may come from elsewhere, and be exchanged as a gradient too.
+        """
+        given = _read(node, operand)
+        if (given, combined) not in self._replaced:
+            copy = self._names.new(f"{given}.own")
+            self.nodes.append(helper.make_node("Identity", [given], [copy]))
+            self._replaced[given, combined] = self._of_all(copy, self._types.get(given, TensorType()), combined)
+        _rewire(node, operand, self._replaced[given, combined])
 
     def _of_all(self, own: str, tensor: TensorType, combined: Combined) -> str:
-        found = self.exchanged.get((own, combined)) or self._exchange(own, tensor, combined)
-        self.exchanged[own, combined] = found
-        return found.of_all
-
-    def _exchange(self, own: str, tensor: TensorType, combined: Combined) -> Exchanged:
+        """Exchange a value; returns the name of what comes of it."""
         if tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape):
             raise StepError(f"'{own}' of batch norm is {tensor_text(tensor)}, expected a shape that is known")
-        return Exchanged(own, self._names.new(f"{own}.of_all"), tensor, combined)
+        self.exchanged.append(Exchanged(own, self._names.new(f"{own}.of_all"), tensor, combined))
+        return self.exchanged[-1].of_all
 
 
 def _read(node: onnx.NodeProto, operand: str) -> str:

@@ -43,7 +43,8 @@ WORKERS = 4
 ALLOWED = 1e-5
 """How far the loss of an epoch may be from that of one worker, as a share of it."""
 EXCESS, QUICK_EXCESS = 2.0, 1.3
-"""How many times the loss of one worker that of the most workers is at least, if they do not synchronize."""
+"""How many times the loss of one worker that of the most workers is at least, if they do not synchronize; of trainings
+by as many workers and as long as usual, or by more."""
 
 Made = TypeVar("Made")
 
@@ -181,6 +182,7 @@ def run(options: Options, workers: Team | None = None, epochs: int | None = None
         epochs: of each training, in place of the usual number.
     """
     workers = workers or Threads(WORKERS)
+    usual = epochs is None and workers.size >= WORKERS
     epochs = epochs or (QUICK_EPOCHS if options.quick else EPOCHS)
     curves = [followed(course, epochs, workers, options) for course in courses(workers.size)]
     alone, *others = curves
@@ -189,7 +191,7 @@ def run(options: Options, workers: Team | None = None, epochs: int | None = None
     if others:
         plain = others[-1]
         times = float(plain.losses[-1] / alone.losses[-1])
-        reached = reached and times >= (QUICK_EXCESS if options.quick else EXCESS)
+        reached = reached and (not usual or times >= (QUICK_EXCESS if options.quick else EXCESS))
         figure = (
             f"losses of one worker within {off:.0e}, with plain batch norm {times:.1f} times as large;"
             f" {alone.right:.0%} right, with plain {plain.right:.0%}"
@@ -226,11 +228,11 @@ def worked(course: Course, communicator: Communicator, until: int, epochs: int, 
         communicator=communicator if communicator.size > 1 else None,
         synchronize_batch_norm=course.synchronized,
     )
-    run = TRAINING.run(trainer, trained, options.seed)
-    run.samples = Share.of_worker(run.samples, communicator.rank, communicator.size, course.uneven)
+    training = TRAINING.run(trainer, trained, options.seed)
+    training.samples = Share.of_worker(training.samples, communicator.rank, communicator.size, course.uneven)
     session = InferenceSession(onnx.parser.parse_model(TRAINING.files.inference.read_text()), one_thread())
     command.train(
-        run,
+        training,
         until,
         course.title.replace(",", ""),
         options,
@@ -238,7 +240,7 @@ def worked(course: Course, communicator: Communicator, until: int, epochs: int, 
         after=lambda trainer: {"right": f"{right(session, trainer, held_out):.1%}"},
         leads=communicator.rank == 0,
     )
-    return Curve(course, np.array(run.losses), right(session, trainer, held_out))
+    return Curve(course, np.array(training.losses), right(session, trainer, held_out))
 
 
 def one_thread() -> ort.SessionOptions:
