@@ -19,6 +19,7 @@ from models.batch_norm_workers import network as batch_norm_workers
 from models.distillation import network as distillation
 from models.line_reader import network as line_reader
 from models.multilabel import network as multilabel
+from models.sparse_coding import network as sparse_coding
 from models.torch_step import TorchStep, first_losses
 from onnx_ops.torch import Capture
 from onnx_ops.training.step import METADATA, InputRole, Step
@@ -29,6 +30,7 @@ STEPS: tuple[TorchStep, ...] = (
     distillation.STUDENT_STEP,
     line_reader.STEP,
     multilabel.STEP,
+    sparse_coding.STEP,
 )
 """Of all trainings."""
 

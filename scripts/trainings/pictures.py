@@ -51,3 +51,11 @@ def show(axes: Any, image: np.ndarray, **options: Any) -> None:
     """Draw an image (H, W) or (H, W, 3) without ticks and frame; options as of matplotlib's imshow."""
     axes.imshow(image, **options)
     axes.set_axis_off()
+
+
+def mosaic(tiles: np.ndarray, columns: int) -> np.ndarray:
+    """Tiles (N, H, W), so many side by side, each in shades from its least to its largest value, white between them."""
+    least, largest = (extreme(tiles, axis=(1, 2), keepdims=True) for extreme in (np.min, np.max))
+    shades = np.pad((tiles - least) / (largest - least), ((0, 0), (1, 1), (1, 1)), constant_values=1.0)
+    _, height, width = shades.shape
+    return shades.reshape(-1, columns, height, width).swapaxes(1, 2).reshape(-1, columns * width)
