@@ -108,9 +108,9 @@ def run(options: Options) -> Result:
             dictionary_drawn(start, learnt, codes, options.folder / "dictionary.png"): "The dictionary at the start, "
             "and as it was learnt, the atoms that most patches use first.",
             sparsity_drawn(curves, codes, options.folder / "sparsity.png"): "Left: how exactly held-out patches are "
-            "told with how many numbers; the dot is where it was trained. The first principal components are the same "
-            "for all patches; of the largest ones some patches have more than others, as of the atoms. Right: how many "
-            "atoms patches need.",
+            "told with how many numbers; the dot is where it was trained, and with lower thresholds the largest "
+            "components overtake it. The first principal components are the same for all patches; of the largest ones "
+            "some patches have more than others, as of the atoms. Right: how many atoms patches need.",
             reconstruction_drawn(learnt, components, options.folder / "reconstruction.png"): "A held-out part of a "
             "photograph, told patch by patch: of each its mean, and those of its numbers that are not 0. Where there "
             "is more to see, more atoms are used.",
