@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from onnxruntime import InferenceSession, SessionOptions
-from scipy import stats
+from scipy import special
 
 from models.digits import DIGITS
 from models.distillation import data
@@ -37,7 +37,7 @@ digits, as they are and moved. This is done anew for each of five seeds."""
 
 SEEDS, QUICK_SEEDS = 5, 3
 TEACHERS_EPOCHS, QUICK_TEACHERS_EPOCHS = 12, 4
-STUDENTS_EPOCHS, QUICK_STUDENTS_EPOCHS = 200, 40
+STUDENTS_EPOCHS, QUICK_STUDENTS_EPOCHS = 200, 30
 THREADS = 1
 """The networks are so small that what threads save is less than what they cost."""
 HELD_OUT_COPIES = 4
@@ -119,7 +119,7 @@ def run(options: Options) -> Result:
 def mean(values: np.ndarray) -> Mean:
     """The mean of independent values with its confidence interval by Student's t."""
     error = np.std(values, ddof=1) / np.sqrt(len(values))
-    return Mean(float(np.mean(values)), float(error * stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)))
+    return Mean(float(np.mean(values)), float(error * special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -151,9 +151,7 @@ def trained(
         epochs, rate = QUICK_TEACHERS_EPOCHS if options.quick else TEACHERS_EPOCHS, TEACHER_RATE
     else:
         epochs, rate = QUICK_STUDENTS_EPOCHS if options.quick else STUDENTS_EPOCHS, STUDENT_RATE
-    threads = SessionOptions()
-    threads.intra_op_num_threads = THREADS
-    trainer = Trainer(training.started(seed), threads)
+    trainer = Trainer(training.started(seed), on_threads())
     run = training.run(trainer, samples, seed)
     record = Record(training, exams, options.folder / f"{name}_{seed}.json", options.resume)
     command.train(
@@ -169,6 +167,13 @@ def trained(
     return Network(size, np.array(record.accuracies), record.logits(trainer))
 
 
+def on_threads() -> SessionOptions:
+    """Options of a session with `THREADS`."""
+    made = SessionOptions()
+    made.intra_op_num_threads = THREADS
+    return made
+
+
 def model_path(name: str, seed: int, options: Options) -> Path:
     return options.folder / f"{name}_{seed}.onnx"
 
@@ -179,7 +184,7 @@ class Record:
     def __init__(self, training: Training, exams: tuple[Digits, ...], path: Path, resume: bool) -> None:
         inference = training.started(0).inference
         assert inference is not None
-        self._session = InferenceSession(inference.SerializeToString())
+        self._session = InferenceSession(inference.SerializeToString(), on_threads())
         self._weights = [value.name for value in self._session.get_inputs() if value.name != "images"]
         self._exams, self._path = exams, path
         self.accuracies: list[list[float]] = json.loads(path.read_text()) if resume and path.exists() else []
