@@ -18,12 +18,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scripts.trainings import distillation, line_reader, multilabel, synchronized_batch_norm
+from scripts.trainings import distillation, line_reader, multilabel, sparse_coding, synchronized_batch_norm
 from scripts.trainings.command import Options, Result, timed
 from scripts.trainings.page import page
 
 # Each has a function `run`, and a docstring whose first line says what it is.
-TRAININGS: tuple[ModuleType, ...] = (multilabel, line_reader, distillation, synchronized_batch_norm)
+TRAININGS: tuple[ModuleType, ...] = (
+    multilabel,
+    line_reader,
+    distillation,
+    sparse_coding,
+    synchronized_batch_norm,
+)
 
 console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
 
