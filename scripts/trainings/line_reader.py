@@ -90,13 +90,16 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shares: list[float] = []
+
+    @property
+    def shares(self) -> list[float]:
+        """Those of all epochs that are done."""
+        return json.loads(self.path.read_text())
 
     def note(self, epoch: int, share: float) -> None:
         """Note the share after an epoch; what a training that was interrupted has noted of later ones goes."""
-        before = json.loads(self.path.read_text()) if epoch > 1 else []
-        self.shares = [*before[: epoch - 1], share]
-        self.path.write_text(json.dumps(self.shares))
+        before = self.shares[: epoch - 1] if epoch > 1 else []
+        self.path.write_text(json.dumps([*before, share]))
 
 
 def log_probs(model: Path, lines: data.DigitLines) -> np.ndarray:
