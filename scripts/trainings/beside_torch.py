@@ -42,7 +42,15 @@ from scripts.measuring import Run
 
 # Rounding is different from PyTorch's, and steps carry the difference on; what is wrong shows in the first digits.
 MOST_DIFFERENCE = {"float32": 1e-4, "float64": 1e-9}
-TITLES = [step.training.title for step in STEPS]
+
+
+def name_of(step: TorchStep) -> str:
+    """The folder of a training, and the step where it has several."""
+    files = step.training.files
+    return files.folder.name + ("" if files.name == "step" else f", {files.name}")
+
+
+NAMED = {name_of(step): step for step in STEPS}
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Seconds:
 class Row:
     """What came of a training."""
 
-    title: str
+    name: str
     losses: Losses
     seconds: list[Seconds]
 
@@ -95,7 +103,7 @@ def main() -> int:
     """Measures, prints the table, writes the files; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--training", nargs="+", choices=TITLES, default=TITLES, metavar="TITLE", help=", ".join(TITLES)
+        "--training", nargs="+", choices=list(NAMED), default=list(NAMED), metavar="NAME", help="; ".join(NAMED)
     )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
@@ -106,11 +114,11 @@ def main() -> int:
 
     rows = []
     with tqdm(options.training, unit="training") as progress:
-        for title in progress:
-            progress.set_description(title)
-            losses = timing.in_own_process(losses_of, title)
-            seconds = [timing.in_own_process(seconds_of, title, n, options.budget) for n in options.threads]
-            rows.append(Row(title, losses, seconds))
+        for name in progress:
+            progress.set_description(name)
+            losses = timing.in_own_process(losses_of, name)
+            seconds = [timing.in_own_process(seconds_of, name, n, options.budget) for n in options.threads]
+            rows.append(Row(name, losses, seconds))
     machine = measuring.machine(max(options.threads))
     print(", ".join(f"{key} {value}" for key, value in machine.items() if key != "threads"))
     print(table(rows))
@@ -124,14 +132,10 @@ def main() -> int:
     return 0 if all(row.losses.are_like_torch for row in rows) else 1
 
 
-def step_of(title: str) -> TorchStep:
-    return STEPS[TITLES.index(title)]
-
-
-def losses_of(title: str) -> Losses:
+def losses_of(name: str) -> Losses:
     """Compare the first losses."""
     warnings.simplefilter("ignore")  # of PyTorch, on its own insides
-    step = step_of(title)
+    step = NAMED[name]
     training = step.training
     ours = first_losses(training, Trainer(training.started(0)))
     float32 = difference(ours, torch_step.first_losses(step, training.model))
@@ -151,11 +155,11 @@ def lacking_operator(error: CaptureError) -> str:
     return found[1]
 
 
-def seconds_of(title: str, threads: int, budget: float) -> Seconds:
+def seconds_of(name: str, threads: int, budget: float) -> Seconds:
     """Time the steps of an epoch for about `budget` seconds."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    step = step_of(title)
+    step = NAMED[name]
     steps = step.training.in_batches(step.training.samples(0)).steps
     batches = list(itertools.islice(step.batches(), steps))
     runs = {
@@ -198,7 +202,7 @@ def table(rows: list[Row]) -> str:
         header += [f"captured, {threads}", f"eager, {threads}", "of eager"]
     lines = []
     for row in rows:
-        line = [row.title, f"{row.losses.float32:.1e}"]
+        line = [row.name, f"{row.losses.float32:.1e}"]
         line.append(f"n/a: {row.losses.lacking}" if row.losses.float64 is None else f"{row.losses.float64:.1e}")
         for timed in row.seconds:
             line += [f"{timed.captured:.3g} s", f"{timed.eager:.3g} s", f"{timed.of_eager:.2f}"]
