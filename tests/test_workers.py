@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import steps
 from engines import assert_close, assert_same_bits, options
@@ -307,6 +308,20 @@ def test_some_worker_needs_a_sample() -> None:
 
     with pytest.raises(StepError, match="no worker has a sample for this step"):
         together(2, work)
+
+
+def test_sessions_of_workers_leave_the_cores_to_each_other() -> None:
+    """Unless they are given options: those stay as they are."""
+
+    def told(given: ort.SessionOptions | None) -> list[str]:
+        trainer = Trainer(steps.whole_step(), given, communicator=ThreadCommunicator.alone())
+        sessions = [bound._session for bound in (*trainer._engine._own, trainer._engine._shared)]
+        key = "session.intra_op.allow_spinning"
+        return [session.get_session_options().get_session_config_entry(key) for session in sessions]
+
+    assert told(None) == ["0", "0"]
+    with pytest.raises(RuntimeError, match="does not have configuration with key: session"):
+        told(options())
 
 
 def test_a_single_trainer_needs_its_batch() -> None:

@@ -41,6 +41,10 @@ LEARNING_RATE = "learning_rate"
 """The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""
 
 
+SPINNING = "session.intra_op.allow_spinning"
+"""Of onnxruntime's options: whether threads that wait keep their cores busy."""
+
+
 class Captured(Protocol):
     """A training step that is in memory, not in a file.
 
@@ -75,7 +79,8 @@ class Trainer:
 
     Args:
         step: the path of a step's file, its model or the bytes of that, or what `onnx_ops.torch` captures.
-        sess_options, providers: as for onnxruntime.InferenceSession.
+        sess_options, providers: as for onnxruntime.InferenceSession. Without options the threads of workers' sessions
+            keep no core busy while they wait.
         communicator: of all workers, such as mpi4py.MPI.COMM_WORLD. They start from the state of worker 0. An exception
             that nothing catches then ends all of them.
         batch_dimension: the name of the dimension that counts samples, for a communicator; needed if the first axes of
@@ -113,6 +118,9 @@ class Trainer:
         check_state(self._types, start)
         self._model = model
         registered = registered_options(sess_options, stacklevel=3)
+        if communicator is not None and sess_options is None:
+            # Threads that wait for their session's next run would keep the cores from other workers and other parts.
+            registered.add_session_config_entry(SPINNING, "0")
         self.batch_inputs: dict[str, TensorType] = self._step.batch(model)
         self._batch = [_BatchInput.of(name, tensor) for name, tensor in self.batch_inputs.items()]
         outputs = [value.name for value in model.graph.output]
