@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from models.batch_norm_workers.training import TRAINING
 from onnx_ops import StepError, Trainer, WorkerError
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.exchanges import Combined, Exchange, Exchanged
+from onnx_ops.training.step import step_model
 from scripts.trainings.threads import ThreadCommunicator, together
 
 STEPS = 20
@@ -110,6 +112,19 @@ def test_training_goes_on_with_another_number_of_workers(whole: tuple[list[float
     np.testing.assert_allclose(reported, whole[0], rtol=CLOSE)
     for name, array in state.items():
         assert_close(array, whole[1][name], rtol=CLOSE, atol=CLOSE, what=name)
+
+
+def test_a_saved_step_can_be_synchronized(tmp_path: Path, whole: tuple[list[float], State]) -> None:
+    """Which is linked: its ops are there as functions too."""
+    onnx.save(step_model(changed(lambda node: [node]), TRAINING.started(0).state), tmp_path / "step.onnx")
+
+    def work(communicator: ThreadCommunicator) -> list[float]:
+        path = tmp_path / "step.onnx"
+        trainer = Trainer(path, options(), communicator=communicator, synchronize_batch_norm=True)
+        return losses(trainer, (7, 5), communicator.rank)
+
+    for reported in together(2, work):
+        np.testing.assert_allclose(reported, whole[0], rtol=CLOSE)
 
 
 def test_a_sum_of_gradients_can_be_a_gradient_too(whole: tuple[list[float], State]) -> None:
