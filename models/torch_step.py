@@ -75,7 +75,9 @@ class EagerStep:
         return float(loss.detach())
 
 
-def first_losses(step: TorchStep, model: onnx.ModelProto, dtype: torch.dtype = torch.float32) -> np.ndarray:
+def first_losses(
+    step: TorchStep, model: onnx.ModelProto, steps: int = COMPARED_STEPS, dtype: torch.dtype = torch.float32
+) -> np.ndarray:
     """Those of PyTorch's first steps, where the captured step `model` starts with seed 0."""
     make = step.started(model, dtype)
-    return np.array([make(*batch) for _, batch in zip(range(COMPARED_STEPS), step.batches(dtype), strict=False)])
+    return np.array([make(*batch) for _, batch in zip(range(steps), step.batches(dtype), strict=False)])

@@ -6,6 +6,7 @@ float16 by way of float32 in one step, which rounds differently.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer, rewriter
@@ -49,6 +50,7 @@ def simplify(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     _leave_out_outputs(model)
     _pool_without_indices(model)
+    _keep_factors_apart(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
 
@@ -65,6 +67,29 @@ def _leave_out_outputs(model: ir.Model) -> None:
             else:
                 given = i + 1
         node.resize_outputs(given)
+
+
+def _keep_factors_apart(graph: ir.Graph) -> None:
+    """onnxruntime makes a factor beside a product of matrices part of the product, rounded to a float. A row of
+    factors, all the same, it leaves where it is.
+    """
+    rows: dict[tuple[str | None, int], ir.Value] = {}
+    for node in graph.all_nodes():
+        if node.domain or node.op_type not in ("Mul", "Div"):
+            continue
+        for place, (factor, other) in enumerate(zip(node.inputs, reversed(node.inputs), strict=True)):
+            tensor = None if factor is None else factor.const_value
+            columns = None if other is None or not other.shape else other.shape[-1]
+            if factor is None or tensor is None or tensor.dtype is not ir.DataType.DOUBLE or tensor.size != 1:
+                continue
+            if len(tensor.shape) > 1 or not isinstance(columns, int) or columns < 2:
+                continue
+            if (factor.name, columns) not in rows:
+                name = f"{factor.name}_row_of_{columns}"
+                array = np.full(columns, tensor.numpy())
+                row = rows[factor.name, columns] = ir.val(name, const_value=ir.tensor(array, name=name))
+                graph.register_initializer(row)
+            node.replace_input_with(place, rows[factor.name, columns])
 
 
 def _pool_without_indices(model: ir.Model) -> None:

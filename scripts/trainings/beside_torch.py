@@ -144,7 +144,7 @@ def losses_of(name: str) -> Losses:
     except CaptureError as error:
         return Losses(float32, None, lacking_operator(error))
     ours = first_losses(training, Trainer(StartedStep(model, training.state(model, 0), None)))
-    return Losses(float32, difference(ours, torch_step.first_losses(step, model, torch.float64)), "")
+    return Losses(float32, difference(ours, torch_step.first_losses(step, model, dtype=torch.float64)), "")
 
 
 def lacking_operator(error: CaptureError) -> str:

@@ -259,6 +259,23 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
     assert str(Path.home()).encode() not in content
 
 
+def test_factors_beside_products_of_doubles_keep_their_digits() -> None:
+    """A third, as a float, is wrong in the eighth digit."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3, bias=False).double(), torch.randn(6, 4, dtype=torch.float64)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x / 3) / 7).square().sum()
+
+    capture = gradients(model, loss, (x,), dynamic_shapes=(BATCH,))
+    got = run(capture.model, capture.state | arrays(x=x))
+    value = loss(model, x)
+    value.backward()
+    assert model.weight.grad is not None
+    close(got["loss"], value, 1e-14)
+    close(got["grad.weight"], model.weight.grad, 1e-14)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
