@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -141,6 +143,24 @@ def train(
                 if progress.disable and (run.epoch in (1, epochs) or run.epoch % max(1, epochs // 10) == 0):
                     told = ", ".join(f"{name} {value}" for name, value in figures.items())
                     print(f"{title}, epoch {run.epoch:3} of {epochs}: {told}", flush=True)
+
+
+class History:
+    """What is found out after each epoch, in a file beside the checkpoint, for trainings that are gone on with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def figures(self) -> list[Any]:
+        """Of all epochs that are done."""
+        return json.loads(self._path.read_text())
+
+    def note(self, epoch: int, figures: Any) -> None:
+        """Note numbers after so many epochs; what an interrupted training has noted of later ones goes."""
+        whole = self._path.with_suffix(".new")
+        whole.write_text(json.dumps([*(self.figures[: epoch - 1] if epoch > 1 else []), figures]))
+        whole.replace(self._path)
 
 
 def timed(make: Callable[[], Result]) -> Result:

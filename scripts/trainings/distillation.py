@@ -5,7 +5,6 @@ Run it from the repository's root: `python -m scripts.trainings.distillation`. I
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,7 +152,7 @@ def trained(
         epochs, rate = QUICK_STUDENTS_EPOCHS if options.quick else STUDENTS_EPOCHS, STUDENT_RATE
     trainer = Trainer(training.started(seed), on_threads())
     run = training.run(trainer, samples, seed)
-    record = Record(training, exams, options.folder / f"{name}_{seed}.json", options.resume)
+    record = Record(training, exams, options.folder / f"{name}_{seed}.json")
     command.train(
         run,
         epochs,
@@ -164,7 +163,7 @@ def trained(
     )
     trainer.export(model_path(name, seed, options))
     size = sum(trainer.weights()[parameter].size for parameter in Step.of(training.model).names(InputRole.PARAMETER))
-    return Network(size, np.array(record.accuracies), record.logits(trainer))
+    return Network(size, np.array(record.history.figures), record.logits(trainer))
 
 
 def on_threads() -> SessionOptions:
@@ -181,13 +180,12 @@ def model_path(name: str, seed: int, options: Options) -> Path:
 class Record:
     """How many of the exams' digits a network reads right after each epoch, in a file beside the checkpoint."""
 
-    def __init__(self, training: Training, exams: tuple[Digits, ...], path: Path, resume: bool) -> None:
+    def __init__(self, training: Training, exams: tuple[Digits, ...], path: Path) -> None:
         inference = training.started(0).inference
         assert inference is not None
         self._session = InferenceSession(inference.SerializeToString(), on_threads())
         self._weights = [value.name for value in self._session.get_inputs() if value.name != "images"]
-        self._exams, self._path = exams, path
-        self.accuracies: list[list[float]] = json.loads(path.read_text()) if resume and path.exists() else []
+        self._exams, self.history = exams, command.History(path)
 
     def add(self, trainer: Trainer, epoch: int) -> dict[str, str]:
         """Set down what is right after so many epochs; returns it as figures to show."""
@@ -195,11 +193,7 @@ class Record:
             float(np.mean(logits.argmax(axis=1) == exam.labels))
             for logits, exam in zip(self.logits(trainer), self._exams, strict=True)
         ]
-        # An epoch that is done again, for the training was interrupted before its checkpoint, has a record already.
-        self.accuracies = [*self.accuracies[: epoch - 1], right]
-        whole = self._path.with_suffix(".new")
-        whole.write_text(json.dumps(self.accuracies))
-        whole.replace(self._path)
+        self.history.note(epoch, right)
         return {name: f"{share:.1%}" for name, share in zip(("right", "moved"), right, strict=True)}
 
     def logits(self, trainer: Trainer) -> tuple[np.ndarray, ...]:

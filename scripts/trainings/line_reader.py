@@ -5,7 +5,6 @@ Run it from the repository's root: `python -m scripts.trainings.line_reader`. It
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def run(options: Options) -> Result:
     """Train the reader, and try it on the held-out lines."""
     epochs = QUICK_EPOCHS if options.quick else EPOCHS
     held_out = data.held_out_lines(options.seed)
-    history = History(options.folder / "held_out.json")
+    history = command.History(options.folder / "held_out.json")
     training = TRAINING.run(Trainer(TRAINING.started(options.seed)), TRAINING.samples(options.seed), options.seed)
     early, first, last = (options.folder / f"{name}.onnx" for name in ("early_reader", "first_reader", "reader"))
 
@@ -78,28 +77,11 @@ def run(options: Options) -> Result:
             "probable the reader finds the ten digits and the blank in each column, early in training and at its end. "
             "What it reads is the most probable class of each column, without repetitions and blanks; wrong readings "
             "are orange.",
-            curves_drawn(training.losses, history.shares, options.folder / "curves.png"): "The loss of the lines that "
+            curves_drawn(training.losses, history.figures, options.folder / "curves.png"): "The loss of the lines that "
             "are learnt from, and the share of digits that are read right in lines by other writers. The reader first "
             "finds that blanks are likeliest everywhere; once some digits stand out, the others soon follow.",
         },
     )
-
-
-class History:
-    """The share of held-out digits that are right after each epoch, kept in a file for trainings that are resumed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def shares(self) -> list[float]:
-        """Those of all epochs that are done."""
-        return json.loads(self.path.read_text())
-
-    def note(self, epoch: int, share: float) -> None:
-        """Note the share after an epoch; what a training that was interrupted has noted of later ones goes."""
-        before = self.shares[: epoch - 1] if epoch > 1 else []
-        self.path.write_text(json.dumps([*before, share]))
 
 
 def log_probs(model: Path, lines: data.DigitLines) -> np.ndarray:

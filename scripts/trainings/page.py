@@ -51,8 +51,8 @@ def page(results: Mapping[str, Result], *, full: bool) -> str:
 <main>
 <h1>Five trainings without a training framework</h1>
 <p>Each step of each training (forward pass, loss, gradients and the update) is one ONNX graph, captured from PyTorch
-once and run here by onnxruntime alone, {form}. The last column says how far the first losses are from those that
-PyTorch has from the same start on the same batches.</p>
+once and run here by onnxruntime alone. These are the trainings {form}. The last column says how far the first losses
+are from those that PyTorch has from the same start on the same batches.</p>
 <div class="table"><table>
 <tr><th>op</th><th>task</th><th>reached</th><th class="number">seconds</th><th class="number">off PyTorch by</th></tr>
 {rows}</table></div>
@@ -76,8 +76,9 @@ def section(name: str, result: Result, *, full: bool) -> str:
     command = f"python -m scripts.trainings.{name}" + ("" if full else " --quick")
     figures = "".join(figure(path, caption) for path, caption in result.pictures.items())
     return f"""<section id="{name}">
-<h2>{escape(result.task)}</h2>
-<p class="soft">{escape(result.op)}: {escape(result.figure)}. <code>{command}</code></p>
+<h2>{escape(result.task[0].upper() + result.task[1:])}</h2>
+<p class="soft">{escape(result.op)}: {escape(result.figure)}.</p>
+<p><code>{command}</code></p>
 {figures}</section>
 """
 

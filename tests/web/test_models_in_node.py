@@ -149,6 +149,8 @@ FITTING = {
     "BatchNormReduceBackward-invstd_of_1",
     "BatchNormReduceBackward-weight_of_1",
     "BatchNormReduceBackward-weight_of_2",
+    *(f"DepthwiseConv2DBackpropFilter-{name}" for name in ("places", "no_filters")),
+    *(f"DepthwiseConv2DBackpropInput-{name}" for name in ("places", "no_elements")),
     "CtcLoss-targets_of_3x2",
     "CtcLossBackward-targets_of_3x2",
     "CtcLossBackward-log_alpha_of_2x5x0",

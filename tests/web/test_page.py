@@ -50,6 +50,8 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not in
 def running() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The server as a user starts it, and the address that it prints."""
     command = [sys.executable, "-m", "scripts.web", "--port", "0"]
+    # A shell lets its jobs in the background ignore interrupts, and they what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
