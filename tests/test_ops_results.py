@@ -128,7 +128,11 @@ def test_memory_layout_does_not_matter(record: Record, layout: str, engine: Engi
 # --- the same bits whatever the number of threads ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.float16), FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [FLOAT32, *(pytest.param(dtype, marks=pytest.mark.full) for dtype in (np.dtype(np.float16), FLOAT64))],
+    ids=str,
+)
 @each_record
 def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> None:
     for call in record.large(dtype):
