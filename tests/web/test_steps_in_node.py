@@ -37,6 +37,8 @@ TASKS = (
     "LSTM",
 )
 """Of models.networks, which cannot be imported without PyTorch."""
+LIKE_OTHERS = {"MLP, KL", "transformer block"}
+"""Their losses and layers are in others, or have bodies that are tested by themselves."""
 NEAR = 2e-5
 """Of the largest entry of a tensor: float32, added up in another order, over a few steps."""
 OF_A_CHANGE = 0.05
@@ -116,7 +118,9 @@ def captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
 
 @needs_capture
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.full) if task in LIKE_OTHERS else task for task in TASKS]
+)
 def test_captured_steps(node: Node, task: str) -> None:
     """Those that are measured too: convolutions, batch norm, pooling, attention, CTC, an LSTM."""
     model, batches = captured(task)
