@@ -10,7 +10,7 @@ OLDEST := .venv-oldest
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break.
-SMOKE := $(patsubst %,tests/test_%.py,examples linking runtime schemas sessions)
+SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions)
 
 .PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
 

@@ -432,7 +432,7 @@ KINDS = ["alike", "attributes", "optional-inputs", "dtypes", "functions"]
     ("work", "kind"),
     [
         *((onnx_ops.link, kind) for kind in KINDS),
-        *((work, "optional-inputs") for work in (onnx_ops.inline, inspect)),
+        *(pytest.param(work, "optional-inputs", marks=pytest.mark.full) for work in (onnx_ops.inline, inspect)),
     ],
     ids=lambda part: getattr(part, "__name__", part),
 )

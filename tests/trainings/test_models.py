@@ -25,7 +25,7 @@ TRAININGS = {
 }
 STEPS = 20
 """So many are compared here; with `--full` all that are kept."""
-SHORT = {"batch_norm_workers-step", "multilabel-step", "sparse_coding-step"}
+SHORT = {"batch_norm_workers-step"}
 """Those whose steps are soon made in float64 too."""
 # Losses of float32 have seven digits, and rounding grows from step to step; those of float64 have sixteen.
 FLOAT32, FLOAT64 = 1e-4, 1e-9

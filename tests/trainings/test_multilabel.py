@@ -113,6 +113,7 @@ def test_quick_command(tmp_path: Path) -> None:
         assert 0.05 < np.mean(picture[..., :3].min(axis=2) < 0.9) < 0.9
 
 
+@pytest.mark.full
 def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted amid the second of its networks, a training ends with the same bits."""
     monkeypatch.setattr(data, "PICTURES", 300)
