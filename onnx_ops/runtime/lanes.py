@@ -1,0 +1,300 @@
+"""The compiled side of those `primitives` that work on lanes: rows side by side, and sums of their products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from onnx_ops.loops import primitives
+from onnx_ops.loops.primitives import LANES
+from onnx_ops.runtime.native import (
+    DOUBLE,
+    FLOAT,
+    FLOAT16,
+    OPTIONS,
+    WORD,
+    Numbers16,
+    bfloat_at,
+    f4_at,
+    f8_at,
+    half_at,
+)
+
+QUAD = 4
+"""Numbers of each row that are brought together at a time."""
+TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
+"""Where the numbers of a square of QUAD by QUAD are found when rows become columns."""
+
+
+def _shuffled(builder: Any, a: Any, b: Any, mask: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
+
+
+def _joined(builder: Any, vectors: list[Any]) -> Any:
+    """All of them one after the other; a power of two of them."""
+    while len(vectors) > 1:
+        mask = list(range(2 * vectors[0].type.count))
+        vectors = [_shuffled(builder, a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _lanes_at(builder: Any, numbers: Any, place: Any) -> Any:
+    """A pointer to the LANES numbers at a place."""
+    pointer = builder.gep(numbers, [builder.mul(place, WORD(LANES))])
+    return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, LANES).as_pointer())
+
+
+def _plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
+    return builder.fadd(total, builder.fmul(x, y, flags=("contract",)), flags=("contract",))
+
+
+@intrinsic
+def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
+    """QUAD numbers of each row, `offset` bytes behind its source; `numbers` tells by its type what they are."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sources, offset, _, out, place = args
+        given, wanted = signature.args[2], context.get_value_type(signature.args[3].dtype)
+        vector = ir.VectorType(wanted, QUAD)
+
+        def quad(lane: int) -> Any:
+            """The numbers of a row."""
+            address = builder.add(builder.load(builder.gep(sources, [WORD(lane)])), offset)
+            if isinstance(given, Numbers16):
+                bits = _loaded(builder, address, ir.IntType(16))
+                if given.element_type == FLOAT16:
+                    return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), QUAD)), vector)
+                words = ir.VectorType(ir.IntType(32), QUAD)
+                shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * QUAD))
+                value = builder.bitcast(shifted, ir.VectorType(ir.FloatType(), QUAD))
+            else:
+                value = _loaded(builder, address, context.get_value_type(given.dtype))
+            if value.type == vector:
+                return value
+            return (builder.fptrunc if isinstance(wanted, ir.FloatType) else builder.fpext)(value, vector)
+
+        # Four rows at a time: the first number of each, then the second of each, and so on.
+        blocks = [
+            _joined(builder, [quad(lane) for lane in range(first, first + QUAD)]) for first in range(0, LANES, QUAD)
+        ]
+        blocks = [_shuffled(builder, block, block, TURNED) for block in blocks]
+        for k in range(QUAD):
+            part = list(range(QUAD * k, QUAD * (k + 1)))
+            column = _joined(builder, [_shuffled(builder, block, block, part) for block in blocks])
+            target = _lanes_at(builder, out, builder.add(place, WORD(k)))
+            builder.store(column, target, align=_alignment(wanted))
+        return context.get_dummy_value()
+
+    return types.none(sources, types.int64, numbers, out, types.int64), codegen
+
+
+def _loaded(builder: Any, address: Any, number: Any) -> Any:
+    """QUAD numbers from an address."""
+    vector = ir.VectorType(number, QUAD)
+    return builder.load(builder.inttoptr(address, vector.as_pointer()), align=_alignment(number))
+
+
+def _alignment(number: Any) -> int:
+    """Of a number in memory, in bytes."""
+    return {"double": 8, "float": 4, "i16": 2}[str(number)]
+
+
+@njit(**OPTIONS)
+def _interleave(sources, size, start, count, out, place, at):
+    whole = count - count % QUAD
+    for j in range(0, whole, QUAD):
+        _interleave_quads(sources, (start + j) * size, at(0), out, place + j)
+    if count >= QUAD and whole < count:  # some of these once more
+        last = count - QUAD
+        _interleave_quads(sources, (start + last) * size, at(0), out, place + last)
+    elif whole < count:
+        for lane in range(LANES):
+            row = at(sources[lane] + start * size)
+            for j in range(count):
+                out[(place + j) * LANES + lane] = row[j]
+
+
+@overload(primitives.interleave, jit_options=OPTIONS)
+def _interleave_of_type(sources, element_type, start, count, out, place):
+    def implementation(sources, element_type, start, count, out, place):
+        if element_type == FLOAT:
+            _interleave(sources, 4, start, count, out, place, f4_at)
+        elif element_type == DOUBLE:
+            _interleave(sources, 8, start, count, out, place, f8_at)
+        elif element_type == FLOAT16:
+            _interleave(sources, 2, start, count, out, place, half_at)
+        else:
+            _interleave(sources, 2, start, count, out, place, bfloat_at)
+
+    return implementation
+
+
+@intrinsic
+def _add_products(
+    typing: Any,
+    sums: Any,
+    a: Any,
+    b: Any,
+    a_start: Any,
+    b_starts: Any,
+    rows: Any,
+    columns: Any,
+    a_row: Any,
+    b_row: Any,
+    step: Any,
+) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step = args
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, align = ir.VectorType(number, LANES), _alignment(number)
+        with builder.goto_entry_block():
+            totals = [builder.alloca(vector) for _ in range(3)]
+        begins = cgutils.unpack_tuple(builder, b_starts)
+        with cgutils.for_range(builder, rows, intp=WORD) as row:
+            for total in totals:
+                builder.store(ir.Constant(vector, None), total)
+            first = builder.add(a_start, builder.mul(row.index, a_row))
+            others = [builder.add(begin, builder.mul(row.index, b_row)) for begin in begins]
+            with cgutils.for_range(builder, columns, intp=WORD) as column:
+                x = builder.load(_lanes_at(builder, a, builder.add(first, column.index)), align=align)
+                ahead = builder.mul(column.index, step)
+                for total, other in zip(totals, others, strict=True):
+                    y = builder.load(_lanes_at(builder, b, builder.add(other, ahead)), align=align)
+                    builder.store(_plus_product(builder, builder.load(total), x, y), total)
+            for t, total in enumerate(totals):
+                target = _lanes_at(builder, sums, WORD(t))
+                value = builder.fadd(builder.load(target, align=align), builder.load(total))
+                builder.store(value, target, align=align)
+        return context.get_dummy_value()
+
+    return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
+
+
+@overload(primitives.add_products, jit_options=OPTIONS)
+def _products(sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step):
+    return lambda sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step: _add_products(
+        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step
+    )
+
+
+@intrinsic
+def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset: Any) -> Any:
+    """QUAD numbers of each lane, to a row `offset` bytes behind its target."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, place, targets, offset = args
+        number = numbers.type.pointee
+        row, align = ir.VectorType(number, QUAD), _alignment(number)
+        columns = [
+            builder.load(_lanes_at(builder, numbers, builder.add(place, WORD(k))), align=align) for k in range(QUAD)
+        ]
+        for first in range(0, LANES, QUAD):
+            part = list(range(first, first + QUAD))
+            square = _joined(builder, [_shuffled(builder, column, column, part) for column in columns])
+            square = _shuffled(builder, square, square, TURNED)
+            for k in range(QUAD):
+                own = _shuffled(builder, square, square, list(range(QUAD * k, QUAD * (k + 1))))
+                address = builder.add(builder.load(builder.gep(targets, [WORD(first + k)])), offset)
+                builder.store(own, builder.inttoptr(address, row.as_pointer()), align=align)
+        return context.get_dummy_value()
+
+    return types.none(numbers, types.int64, targets, types.int64), codegen
+
+
+@njit(**OPTIONS)
+def _separate_one_by_one(numbers, place, count, targets, start, size, at):
+    for lane in range(LANES):
+        row = at(targets[lane] + start * size)
+        for j in range(count):
+            row[j] = numbers[(place + j) * LANES + lane]
+
+
+@njit(**OPTIONS)
+def _separate_as_they_are(numbers, place, count, targets, start, size, at):
+    whole = count - count % QUAD
+    for j in range(0, whole, QUAD):
+        _separate_quads(numbers, place + j, targets, (start + j) * size)
+    _separate_one_by_one(numbers, place + whole, count - whole, targets, start + whole, size, at)
+
+
+@overload(primitives.separate, jit_options=OPTIONS)
+def _separate(numbers, place, count, targets, element_type, start):
+    to_float = _separate_as_they_are if numbers.dtype == types.float32 else _separate_one_by_one
+    to_double = _separate_as_they_are if numbers.dtype == types.float64 else _separate_one_by_one
+
+    def implementation(numbers, place, count, targets, element_type, start):
+        if element_type == FLOAT:
+            to_float(numbers, place, count, targets, start, 4, f4_at)
+        elif element_type == DOUBLE:
+            to_double(numbers, place, count, targets, start, 8, f8_at)
+        elif element_type == FLOAT16:
+            _separate_one_by_one(numbers, place, count, targets, start, 2, half_at)
+        else:
+            _separate_one_by_one(numbers, place, count, targets, start, 2, bfloat_at)
+
+    return implementation
+
+
+def _correlating(width: int) -> Any:
+    """An intrinsic that makes the sums of so many places that follow each other, `ahead` of the first in b."""
+
+    @intrinsic
+    def correlating(
+        typing: Any,
+        a: Any,
+        b: Any,
+        a_places: Any,
+        b_places: Any,
+        terms: Any,
+        ahead: Any,
+        out: Any,
+        place: Any,
+        step: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            a, b, a_places, b_places, terms, ahead, out, place, step = args
+            vector, align = ir.VectorType(out.type.pointee, LANES), _alignment(out.type.pointee)
+            with builder.goto_entry_block():
+                totals = [builder.alloca(vector) for _ in range(width)]
+            for total in totals:
+                builder.store(ir.Constant(vector, None), total)
+            with cgutils.for_range(builder, terms, intp=WORD) as term:
+                at_a, at_b = (builder.load(builder.gep(places, [term.index])) for places in (a_places, b_places))
+                x = builder.load(_lanes_at(builder, a, at_a), align=align)
+                begin = builder.add(at_b, ahead)
+                for k, total in enumerate(totals):
+                    y = builder.load(_lanes_at(builder, b, builder.add(begin, WORD(k))), align=align)
+                    builder.store(_plus_product(builder, builder.load(total), x, y), total)
+            for k, total in enumerate(totals):
+                target = _lanes_at(builder, out, builder.add(place, builder.mul(step, WORD(k))))
+                builder.store(builder.load(total), target, align=align)
+            return context.get_dummy_value()
+
+        return types.none(a, b, a_places, b_places, *[types.int64] * 2, out, *[types.int64] * 2), codegen
+
+    return correlating
+
+
+_correlate_quad, _correlate_one = _correlating(QUAD), _correlating(1)
+
+
+@overload(primitives.correlate, jit_options=OPTIONS)
+def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
+    def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
+        whole = columns - columns % QUAD
+        for i in range(rows):
+            ahead, at = i * b_row, place + i * out_row
+            for j in range(0, whole, QUAD):
+                _correlate_quad(a, b, a_places, b_places, terms, ahead + j, out, at + j * step, step)
+            if columns >= QUAD and whole < columns:  # some of these once more
+                last = columns - QUAD
+                _correlate_quad(a, b, a_places, b_places, terms, ahead + last, out, at + last * step, step)
+            elif whole < columns:
+                for j in range(columns):
+                    _correlate_one(a, b, a_places, b_places, terms, ahead + j, out, at + j * step, step)
+
+    return implementation
