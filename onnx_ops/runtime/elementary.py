@@ -154,13 +154,30 @@ Q6 = (
 
 
 @njit(**OPTIONS)
-def _short_exp(x):
-    y = max(min(f8(x), 709.0), -708.0)
+def _normal_exp(y):
+    """Of a float64 from -708 to 709, or NaN."""
     shifted = y * LOG2E + ROUND8
     r = y - (shifted - ROUND8) * LN2
     s = r * r
     q = ((Q6[0] * r + Q6[1]) * s + (Q6[2] * r + Q6[3])) * s + (Q6[4] * r + Q6[5])
-    value = ((q * s + r) + 1.0) * _power8(bitcast(shifted, i8(0)) - bitcast(ROUND8, i8(0)))
+    # The low bits of `shifted` are the power of two, which goes to the exponent.
+    return bitcast(bitcast((q * s + r) + 1.0, i8(0)) + (bitcast(shifted, i8(0)) << i8(52)), f8(0))
+
+
+@njit(**OPTIONS)
+def _falling_exp(x):
+    y = f8(x)
+    return _normal_exp(-708.0 if y < -708.0 else y)
+
+
+@overload(primitives.falling_exp, jit_options=OPTIONS)
+def _falling_exp_of_float(x):
+    return (lambda x: _falling_exp(x)) if x == types.float32 else None
+
+
+@njit(**OPTIONS)
+def _short_exp(x):
+    value = _normal_exp(max(min(f8(x), 709.0), -708.0))
     value = 0.0 if x < f4(-745) else value
     return np.inf if x > f4(709) else value
 
@@ -311,6 +328,36 @@ def _log1p4(x):
     return ((high * q + middle) * q + ((P12[8] * x + P12[9]) * s + (P12[10] * x + P12[11]))) * x
 
 
+# log(1 + x) = x*p(x) for 0 <= x <= 1 again, with a relative error of 3.3e-7 in float32.
+P7 = tuple(
+    map(
+        f4,
+        (
+            -0.008539204485714436, 0.04408961534500122, -0.10768169164657593, 0.17745240032672882,
+            -0.24495461583137512, 0.33275479078292847, -0.4999740421772003, 0.9999998211860657,
+        ),
+    )
+)  # fmt: skip
+
+
+@njit(**OPTIONS)
+def _near_log1p(x):
+    p = P7[0]
+    p = p * x + P7[1]
+    p = p * x + P7[2]
+    p = p * x + P7[3]
+    p = p * x + P7[4]
+    p = p * x + P7[5]
+    p = p * x + P7[6]
+    p = p * x + P7[7]
+    return p * x
+
+
+@overload(primitives.near_log1p, jit_options=OPTIONS)
+def _near_log1p_of_float(x):
+    return (lambda x: _near_log1p(x)) if x == types.float32 else None
+
+
 @njit(**OPTIONS)
 def _log1p8(x):
     divisor = 2.0 + x
@@ -327,7 +374,7 @@ def _log1p8(x):
 @overload(primitives.softplus_of_falling, jit_options=OPTIONS)
 def _softplus_of_falling(x):
     if x == types.float32:
-        return lambda x: _log1p4(_short_exp(x))
+        return lambda x: _log1p4(_falling_exp(x))
 
     def double(x):
         value, first, second = _exp_parts8(x)

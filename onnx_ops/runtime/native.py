@@ -271,17 +271,32 @@ def _fma(a, b, c):
     return lambda a, b, c: fused(a, b, c)
 
 
-@intrinsic
-def _add_any_order(typing: Any, a: Any, b: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(*args, flags=("reassoc", "contract"))
+def _in_any_order(operation: str) -> Any:
+    """An intrinsic for a sum or product whose parts LLVM may take in any order."""
 
-    return types.float64(types.float64, types.float64), codegen
+    @intrinsic
+    def combine(typing: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, operation)(*args, flags=("reassoc", "contract"))
+
+        return a(a, a), codegen
+
+    return combine
+
+
+_add_any_order, _multiply_any_order = _in_any_order("fadd"), _in_any_order("fmul")
 
 
 @overload(primitives.add_any_order, jit_options=OPTIONS)
-def _any_order(a, b):
+def _added_in_any_order(a, b):
+    if a == types.float32:
+        return lambda a, b: _add_any_order(a, f4(b))
     return lambda a, b: _add_any_order(f8(a), f8(b))
+
+
+@overload(primitives.multiply_any_order, jit_options=OPTIONS)
+def _multiplied_in_any_order(a, b):
+    return lambda a, b: _multiply_any_order(f8(a), f8(b))
 
 
 @intrinsic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,6 +86,30 @@ def calls() -> Iterator[Call]:
     for dtype in FLOATS:
         # Between the labels 0 and 1 a term that is as large as the dtype allows meets one that is 0, and no other.
         yield from bce.extreme_logits(OP, dtype, gradient=False)
+        yield special_targets(dtype)
+        yield from long_sums(dtype)
+
+
+def special_targets(dtype: DType) -> Call:
+    pairs = itertools.product([-90.0, -7.0, 0.0, 2.0, 90.0, INF, -INF, NAN], [0.0, 0.5, 1.0, 3.0, INF, -INF, NAN])
+    x, y = (np.array(v, dtype) for v in zip(*pairs, strict=True))
+    return Call(OP, {"self": x, "target": y}, {"reduction": NONE}, label=f"special_targets-{dtype.name}")
+
+
+def long_sums(dtype: DType) -> Iterator[Call]:
+    """Of logits that are all alike, whose roundings add up: 0, right by far, and one that is infinite among others."""
+    count = 2500
+    target = np.tile(np.array([0.0, 1.0], dtype), count // 2)
+    side = np.where(target == 0, -1.0, 1.0).astype(dtype)
+    infinite = (0.3 * side).astype(dtype)
+    infinite[count // 2] = INF * side[count // 2]
+    logits = {"0": 0 * side, "0.3": (0.3 * side).astype(dtype), "9": 9 * side, "infinite": infinite}
+    if dtype.itemsize > 2:
+        logits |= {"30": 30 * side, "80": 80 * side}
+    for (label, x), weighted in itertools.product(logits.items(), (False, True)):
+        inputs = {"self": x.astype(dtype), "target": target}
+        inputs |= {"weight": np.array(0.75, dtype), "pos_weight": np.array(3.0, dtype)} if weighted else {}
+        yield Call(OP, inputs, {"reduction": MEAN}, label=f"long-{dtype.name}-{label}{'-weighted' * weighted}")
 
 
 def worked(dtype: DType) -> Iterator[Worked]:

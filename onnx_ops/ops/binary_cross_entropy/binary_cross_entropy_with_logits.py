@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,11 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.types import TensorType
+from onnx_ops.core.types import NARROW, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, choose, inlined, softplus_of_falling, wide
+from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.space import IndexSpace
+from onnx_ops.ops.binary_cross_entropy import _loss
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import (
     MISSING,
@@ -105,30 +104,6 @@ def _weighted(weight: np.ndarray, term: np.ndarray) -> np.ndarray:
     return np.where(weight == 0, 0.0, weight * term)
 
 
-@inlined
-def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
-    """In float64. With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L."""
-    curved = softplus_of_falling(-abs(logit))
-    negative, positive = 1.0 - wide(y), wide(p) * wide(y)
-    far, near = choose(logit < 0, positive, negative), choose(logit < 0, negative, positive)
-    far_term = choose(far != 0, far * (curved + abs(wide(logit))), 0.0)
-    near_term = choose(near != 0, near * curved, 0.0)
-    return choose(w != 0, wide(w) * (far_term + near_term), 0.0)
-
-
-def loss(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
-    for i in range(count):
-        out[i] = term(x[i], target[i], weight[i], pos_weight[i])
-
-
-def total_loss(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
-    for i in range(count):
-        total = add_any_order(total, term(x[i], target[i], weight[i], pos_weight[i]))
-    out[0] = total
-
-
 def body(b: Body) -> None:
     b.widen()
     x, y = b.load("self"), b.load("target")
@@ -151,6 +126,8 @@ def _without_nothing(b: Body, weight: Value, term: Value, name: str) -> Value:
 
 
 SPACE = IndexSpace(ROLES)
+MOST_WEIGHT = {TensorProto.FLOAT16: 2.0**100, TensorProto.BFLOAT16: 8.0}
+"""By dtype of the result: times this or less, what a float32 product loses where it is subnormal is lost anyway."""
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -160,13 +137,25 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    compute, reduction = computing_type(call), Reduction(call.attributes["reduction"])
+    reduction = Reduction(call.attributes["reduction"])
+    given = [call.dtype(name) for name in call.inputs if call.present(name)]
+    short, weighted = all(dtype in NARROW for dtype in given), len(given) > 2
+    compute = computing_type(call, light=short)
+    parameters = (MOST_WEIGHT[call.dtype("target")],) if short else ()
+    core = _loss.weighted_terms if weighted else _loss.terms
     if reduction is Reduction.NONE:
-        return Loop(SPACE, compute, loss)
+        if short:
+            core = _loss.short_weighted_terms if weighted else _loss.short_terms
+        return Loop(SPACE, compute, core, parameters=parameters)
     # Terms that are added up in any order are good to the last place of float32, but not of double.
-    totals = None if compute == TensorProto.DOUBLE else total_loss
-    sums = Sums(loss, compute, Kept.NOTHING, totals=totals, divided=True)
-    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor)
+    if short:
+        total: Core | None = _loss.total_of_short_weighted_terms if weighted else _loss.total_of_short_terms
+    elif compute != TensorProto.DOUBLE:
+        total = _loss.total_of_weighted_terms if weighted else _loss.total_of_terms
+    else:
+        total = None
+    sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
+    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor, parameters=parameters)
 
 
 OP = Op(

@@ -1,0 +1,203 @@
+"""The terms of the binary cross entropy of a sigmoid, and their sums.
+
+With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L. Without weights a term is L + y*|x| where
+x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|), for a SPAN of elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import (
+    ONE,
+    ZERO,
+    add_any_order,
+    choose,
+    falling_exp,
+    helper,
+    inlined,
+    log,
+    multiply_any_order,
+    near_exp,
+    near_log1p,
+    softplus_of_falling,
+    wide,
+)
+
+SPAN = 1024
+"""Elements whose logarithms are taken together."""
+SHARE = np.float32(0.75)
+"""Times this, the factors 1 + exp(-|x|) are from 0.75 to 1.5, and the product of SPAN of them is a float64 number."""
+LOG_SHARE = math.log(SHARE)
+LEAST = 2.0**-10
+"""A logarithm from here up is good to 1e-10, though each factor of the product was off by 2**-53."""
+LEAST_SHORT = 0.25
+"""The same to 1e-4, for factors that are off by 2**-24."""
+NEAR = np.float32(87)
+"""To minus this power, e is a normal float32 number."""
+INFINITE = np.float32(np.inf)
+
+
+@inlined
+def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
+    """In float64. What a factor of 0 stands before does not count."""
+    curved = softplus_of_falling(-abs(logit))
+    negative, positive = 1.0 - wide(y), wide(p) * wide(y)
+    far, near = choose(logit < 0, positive, negative), choose(logit < 0, negative, positive)
+    far_term = choose(far != 0, far * (curved + abs(wide(logit))), 0.0)
+    near_term = choose(near != 0, near * curved, 0.0)
+    return choose(w != 0, wide(w) * (far_term + near_term), 0.0)
+
+
+def weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
+    for i in range(count):
+        out[i] = term(x[i], target[i], weight[i], pos_weight[i])
+
+
+@helper
+def total_of_weighted_span(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop), each by itself."""
+    x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
+    for i in range(start, stop):
+        total = add_any_order(total, term(x[i], target[i], weight[i], pos_weight[i]))
+    return total
+
+
+def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
+    for start in range(0, count, SPAN):
+        stop, part = min(start + SPAN, count), 0.0
+        for i in range(start, stop):
+            curved, size = softplus_of_falling(-abs(x[i])), abs(wide(x[i]))
+            negative, positive = 1.0 - wide(target[i]), wide(pos_weight[i]) * wide(target[i])
+            far, near = choose(x[i] < 0, positive, negative), choose(x[i] < 0, negative, positive)
+            part = add_any_order(part, wide(weight[i]) * (far * (curved + size) + near * curved))
+        total += part if abs(part) < math.inf else total_of_weighted_span(operands, start, stop)
+    out[0] = total
+
+
+@inlined
+def plain_term(logit: Any, y: Any) -> Any:
+    """`term` for weights of ones; NaN where the formula has inf - inf."""
+    far = choose(logit < 0, wide(y), 1.0 - wide(y))
+    curved = softplus_of_falling(-abs(logit)) + (wide(y) - wide(y))
+    return curved + choose(far != 0, far * abs(wide(logit)), 0.0)
+
+
+def terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """For weights of ones."""
+    x, target = operands[0], operands[1]
+    for i in range(count):
+        out[i] = plain_term(x[i], target[i])
+
+
+@helper
+def total_of_span(operands: Any, start: int, stop: int) -> Any:
+    """`total_of_weighted_span` for weights of ones."""
+    x, target, total = operands[0], operands[1], 0.0
+    for i in range(start, stop):
+        total = add_any_order(total, plain_term(x[i], target[i]))
+    return total
+
+
+def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """For weights of ones."""
+    x, target, total, share = operands[0], operands[1], 0.0, wide(SHARE)
+    for start in range(0, count, SPAN):
+        stop, product, straight = min(start + SPAN, count), 1.0, 0.0
+        for i in range(start, stop):
+            logit = wide(x[i])
+            product = multiply_any_order(product, share + share * falling_exp(-abs(x[i])))
+            straight = add_any_order(straight, choose(logit > 0, logit, 0.0) - logit * wide(target[i]))
+        curved = log(product) - (stop - start) * LOG_SHARE
+        if curved >= LEAST and abs(straight) < math.inf:
+            total += curved + straight
+        else:
+            total += total_of_span(operands, start, stop)
+    out[0] = total
+
+
+# --- for results of 16 bits, of inputs of 16 bits ----------------------------------------------------------------
+
+
+@inlined
+def near_size(x: Any) -> Any:
+    """|x|, or NEAR if that is less or x is NaN."""
+    return choose(abs(x) < NEAR, abs(x), NEAR)
+
+
+@inlined
+def straight_part(x: Any, y: Any) -> Any:
+    """max(x, 0) - y*x, where the product of two 16-bit numbers is exact."""
+    return choose(x > 0, x, ZERO) - x * y
+
+
+def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """For weights of ones, in float32 where no logit is extreme and no target infinite."""
+    x, target = operands[0], operands[1]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            result = near_log1p(near_exp(-near_size(x[i]))) + straight_part(x[i], target[i])
+            out[i] = result
+            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(result) < INFINITE)
+        if extreme:
+            for i in range(start, stop):
+                out[i] = plain_term(x[i], target[i])
+
+
+def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """For weights of ones, in float32 where logits are finite and not all of them right by far."""
+    x, target, total = operands[0], operands[1], 0.0
+    for start in range(0, count, SPAN):
+        stop, product, straight = min(start + SPAN, count), 1.0, ZERO
+        for i in range(start, stop):
+            product = multiply_any_order(product, wide(SHARE + SHARE * near_exp(-near_size(x[i]))))
+            straight = add_any_order(straight, straight_part(x[i], target[i]))
+        curved = log(product) - (stop - start) * LOG_SHARE
+        if curved >= LEAST_SHORT and abs(straight) < INFINITE:
+            total += curved + wide(straight)
+        else:
+            total += total_of_span(operands, start, stop)
+    out[0] = total
+
+
+@inlined
+def short_term(x: Any, y: Any, w: Any, p: Any) -> Any:
+    """In float32, of an x that is less than NEAR."""
+    curved = near_log1p(near_exp(-near_size(x)))
+    negative, positive = ONE - y, p * y
+    far, near = choose(x < 0, positive, negative), choose(x < 0, negative, positive)
+    return w * (far * (curved + abs(x)) + near * curved)
+
+
+def short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """In float32 where no logit and no weight is extreme; parameters[1]: see `most_weight`."""
+    x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            result = short_term(x[i], target[i], weight[i], pos_weight[i])
+            out[i] = result
+            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(weight[i]) <= most) | (not abs(result) < INFINITE)
+        if extreme:
+            for i in range(start, stop):
+                out[i] = term(x[i], target[i], weight[i], pos_weight[i])
+
+
+def total_of_short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """Likewise."""
+    x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
+    total = 0.0
+    for start in range(0, count, SPAN):
+        stop, extreme, part = min(start + SPAN, count), False, ZERO
+        for i in range(start, stop):
+            part = add_any_order(part, short_term(x[i], target[i], weight[i], pos_weight[i]))
+            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(weight[i]) <= most)
+        moderate = not extreme and abs(part) < INFINITE
+        total += wide(part) if moderate else total_of_weighted_span(operands, start, stop)
+    out[0] = total
