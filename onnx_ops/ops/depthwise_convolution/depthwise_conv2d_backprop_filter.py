@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
@@ -363,29 +364,15 @@ def body(b: Body) -> None:
     """
     filter_size = b.value_of("filter_size")
     x, grad = b.load("input"), b.load("out_backprop")
-    spatial = b.op("Reshape", b.op("Size", filter_size, name="spatial_axes"), [1], name="spatial")
-    absent = b.op("Sub", [AXES], spatial, name="absent")
-    ones, zeros = b.op("Expand", 1, absent, name="ones"), b.op("Expand", 0, absent, name="zeros")
-
-    def three(own: Value, filling: Value, name: str) -> Value:
-        return b.op("Concat", filling, own, name=name, axis=0)
-
-    def setting(name: str, default: Value) -> Value:
-        either = b.op("Concat", b.value_of(name), default, name=f"{name}_or_one", axis=0)
-        return three(b.op("Slice", either, [0], spatial, name=f"{name}_given"), ones, f"{name}_of_three")
-
-    sizes = three(filter_size, ones, "sizes")
-    zero_each = (filter_size * 0).named("zero_each")
-    one_each = (zero_each + 1).named("one_each")
-    stride, dilation = setting("strides", one_each), setting("dilations", one_each)
-    pads = b.op("Concat", b.value_of("pads"), zero_each, zero_each, name="pads_or_zero", axis=0)
-    before = three(b.op("Slice", pads, [0], spatial, name="pads_before"), zeros, "before")
-    after = three(b.op("Slice", pads, spatial, spatial + spatial, name="pads_after"), zeros, "after")
+    axes = SpatialAxes(b, filter_size, AXES)
+    sizes = axes.sizes(filter_size, "sizes")
+    stride, dilation = axes.setting("strides", 1), axes.setting("dilations", 1)
+    before, after = axes.setting("pads", 0).named("before"), axes.setting("pads", 0, part=1).named("after")
 
     def shape_of(value: Value, name: str) -> tuple[Value, Value]:
-        """The first two sizes, and three spatial ones."""
+        """The first two sizes, and the spatial ones."""
         lead = b.op("Shape", value, name=f"{name}_lead", start=0, end=LEAD)
-        return lead, three(b.op("Shape", value, name=f"{name}_space", start=LEAD), ones, f"{name}_of_three")
+        return lead, axes.sizes(b.op("Shape", value, name=f"{name}_space", start=LEAD), f"{name}_sizes")
 
     x_lead, lengths = shape_of(x, "input")
     grad_lead, counts = shape_of(grad, "grad")
@@ -404,12 +391,11 @@ def body(b: Body) -> None:
     rows = b.op("Reshape", rows, b.op("Concat", channels, each, places, axis=0), name="grad_rows", allowzero=1)
 
     ends = ((counts - 1) * stride + 1).named("ends")
-    inner = b.op("ReduceProd", b.op("Slice", sizes, [1], [AXES]), name="inner", keepdims=1)
-    inmost = b.op("Concat", inner, b.op("Slice", sizes, [2], [AXES]), [1], name="inmost", axis=0)
+    strides_of_elements = axes.strides(sizes)
     column = b.op("Concat", channels, places, [1], name="column", axis=0)
 
     def step(element: Value, goes_on: Value) -> tuple[Value, Value]:
-        begins = (b.op("Mod", element / inmost, sizes) * dilation).named("begins")
+        begins = (b.op("Mod", element / strides_of_elements, sizes) * dilation).named("begins")
         seen = b.op("Slice", padded, begins, begins + ends, [2, 3, 4], stride, name="seen")
         return goes_on, b.op("MatMul", rows, b.op("Reshape", seen, column, allowzero=1), name="sums")
 

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
@@ -386,24 +387,12 @@ def body(b: Body) -> None:
     weights, grad = b.load("filter"), b.load("out_backprop")
     channels = b.op("Slice", input_size, [0], [1], name="channels")
     own_lengths = b.op("Slice", input_size, [1], [AXES + 1], name="spatial_sizes")
-    spatial = b.op("Shape", own_lengths, name="spatial")
-    absent = b.op("Sub", [AXES], spatial, name="absent")
-    ones, zeros = b.op("Expand", 1, absent, name="ones"), b.op("Expand", 0, absent, name="zeros")
-
-    def three(own: Value, filling: Value, name: str) -> Value:
-        return b.op("Concat", filling, own, name=name, axis=0)
-
-    def setting_of(name: str, default: Value, filling: Value) -> Value:
-        either = b.op("Concat", b.value_of(name), default, name=f"{name}_or_default", axis=0)
-        return three(b.op("Slice", either, [0], spatial, name=f"{name}_given"), filling, f"{name}_of_three")
-
-    zero_each = (own_lengths * 0).named("zero_each")
-    one_each = (zero_each + 1).named("one_each")
-    stride, dilation = setting_of("strides", one_each, ones), setting_of("dilations", one_each, ones)
-    before = setting_of("pads", zero_each, zeros)
-    lengths = three(own_lengths, ones, "lengths")
-    sizes = three(b.op("Shape", weights, name="filter_size", start=LEAD), ones, "sizes")
-    counts = three(b.op("Shape", grad, name="grad_size", start=LEAD), ones, "counts")
+    axes = SpatialAxes(b, own_lengths, AXES)
+    stride, dilation = axes.setting("strides", 1), axes.setting("dilations", 1)
+    before = axes.setting("pads", 0).named("before")
+    lengths = axes.sizes(own_lengths, "lengths")
+    sizes = axes.sizes(b.op("Shape", weights, name="filter_size", start=LEAD), "sizes")
+    counts = axes.sizes(b.op("Shape", grad, name="grad_size", start=LEAD), "counts")
     samples = b.op("Shape", grad, name="samples", start=0, end=1)
     filters = b.op("Shape", grad, name="filters", start=1, end=LEAD)
     each = (filters / channels).named("filters_of_channel")
@@ -428,13 +417,12 @@ def body(b: Body) -> None:
     none = b.constant([0, 0, 0])
     spread = b.op("Pad", spread, parts(none, missing, none, behind, name="rim"), name="with_rim")
     first = (missing + before).named("first")
-    inner = b.op("ReduceProd", b.op("Slice", sizes, [1], [AXES]), name="inner", keepdims=1)
-    inmost = parts(inner, b.op("Slice", sizes, [2], [AXES]), [1], name="inmost")
+    strides_of_elements = axes.strides(sizes)
     elements = b.op("ReduceProd", sizes, name="elements", keepdims=1)
     columns = b.op("Reshape", weights, parts(channels, each, elements, [1, 1], name="columns"), allowzero=1)
 
     def step(element: Value, goes_on: Value, so_far: Value) -> tuple[Value, Value]:
-        begins = (first - b.op("Mod", element / inmost, sizes) * dilation).named("begins")
+        begins = (first - b.op("Mod", element / strides_of_elements, sizes) * dilation).named("begins")
         seen = b.op("Slice", spread, begins, begins + lengths, [3, 4, 5], name="seen")
         own = b.op("Unsqueeze", b.op("Gather", columns, element, axis=2), [4], name="own")
         return goes_on, (so_far + b.op("ReduceSum", seen * own, [2], keepdims=0)).named("sums")

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
@@ -289,31 +290,13 @@ def body(b: Body) -> None:
     passes over NaN and a window of -inf.
     """
     x, kernel_size = b.load("self"), b.value_of("kernel_size")
-    shape, given = b.op("Shape", x, name="shape"), b.op("Size", kernel_size, name="axes_given")
-    # Lists of one number: onnxruntime takes a number less such a list for the number when it infers shapes.
-    spatial, lead, absent = (
-        b.op("Reshape", number, [1], name=name)
-        for name, number in (
-            ("spatial", given),
-            ("lead", b.op("Size", shape, name="rank") - given),
-            ("absent", AXES - given),
-        )
-    )
+    shape, axes = b.op("Shape", x, name="shape"), SpatialAxes(b, kernel_size, AXES)
+    lead = (b.op("Shape", shape, name="rank") - axes.count).named("lead")
     lead_sizes = b.op("Slice", shape, [0], lead, name="lead_sizes")
-    ones = b.op("Expand", 1, absent, name="ones")  # for the axes that are not there
-
-    def three(own: Value, filling: Value, name: str) -> Value:
-        return b.op("Concat", filling, own, name=name, axis=0)
-
-    def setting(name: str, default: Value, filling: Value) -> Value:
-        either = b.op("Concat", b.value_of(name), default, name=f"{name}_or_default", axis=0)
-        return three(b.op("Slice", either, [0], spatial, name=f"{name}_given"), filling, f"{name}_of_three")
-
-    kernel = three(kernel_size, ones, "kernel")
-    sizes = three(b.op("Slice", shape, lead, [END], name="spatial_sizes"), ones, "sizes")
-    stride = setting("stride", kernel_size, ones)
-    padding = setting("padding", kernel_size * 0, (ones * 0).named("zeros"))
-    dilation = setting("dilation", kernel_size * 0 + 1, ones)
+    kernel = axes.sizes(kernel_size, "kernel")
+    sizes = axes.sizes(b.op("Slice", shape, lead, [END], name="spatial_sizes"), "sizes")
+    stride = axes.setting("stride", 1, default=kernel_size)
+    padding, dilation = axes.setting("padding", 0), axes.setting("dilation", 1)
     reach = (dilation * (kernel - 1) + 1).named("reach")
     span = (sizes + padding * 2 - reach).named("span")
     most = ((span + (stride - 1) * b.value_of("ceil_mode")) / stride + 1).named("most")
@@ -336,11 +319,10 @@ def body(b: Body) -> None:
     places = padded(in_plane, b.constant(-1), "places")
 
     ends = (last + 1).named("ends")
-    inner = b.op("ReduceProd", b.op("Slice", kernel, [1], [AXES]), name="inner", keepdims=1)
-    inmost = b.op("Concat", inner, b.op("Slice", kernel, [2], [AXES]), [1], name="inmost", axis=0)
+    strides_of_elements = axes.strides(kernel)
 
     def step(element: Value, goes_on: Value, best: Value, at: Value) -> tuple[Value, Value, Value]:
-        begins = (b.op("Mod", element / inmost, kernel) * dilation).named("begins")
+        begins = (b.op("Mod", element / strides_of_elements, kernel) * dilation).named("begins")
         values, own = (
             b.op("Slice", of, begins, begins + ends, [1, 2, 3], stride, name=name)
             for of, name in ((elements, "values"), (places, "own_places"))
@@ -360,7 +342,7 @@ def body(b: Body) -> None:
     loop_body = b.subgraph(step, kinds, tuple(kinds.values())[1:])
     number = b.op("ReduceProd", kernel, name="number", keepdims=0)
     best, at = b.several("Loop", number, True, start, nowhere, names=("greatest", "greatest_at"), body=loop_body)
-    own_counts = b.op("Slice", counts, absent, [AXES], name="own_counts")
+    own_counts = b.op("Slice", counts, axes.absent, [AXES], name="own_counts")
     out_shape = b.op("Concat", lead_sizes, own_counts, name="out_shape", axis=0)
     b.store("out", b.op("Reshape", best, out_shape, name="maxima", allowzero=1), "self")
     b.give("indices", b.op("Reshape", at, out_shape, name="indices_of_maxima", allowzero=1))
