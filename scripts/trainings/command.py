@@ -92,6 +92,17 @@ def options(parsed: argparse.Namespace) -> Options:
     return Options(parsed.quick, parsed.seed, parsed.out, parsed.resume)
 
 
+def main(run: Callable[[Options], Result], description: str, name: str) -> int:
+    """What the command of a training does that has no options but those of all; returns the exit status.
+
+    Args:
+        run: the training.
+        description, name: as for `parser`.
+    """
+    own = options(parser(description, name).parse_args())
+    return report(timed(lambda: run(own)))
+
+
 def report(result: Result) -> int:
     """Print what came of a training; returns the exit status."""
     print(f"{result.op}: {result.task}")

@@ -306,10 +306,5 @@ def epochs_drawn(lessons: list[Lesson], path: Path) -> Path:
     return path
 
 
-def main() -> int:
-    options = command.options(command.parser(DESCRIPTION, NAME).parse_args())
-    return command.report(command.timed(lambda: run(options)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main(run, DESCRIPTION, NAME))

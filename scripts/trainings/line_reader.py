@@ -157,10 +157,5 @@ def curves_drawn(losses: list[float], shares: list[float], path: Path) -> Path:
     return path
 
 
-def main() -> int:
-    options = command.options(command.parser(DESCRIPTION, NAME).parse_args())
-    return command.report(command.timed(lambda: run(options)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main(run, DESCRIPTION, NAME))

@@ -185,10 +185,5 @@ def curves_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: d
     return path
 
 
-def main() -> int:
-    options = command.options(command.parser(DESCRIPTION, NAME).parse_args())
-    return command.report(command.timed(lambda: run(options)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main(run, DESCRIPTION, NAME))

@@ -194,10 +194,5 @@ def reconstruction_drawn(learnt: Coder, components: data.Components, path: Path)
     return path
 
 
-def main() -> int:
-    options = command.options(command.parser(DESCRIPTION, NAME).parse_args())
-    return command.report(command.timed(lambda: run(options)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.main(run, DESCRIPTION, NAME))
