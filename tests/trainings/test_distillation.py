@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +11,13 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from matplotlib.image import imread
+from commands import check_pictures, check_resumed, interrupted, run_quick
 from sklearn.datasets import load_digits
 
 from models.distillation import data
 from models.distillation.data import Digits, Split
 from models.distillation.training import ALPHA, COPIES, STUDENT, TEACHER, TEMPERATURE, softened
-from onnx_ops.training.run import Run
 from scripts.trainings import distillation
-from scripts.trainings.command import Options
-
-ROOT = Path(__file__).parents[2]
 
 
 def bilinear(image: np.ndarray, row: float, column: float) -> float:
@@ -117,16 +111,9 @@ def test_interval() -> None:
 
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
-    arguments = [sys.executable, "-m", "scripts.trainings.distillation", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert re.search(r"^student [+-][\d.]+ ± [\d.]+ points over its twin on held-out digits", done.stdout, re.MULTILINE)
-    for name in ("answers.png", "accuracy.png", "epochs.png"):
-        picture = imread(tmp_path / name)
-        assert picture.shape[1] == 1440
-        assert picture.shape[0] > 400
-        assert 0.02 < np.mean(picture[..., :3].min(axis=2) < 0.9) < 0.9
+    printed = run_quick("distillation", tmp_path)
+    assert re.search(r"^student [+-][\d.]+ ± [\d.]+ points over its twin on held-out digits", printed, re.MULTILINE)
+    check_pictures(tmp_path, ("answers.png", "accuracy.png", "epochs.png"), dark=(0.02, 0.9))
 
 
 def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,25 +128,7 @@ def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(distillation, "QUICK_TEACHERS_EPOCHS", 3)
     monkeypatch.setattr(distillation, "QUICK_STUDENTS_EPOCHS", 3)
 
-    def run(folder: Path, *, resume: bool = False) -> None:
-        folder.mkdir(exist_ok=True)
-        distillation.lesson(6, Options(quick=True, seed=6, folder=folder, resume=resume))
-
-    run(tmp_path / "whole")
-    save, saved = Run.save, []
-
-    def interrupted(self: Run, path: Path) -> None:
-        if len(saved) == 7:  # the record of this epoch is written, its checkpoint is not
-            raise KeyboardInterrupt
-        save(self, path)
-        saved.append(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "parts")
-    run(tmp_path / "parts", resume=True)
-    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    # The record of the epoch is written then, its checkpoint is not.
+    interruption = interrupted(7, amid_the_next=True)
+    files = check_resumed(tmp_path, lambda options: distillation.lesson(6, options), interruption)
     assert len(files) == 3 * 3
-    for name in files:
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

@@ -6,8 +6,6 @@ import difflib
 import functools
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +14,13 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from matplotlib.image import imread
+from commands import check_pictures, run_quick
 from sklearn.datasets import load_digits
 
 from models.line_reader import data
 from models.training import Training
 from scripts.trainings import line_reader
 from scripts.trainings.command import Options
-
-ROOT = Path(__file__).parents[2]
-
 
 # The digits
 
@@ -144,17 +139,10 @@ def test_error_rate() -> None:
 
 
 def test_quick_form(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.trainings.line_reader", "--quick", "--out", str(tmp_path / "new")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "% of digits read right" in done.stdout
-    assert "\r" not in done.stdout
-    for name in ("lines.png", "curves.png"):
-        picture = imread(tmp_path / "new" / name)
-        height, width, _ = picture.shape
-        assert 900 <= width <= 2000
-        assert 300 <= height <= 2000
-        assert picture[..., :3].std() > 0.05
+    printed = run_quick("line_reader", tmp_path / "new")
+    assert "% of digits read right" in printed
+    assert "\r" not in printed
+    check_pictures(tmp_path / "new", ("lines.png", "curves.png"), dark=(0.02, 0.9))
 
 
 def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +12,12 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("PIL")  # scikit-learn reads its photographs with it
 
-from matplotlib.image import imread
+from commands import check_pictures, check_resumed, interrupted, run_quick
 
 from models.sparse_coding import data
 from models.sparse_coding.training import TRAINING
 from onnx_ops import InferenceSession, Trainer
-from onnx_ops.training.run import Run
 from scripts.trainings import pictures, sparse_coding
-from scripts.trainings.command import Options
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_image_is_put_together_as_it_was_cut() -> None:
@@ -108,16 +102,9 @@ def test_mosaic() -> None:
 
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
-    arguments = [sys.executable, "-m", "scripts.trainings.sparse_coding", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert re.search(r"^[\d.]+ dB with [\d.]+ atoms for each patch", done.stdout, re.MULTILINE)
-    for name in ("dictionary.png", "sparsity.png", "reconstruction.png"):
-        picture = imread(tmp_path / name)
-        assert picture.shape[1] == 1440
-        assert picture.shape[0] > 400
-        assert 0.05 < np.mean(picture[..., :3].min(axis=2) < 0.9) < 0.95
+    printed = run_quick("sparse_coding", tmp_path)
+    assert re.search(r"^[\d.]+ dB with [\d.]+ atoms for each patch", printed, re.MULTILINE)
+    check_pictures(tmp_path, ("dictionary.png", "sparsity.png", "reconstruction.png"), dark=(0.05, 0.95))
 
 
 @pytest.mark.full
@@ -126,21 +113,5 @@ def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(data, "PATCHES", 1000)
     monkeypatch.setattr(sparse_coding, "QUICK_EPOCHS", 3)
 
-    def run(folder: Path, *, resume: bool = False) -> None:
-        folder.mkdir(exist_ok=True)
-        sparse_coding.run(Options(quick=True, seed=2, folder=folder, resume=resume))
-
-    run(tmp_path / "whole")
-    save = Run.save
-
-    def interrupted(self: Run, path: Path) -> None:
-        save(self, path)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "parts")
-    run(tmp_path / "parts", resume=True)
-    for name in ("dictionary.safetensors", "learnt.onnx"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    files = check_resumed(tmp_path, sparse_coding.run, interrupted(1))
+    assert {"dictionary.safetensors", "learnt.onnx"} <= set(files)

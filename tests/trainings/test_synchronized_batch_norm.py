@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from matplotlib.image import imread
+from commands import check_pictures, module, run, run_quick
 
 from models.batch_norm_workers.data import TRAINED, digits, lit
 from models.batch_norm_workers.training import TRAINING
@@ -24,8 +23,9 @@ from scripts.trainings import synchronized_batch_norm as training
 from scripts.trainings.command import Options
 from scripts.trainings.threads import together
 
-ROOT = Path(__file__).parents[2]
+NAME = "synchronized_batch_norm"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
 
 
 def test_light_is_a_brightness_and_a_contrast() -> None:
@@ -109,31 +109,16 @@ def test_resumed_training_is_the_same(tmp_path: Path) -> None:
         assert array.tobytes() == states[1][name].tobytes(), name
 
 
-def run_command(*command: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    made = [str(part) for part in command]
-    return subprocess.run(made, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-
-
 def test_the_quick_form_reaches_its_figure(tmp_path: Path) -> None:
-    done = run_command(sys.executable, "-m", "scripts.trainings.synchronized_batch_norm", "--quick", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "losses of one worker within" in done.stdout
-    assert {path.name for path in tmp_path.glob("*.png")} == {"curves.png", "batch.png"}
-    for path in tmp_path.glob("*.png"):
-        pixels = imread(path)
-        assert pixels.shape[1] == 1440
-        assert pixels[..., :3].std() > 0.1
+    assert "losses of one worker within" in run_quick(NAME, tmp_path, ENVIRONMENT)
+    check_pictures(tmp_path, ("curves.png", "batch.png"), dark=(0.02, 0.9))
 
 
 @pytest.mark.skipif(not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]")
 def test_processes_make_the_trainings_of_threads(tmp_path: Path) -> None:
-    module = [sys.executable, "-m", "scripts.trainings.synchronized_batch_norm", "--quick", "--epochs", "1", "--out"]
-    for done in (
-        run_command(*module, tmp_path / "threads", "--workers", "2"),
-        run_command(MPIEXEC, "-n", "2", *module, tmp_path / "processes"),
-    ):
-        assert done.returncode == 0, done.stdout + done.stderr
+    command = [*module(NAME), "--epochs", "1", "--out"]
+    run(*command, tmp_path / "threads", "--workers", "2", environment=ENVIRONMENT)
+    done = run(MPIEXEC, "-n", "2", *command, tmp_path / "processes", environment=ENVIRONMENT)
     assert done.stdout.count("2 workers uneven shares, epoch   1 of 1") == 1, done.stdout + done.stderr
     files = [path.relative_to(tmp_path / "threads") for path in (tmp_path / "threads").iterdir()]
     assert "curves.png" in map(str, files)
