@@ -28,27 +28,21 @@ from tests.ops._shared.record import (
     Worked,
     like,
 )
+from tests.ops._shared.settings import Settings
 
 OP = "DepthwiseConv2DBackpropFilter"
-NAMES = ("filter_size", "strides", "pads", "dilations")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Settings):
     """The attributes of a convolution."""
+
+    NAMES = ("filter_size", "strides", "pads", "dilations")
 
     filter_size: Numbers
     strides: Numbers = ()
     pads: Numbers = ()
     dilations: Numbers = ()
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in NAMES)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return dict(zip(NAMES, self.values, strict=True))
 
 
 SETTINGS = (
@@ -137,7 +131,7 @@ def operands(form: Form, setting: Setting, own: DType, grad: DType) -> dict[str,
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    setting = Setting(*(choice.attributes[name] for name in NAMES))
+    setting = Setting(*(choice.attributes[name] for name in Setting.NAMES))
     return operands(choice.form, setting, choice.dtype("input"), choice.dtype("out_backprop"))
 
 
@@ -259,9 +253,9 @@ RECORD = Record(
     outputs={"filter_grad": like("input", limits=SUM_LIMITS, portable_limits=SUM_LIMITS)},
     attributes={
         "filter_size": Attribute((3, 3), (), required=True),
-        **{name: Attribute((), ()) for name in NAMES[1:]},
+        **{name: Attribute((), ()) for name in Setting.NAMES[1:]},
     },
-    joint={NAMES: [setting.values for setting in SETTINGS]},
+    joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
     oracle=oracle,
     slack=slack,
     make=make,

@@ -27,28 +27,22 @@ from tests.ops._shared.record import (
     Worked,
     like,
 )
+from tests.ops._shared.settings import Settings
 
 OP = "DepthwiseConv2DBackpropInput"
-NAMES = ("input_size", "strides", "pads", "dilations")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Settings):
     """The attributes of a convolution, and the size of its filters."""
+
+    NAMES = ("input_size", "strides", "pads", "dilations")
 
     filter_size: Numbers
     input_size: Numbers
     strides: Numbers = ()
     pads: Numbers = ()
     dilations: Numbers = ()
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in NAMES)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return dict(zip(NAMES, self.values, strict=True))
 
     @property
     def counts(self) -> Shape:
@@ -128,7 +122,7 @@ def operands(form: tuple[int, int], setting: Setting, own: DType, grad: DType) -
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    values = tuple(choice.attributes[name] for name in NAMES)
+    values = tuple(choice.attributes[name] for name in Setting.NAMES)
     (setting,) = (setting for setting in (PLAIN, *SETTINGS) if setting.values == values)
     return operands(choice.form, setting, choice.dtype("filter"), choice.dtype("out_backprop"))
 
@@ -204,7 +198,7 @@ def large(dtype: DType) -> Iterator[Call]:
 
 def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
     attributes = {**PLAIN.attributes, **call.attributes}
-    size, strides, pads, dilations = (attributes[name] for name in NAMES)
+    size, strides, pads, dilations = (attributes[name] for name in Setting.NAMES)
     rank = len(size) - 1
     pads, ones = pads or (0,) * 2 * rank, (1,) * rank
     if call.dtype("filter") != call.dtype("out_backprop") or pads[:rank] != pads[rank:]:
@@ -242,9 +236,9 @@ RECORD = Record(
     outputs={"input_grad": like("out_backprop", limits=SUM_LIMITS, portable_limits=SUM_LIMITS)},
     attributes={
         "input_size": Attribute(PLAIN.input_size, (), required=True),
-        **{name: Attribute((), ()) for name in NAMES[1:]},
+        **{name: Attribute((), ()) for name in Setting.NAMES[1:]},
     },
-    joint={NAMES: [setting.values for setting in SETTINGS]},
+    joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
     oracle=oracle,
     slack=slack,
     make=make,

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, max_pool, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOATS, INF, NAN, Shape, normal
-from tests.ops._shared.max_pool import MODES, NAMES, SETTINGS, Numbers, Setting
+from tests.ops._shared.max_pool import MODES, SETTINGS, Numbers, Setting
 from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import (
     Attribute,
@@ -166,10 +166,10 @@ RECORD = Record(
     },
     attributes={
         "kernel_size": Attribute((2, 2), (), required=True),
-        **{name: Attribute((), ()) for name in NAMES[1:-1]},
+        **{name: Attribute((), ()) for name in Setting.NAMES[1:-1]},
         "ceil_mode": MODES,
     },
-    joint={NAMES: [setting.values for setting in SETTINGS]},
+    joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
     oracle=oracle,
     make=make,
     forms=FORMS,

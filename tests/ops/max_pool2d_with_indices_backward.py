@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, max_pool, with_torch
 from tests.ops._shared.arrays import FLOAT32, INF, NAN, Shape, normal, rng
-from tests.ops._shared.max_pool import MODES, NAMES, SETTINGS, Numbers, Setting
+from tests.ops._shared.max_pool import MODES, SETTINGS, Numbers, Setting
 from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -119,7 +119,7 @@ def operands(form: Form, setting: Setting, grad: DType, own: DType, kind: DType)
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    setting = Setting(*(choice.attributes[name] for name in NAMES))
+    setting = Setting(*(choice.attributes[name] for name in Setting.NAMES))
     return operands(choice.form, setting, *map(choice.dtype, ("grad_output", "self", "indices")))
 
 
@@ -227,8 +227,8 @@ RECORD = Record(
     OP,
     inputs={"grad_output": Input(), "self": Input(), "indices": Input(WHOLE)},
     outputs={"out": like("self", limits=SUM_LIMITS, portable_limits=SUM_LIMITS)},
-    attributes={name: Attribute((), ()) for name in NAMES[:-1]} | {"ceil_mode": MODES},
-    joint={NAMES: [Setting(()).values, *(setting.values for setting in SETTINGS)]},
+    attributes={name: Attribute((), ()) for name in Setting.NAMES[:-1]} | {"ceil_mode": MODES},
+    joint={Setting.NAMES: [Setting(()).values, *(setting.values for setting in SETTINGS)]},
     oracle=oracle,
     terms=terms,
     slack=slack,

@@ -13,28 +13,22 @@ import numpy as np
 from tests.ops._shared.arrays import Shape, normal
 from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Attribute, DType, Refusal
+from tests.ops._shared.settings import Settings
 
 Numbers = tuple[int, ...]
-NAMES = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Settings):
     """The attributes of a pooling."""
+
+    NAMES = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
     kernel_size: Numbers
     stride: Numbers = ()
     padding: Numbers = ()
     dilation: Numbers = ()
     ceil_mode: int = 0
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in NAMES)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return dict(zip(NAMES, self.values, strict=True))
 
 
 SETTINGS = (
