@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,14 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
-from tests.ops._shared.depthwise_convolution import Numbers, counts_of, wrong_windows
+from tests.ops._shared.depthwise_convolution import (
+    SIZES,
+    Numbers,
+    counts_of,
+    torch_backward,
+    with_defaults,
+    wrong_windows,
+)
 from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -67,7 +73,7 @@ def oracle(
     """One sum of products for each element of each filter."""
     x, grad = real(input, dtype), real(out_backprop, dtype)
     rank, filters = len(filter_size), grad.shape[1]
-    strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
+    strides, pads, dilations = with_defaults(rank, strides, pads, dilations)
     x = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     out = np.zeros((filters, 1, *filter_size), dtype)
     for f in range(filters):
@@ -211,26 +217,9 @@ def large(dtype: DType) -> Iterator[Call]:
 
 
 def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
-    attributes = {**Setting(()).attributes, **call.attributes}
-    rank = len(attributes["filter_size"])
-    pads = attributes["pads"] or (0,) * 2 * rank
-    if call.dtype("input") != call.dtype("out_backprop") or pads[:rank] != pads[rank:]:
-        return None
     x, grad = with_torch.tensors(torch, call)
-    ones = (1,) * rank
-    weight = torch.zeros((grad.shape[1], 1, *attributes["filter_size"]), dtype=x.dtype)
-    rest = (attributes["strides"] or ones, pads[:rank], attributes["dilations"] or ones, False, (0,) * rank, x.shape[1])
-    backward = functools.partial(
-        torch.ops.aten.convolution_backward, grad, x, weight, None, *rest, [False, True, False]
-    )
-    return lambda: backward()[1]
-
-
-SIZES = {
-    "8x16x28x28": (8, 16, 28, 28),
-    "32x64x28x28": (32, 64, 28, 28),
-    "32x96x56x56": (32, 96, 56, 56),
-}
+    weights = torch.zeros((grad.shape[1], 1, *call.attributes["filter_size"]), dtype=x.dtype)
+    return torch_backward(torch, call, x, weights, grad, by=1)
 
 
 def benchmark(shape: Shape, dtype: DType, setting: Setting = SETTINGS[0]) -> Call:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,14 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
-from tests.ops._shared.depthwise_convolution import Numbers, counts_of, wrong_windows
+from tests.ops._shared.depthwise_convolution import (
+    SIZES,
+    Numbers,
+    counts_of,
+    torch_backward,
+    with_defaults,
+    wrong_windows,
+)
 from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -74,7 +80,7 @@ def oracle(
     weights, grad = real(filter, dtype), real(out_backprop, dtype)
     rank, lengths = len(input_size) - 1, input_size[1:]
     samples, filters = grad.shape[:2]
-    strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
+    strides, pads, dilations = with_defaults(rank, strides, pads, dilations)
     margin = max(lengths) + max(pads) + max(d * k for d, k in zip(dilations, weights.shape[2:], strict=True))
     padded = np.pad(grad, [(0, 0), (0, 0), *[(margin, margin)] * rank])
     out = np.zeros((samples, filters, *lengths), dtype)
@@ -197,24 +203,9 @@ def large(dtype: DType) -> Iterator[Call]:
 
 
 def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
-    attributes = {**PLAIN.attributes, **call.attributes}
-    size, strides, pads, dilations = (attributes[name] for name in Setting.NAMES)
-    rank = len(size) - 1
-    pads, ones = pads or (0,) * 2 * rank, (1,) * rank
-    if call.dtype("filter") != call.dtype("out_backprop") or pads[:rank] != pads[rank:]:
-        return None
     weights, grad = with_torch.tensors(torch, call)
-    x = torch.zeros((grad.shape[0], *size), dtype=grad.dtype)
-    rest = (strides or ones, pads[:rank], dilations or ones, False, (0,) * rank, size[0], [True, False, False])
-    backward = functools.partial(torch.ops.aten.convolution_backward, grad, x, weights, None, *rest)
-    return lambda: backward()[0]
-
-
-SIZES = {
-    "8x16x28x28": (8, 16, 28, 28),
-    "32x64x28x28": (32, 64, 28, 28),
-    "32x96x56x56": (32, 96, 56, 56),
-}
+    x = torch.zeros((grad.shape[0], *call.attributes["input_size"]), dtype=grad.dtype)
+    return torch_backward(torch, call, x, weights, grad, by=0)
 
 
 def benchmark(shape: Shape, dtype: DType, strides: Numbers = ()) -> Call:

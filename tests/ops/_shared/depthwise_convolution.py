@@ -1,12 +1,14 @@
-"""What the gradients of depthwise convolutions share: places of filters, and attributes that no filters have."""
+"""What the gradients of depthwise convolutions share: places of filters, PyTorch's gradients, and wrong attributes."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.ops._shared.arrays import Shape
-from tests.ops._shared.record import Refusal
+from tests.ops._shared.record import Call, Refusal
 
 Numbers = tuple[int, ...]
 
@@ -19,13 +21,39 @@ def places(length: int, size: int, stride: int, before: int, after: int, dilatio
     return sum(1 for _ in starts)
 
 
+def with_defaults(rank: int, strides: Numbers, pads: Numbers, dilations: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Attributes for so many spatial axes; those that are empty are at their defaults."""
+    return strides or (1,) * rank, pads or (0,) * 2 * rank, dilations or (1,) * rank
+
+
 def counts_of(lengths: Shape, filter_size: Numbers, strides: Numbers, pads: Numbers, dilations: Numbers) -> Shape:
     """The same along all axes; attributes that are empty are at their defaults."""
     rank = len(filter_size)
-    strides, pads, dilations = strides or (1,) * rank, pads or (0,) * 2 * rank, dilations or (1,) * rank
+    strides, pads, dilations = with_defaults(rank, strides, pads, dilations)
     return tuple(
         places(*axis) for axis in zip(lengths, filter_size, strides, pads[:rank], pads[rank:], dilations, strict=True)
     )
+
+
+def torch_backward(torch: Any, call: Call, x: Any, weights: Any, grad: Any, by: int) -> Callable[[], Any] | None:
+    """PyTorch's gradient by the input, 0, or by the filters, 1; None of a call that PyTorch does not take."""
+    rank = grad.ndim - 2
+    given = (call.attributes.get(name, ()) for name in ("strides", "pads", "dilations"))
+    strides, pads, dilations = with_defaults(rank, *given)
+    if not x.dtype == weights.dtype == grad.dtype or pads[:rank] != pads[rank:]:
+        return None
+    window = strides, pads[:rank], dilations, False, (0,) * rank, x.shape[1]
+    wanted = [place == by for place in range(3)]
+    backward = functools.partial(torch.ops.aten.convolution_backward, grad, x, weights, None, *window, wanted)
+    return lambda: backward()[by]
+
+
+SIZES = {
+    "8x16x28x28": (8, 16, 28, 28),
+    "32x64x28x28": (32, 64, 28, 28),
+    "32x96x56x56": (32, 96, 56, 56),
+}
+"""Of inputs, for benchmarks."""
 
 
 def wrong_windows() -> Iterator[Refusal]:
