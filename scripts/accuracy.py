@@ -3,10 +3,11 @@
 Run it from the repository's root: `python -m scripts.accuracy`. What is computed, and what the exact results are, say
 the records in tests/ops: the exact result is the formula evaluated from the same inputs in float64 (float64 itself is
 judged in numpy.longdouble). Errors are in units in the last place of the largest term of an element's formula; correct
-rounding gives at most 0.5. The inputs are random, of both signs, with magnitudes spread evenly on a logarithmic scale;
-in the 16-bit dtypes also each of the 65536 values there are, NaN and infinities included, for one operand after the
-other. Left out are finite bfloat16 results with a term so large that the float32 arithmetic before it may overflow.
-Results with an exponential below the smallest normal number of the dtype that is computed in have a table of their own.
+rounding gives at most 0.5. The inputs of ops that work element by element are random, of both signs, with magnitudes
+spread evenly on a logarithmic scale; in the 16-bit dtypes also each of the 65536 values there are, NaN and infinities
+included, for one operand after the other. Those of other ops are such as occur in training. Left out are finite
+bfloat16 results with a term so large that the float32 arithmetic before it may overflow. Results with an exponential
+below the smallest normal number of the dtype that is computed in have a table of their own.
 
 torch is judged where all inputs and the exact result are finite: elsewhere it sometimes means something else.
 """

@@ -38,8 +38,9 @@ from tests.ops._shared.arrays import BFLOAT16
 from tests.ops._shared.record import ELEMENTS, Benchmark, Call
 
 SMALLEST, LARGEST = "1e3", "1.6e7"
-# Of the benchmarks of an op that have a note, unless sizes are asked for: all of them would take too long.
-SIZES_OF_VARIANTS = ("1e6", "1.6e7")
+# So many sizes, the last ones, of the benchmarks of an op that have a note, unless sizes are asked for: all of them
+# would take too long.
+SIZES_OF_VARIANTS = 2
 MOST_OVER_IDENTITY = 3e-6
 MOST_OVER_MEMORY = 1.15
 MOST_OVER_MEMORY_OF_REDUCTIONS = 1.3
@@ -87,8 +88,8 @@ def main() -> int:
         for op in options.op
         for index, benchmark in enumerate(RECORDS[op].benchmarks)
         for dtype in options.dtype
-        for size in benchmark.sizes
-        if size in (options.size or (SIZES_OF_VARIANTS if benchmark.note else benchmark.sizes))
+        for size in list(benchmark.sizes)[-SIZES_OF_VARIANTS if benchmark.note and not options.size else 0 :]
+        if (not options.size or size in options.size) and (options.note is None or benchmark.note in options.note)
     ]
     rows = []
     with tqdm(chosen, unit="row") as progress:
@@ -119,7 +120,10 @@ def arguments() -> argparse.Namespace:
     benchmarks = [benchmark for record in RECORDS.values() for benchmark in record.benchmarks]
     sizes = list(dict.fromkeys(size for benchmark in benchmarks for size in benchmark.sizes))
     parser.add_argument(
-        "--size", nargs="+", choices=sizes, metavar="SIZE", help=f"elements, TxNxCxS for CTC: {', '.join(sizes)}"
+        "--size", nargs="+", choices=sizes, metavar="SIZE", help=f"elements, or lengths of axes: {', '.join(sizes)}"
+    )
+    parser.add_argument(
+        "--note", nargs="+", metavar="WORDS", help="only rows with these words behind the op's name; '' for none"
     )
     parser.add_argument("--budget", type=float, default=0.8, metavar="SECONDS", help="per row; default: %(default)s")
     return parser.parse_args()
@@ -161,7 +165,7 @@ class Contenders(NamedTuple):
     spare: tuple[np.ndarray, np.ndarray]
 
 
-def contenders(call: Call, threads: int, identity: bool) -> Contenders:
+def contenders(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Contenders:
     """The contenders of a row, the call of which has to outlive them."""
 
     def options() -> ort.SessionOptions:
@@ -176,7 +180,7 @@ def contenders(call: Call, threads: int, identity: bool) -> Contenders:
     if not any(array.dtype == BFLOAT16 for array in (*feeds.values(), *outputs.values())):  # NumPy does not have it
         runs["run"] = functools.partial(session.run, None, feeds)
     runs["body"] = measuring.bound_run(measuring.portable_session(model, options()), feeds, outputs)
-    if torch_call := measuring.torch_call(call):
+    if torch_call := measuring.torch_call(call, benchmark.torch):
         runs["torch"] = torch_call
     runs["bound"] = measuring.bound_run(session, feeds, outputs)
     largest = max(outputs.values(), key=lambda array: array.nbytes)
@@ -229,7 +233,7 @@ def measure(chosen: Chosen, threads: int, budget: float) -> Row:
     if measuring.torch:
         measuring.torch.set_num_threads(threads)
     call = chosen.call()
-    in_memory = contenders(call, threads, identity=chosen.size == SMALLEST)
+    in_memory = contenders(call, chosen.benchmark, threads, identity=chosen.size == SMALLEST)
     outputs = in_memory.outputs
     with timing.without_gc():
         turns, others = timing.least_disturbed(in_memory.runs, budget)

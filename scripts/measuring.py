@@ -127,14 +127,19 @@ def bound_to(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Any:
 # torch
 
 
-def torch_call(call: Call) -> Callable[[], Any] | None:
-    """A call of torch's equivalent of the op, on the same memory; None without torch, or if it lacks op or dtype."""
-    record = RECORDS[call.op]
-    if torch is None or record.torch is None:
+def torch_call(
+    call: Call, made_by: Callable[[Any, Call], Callable[[], Any] | None] | None = None
+) -> Callable[[], Any] | None:
+    """A call of torch's equivalent of the op, on the same memory; None without torch, or if it lacks op or dtype.
+
+    made_by: what makes it in place of the op's record.
+    """
+    made_by = made_by or RECORDS[call.op].torch
+    if torch is None or made_by is None:
         return None
     warnings.filterwarnings("ignore", "reduction: 'mean' divides")  # kl_div advises batchmean
     try:
-        run = record.torch(torch, call)
+        run = made_by(torch, call)
         if run is not None:
             run()
     except NotImplementedError:  # raised by torch for a dtype that it does not have

@@ -25,6 +25,12 @@ TURN = 0.003
 MOST_CALLS = 300
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 200
+# A call that takes so long is neither warmed up nor settled.
+LONG = 0.1
+# What takes so many times as long as the fastest contender, and has had the budget for itself, sits out after so many
+# rounds: a ratio as large as that needs no more of them.
+MANY_TIMES = 10
+LEAST_ROUNDS_OF_SLOW = 3
 # If other processes keep more cores busy than this, a row is measured again, up to so many times in all.
 MOST_FOREIGN_LOAD = 0.1
 ATTEMPTS = 2
@@ -65,16 +71,22 @@ def least_disturbed(runs: Mapping[str, Run], budget: float) -> tuple[dict[str, l
 
 
 def take_turns(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]:
-    """Seconds of one call of each contender in each round. The order turns around from round to round."""
+    """Seconds of one call of each contender in each round; the first rounds only of one that is slow.
+
+    The order turns around from round to round.
+    """
     expected = {name: warm_up(run) for name, run in runs.items()}
     turns: dict[str, list[float]] = {name: [] for name in runs}
+    fastest = min(expected.values())
     order = list(runs)
     end = time.perf_counter() + budget
     for done in range(MOST_ROUNDS):
         if done >= LEAST_ROUNDS and time.perf_counter() > end:
             break
         for name in order:
-            turns[name].append(turn(runs[name], expected[name]))
+            slow = expected[name] > MANY_TIMES * fastest and sum(turns[name]) > budget
+            if done < LEAST_ROUNDS_OF_SLOW or not slow:
+                turns[name].append(turn(runs[name], expected[name]))
         order.reverse()
     return turns
 
@@ -85,16 +97,19 @@ def warm_up(run: Run) -> float:
     end = time.perf_counter() + 0.02
     while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MOST_CALLS):
         seconds.append(call_time(run))
+        if seconds[0] > LONG:
+            break
     return statistics.median(seconds[len(seconds) // 2 :])
 
 
 def turn(run: Run, expected: float) -> float:
     """Seconds of a call that takes about as long as expected: the median of a few, after some that do not count."""
     time.sleep(REST)
-    settled = time.perf_counter() + SETTLE
-    run()
-    while time.perf_counter() < settled:
+    if expected < LONG:
+        settled = time.perf_counter() + SETTLE
         run()
+        while time.perf_counter() < settled:
+            run()
     return statistics.median(call_time(run) for _ in range(max(1, min(int(TURN / expected), MOST_CALLS))))
 
 

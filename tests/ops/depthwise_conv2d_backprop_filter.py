@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import (
+    LARGE_FILTERS,
     SIZES,
     Numbers,
     counts_of,
@@ -60,7 +61,8 @@ SETTINGS = (
 )
 
 
-def oracle(
+def _gathered(
+    gather: Callable[[Array], Any],
     input: ArrayLike,
     out_backprop: ArrayLike,
     filter_size: Numbers = (),
@@ -70,7 +72,7 @@ def oracle(
     *,
     dtype: Reals = np.float64,
 ) -> Array:
-    """One sum of products for each element of each filter."""
+    """What `gather` makes of the products (count,) for each element of each filter."""
     x, grad = real(input, dtype), real(out_backprop, dtype)
     rank, filters = len(filter_size), grad.shape[1]
     strides, pads, dilations = with_defaults(rank, strides, pads, dilations)
@@ -84,12 +86,22 @@ def oracle(
                 where = [e * dilations[axis] + i * strides[axis] for i in range(count)]
                 met = np.take(met, where, axis=axis + 1)
             with np.errstate(all="ignore"):
-                out[(f, 0, *element)] = exact_sum((met * grad[:, f]).reshape(1, -1), (1,))[0]
+                out[(f, 0, *element)] = gather((met * grad[:, f]).reshape(-1))
     return out
 
 
-def largest_terms(input: ArrayLike, out_backprop: ArrayLike, **attributes: Any) -> Array:
-    """Bounds of the largest product of each sum: the size of the sum of all their sizes, without infinities."""
+def oracle(*inputs: ArrayLike, **settings: Any) -> Array:
+    """One sum of products for each element of each filter."""
+    return _gathered(lambda products: exact_sum(products[None], (1,))[0], *inputs, **settings)
+
+
+def largest_terms(*inputs: ArrayLike, **settings: Any) -> Array:
+    """The largest product of each sum."""
+    return _gathered(lambda products: np.abs(products).max(initial=0.0), *inputs, **settings)
+
+
+def sums_of_sizes(input: ArrayLike, out_backprop: ArrayLike, **attributes: Any) -> Array:
+    """The sum of the sizes of all products of each sum, without infinities."""
     x, grad = (np.nan_to_num(np.abs(real(a)), posinf=0.0) for a in (input, out_backprop))
     return oracle(x, grad, **attributes)
 
@@ -104,7 +116,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
     in_double = FLOAT64 in (call.dtype("input"), call.dtype("out_backprop"))
     everything = shape[0] * math.prod(shape[2:])
     added = everything if portable or in_double else min(shape[-1], 64) + math.prod(shape[2:-1])
-    sizes = largest_terms(**call.given, **call.attributes)
+    sizes = sums_of_sizes(**call.given, **call.attributes)
     return np.asarray(sizes * (added + 2) * 2.0 ** (-53 if in_double else -24))
 
 
@@ -232,8 +244,12 @@ def halving(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, Setting((3, 3), (2, 2), (1, 1, 1, 1)))
 
 
+def large_filters(shape: Shape, dtype: DType) -> Call:
+    return benchmark(shape, dtype, Setting((7, 7), (), (3, 3, 3, 3)))
+
+
 def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark((4, 8, 28, 28), dtype)
+    yield benchmark((4, 32, 28, 28), dtype)
 
 
 RECORD = Record(
@@ -246,6 +262,7 @@ RECORD = Record(
     },
     joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
     oracle=oracle,
+    terms=largest_terms,
     slack=slack,
     make=make,
     forms=FORMS,
@@ -255,6 +272,10 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     documented=("CANN", "filter_size", "padded", "(N, C, H, W)", "(N, C*M, I, J)", "NaN"),
-    benchmarks=(Benchmark(benchmark, SIZES), Benchmark(halving, SIZES, "strides of two")),
+    benchmarks=(
+        Benchmark(benchmark, SIZES),
+        Benchmark(halving, SIZES, "strides of two"),
+        Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
+    ),
     accuracies=(accuracy.Accuracy(judged),),
 )

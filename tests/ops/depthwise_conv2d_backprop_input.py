@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import (
+    LARGE_FILTERS,
     SIZES,
     Numbers,
     counts_of,
@@ -66,7 +67,8 @@ SETTINGS = (
 )
 
 
-def oracle(
+def _gathered(
+    gather: np.ufunc,
     filter: ArrayLike,
     out_backprop: ArrayLike,
     input_size: Numbers = (),
@@ -76,7 +78,10 @@ def oracle(
     *,
     dtype: Reals = np.float64,
 ) -> Array:
-    """One element of the filters after the other, and one line of the input after the other."""
+    """What `gather` makes of the products for each element: of 0 and the first one, of that and the second, and so on.
+
+    One element of the filters after the other, and one line of the input after the other.
+    """
     weights, grad = real(filter, dtype), real(out_backprop, dtype)
     rank, lengths = len(input_size) - 1, input_size[1:]
     samples, filters = grad.shape[:2]
@@ -95,13 +100,24 @@ def oracle(
         source = np.ix_(range(samples), range(filters), *(places for _, places in met))
         factors = weights[(slice(None), 0, *element)].reshape(filters, *[1] * rank)
         with np.errstate(all="ignore"):
-            out[to] += factors * padded[source]
+            out[to] = gather(out[to], factors * padded[source])
     with np.errstate(all="ignore"):
-        return out.reshape(samples, input_size[0], filters // input_size[0], *lengths).sum(axis=2)
+        each = out.reshape(samples, input_size[0], filters // input_size[0], *lengths)
+        return np.asarray(gather.reduce(each, axis=2, initial=0.0))
 
 
-def largest_terms(filter: ArrayLike, out_backprop: ArrayLike, **attributes: Any) -> Array:
-    """Bounds of the largest product of each sum: the size of the sum of all their sizes, without infinities."""
+def oracle(*inputs: ArrayLike, **settings: Any) -> Array:
+    """The sum of the products that each element has a part in."""
+    return _gathered(np.add, *inputs, **settings)
+
+
+def largest_terms(filter: ArrayLike, out_backprop: ArrayLike, **settings: Any) -> Array:
+    """The largest of these products."""
+    return _gathered(np.maximum, np.abs(filter), np.abs(out_backprop), **settings)
+
+
+def sums_of_sizes(filter: ArrayLike, out_backprop: ArrayLike, **attributes: Any) -> Array:
+    """The sum of the sizes of these products, without infinities."""
     weights, grad = (np.nan_to_num(np.abs(real(a)), posinf=0.0) for a in (filter, out_backprop))
     return oracle(weights, grad, **attributes)
 
@@ -110,7 +126,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
     """What sums one after the other may be off by: a rounding for each term, of a size up to that of the whole sum."""
     weights, in_double = call.given["filter"], FLOAT64 in (call.dtype("filter"), call.dtype("out_backprop"))
     added = weights.size // call.attributes["input_size"][0]
-    sizes = largest_terms(**call.given, **call.attributes)
+    sizes = sums_of_sizes(**call.given, **call.attributes)
     return np.asarray(sizes * (added + 1) * 2.0 ** (-53 if in_double else -24))
 
 
@@ -208,13 +224,17 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
     return torch_backward(torch, call, x, weights, grad, by=0)
 
 
-def benchmark(shape: Shape, dtype: DType, strides: Numbers = ()) -> Call:
-    setting = Setting((3, 3), shape[1:], strides, (1, 1, 1, 1))
+def benchmark(shape: Shape, dtype: DType, strides: Numbers = (), width: int = 3) -> Call:
+    setting = Setting((width, width), shape[1:], strides, (width // 2,) * 4)
     return Call(OP, operands((shape[0], 1), setting, dtype, dtype), setting.attributes)
 
 
 def halving(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, (2, 2))
+
+
+def large_filters(shape: Shape, dtype: DType) -> Call:
+    return benchmark(shape, dtype, width=7)
 
 
 def judged(dtype: DType) -> Iterator[Call]:
@@ -231,6 +251,7 @@ RECORD = Record(
     },
     joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
     oracle=oracle,
+    terms=largest_terms,
     slack=slack,
     make=make,
     forms=FORMS,
@@ -240,6 +261,10 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     documented=("CANN", "input_size", "padded", "(N, C, H, W)", "(N, C*M, I, J)", "NaN"),
-    benchmarks=(Benchmark(benchmark, SIZES), Benchmark(halving, SIZES, "strides of two")),
+    benchmarks=(
+        Benchmark(benchmark, SIZES),
+        Benchmark(halving, SIZES, "strides of two"),
+        Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
+    ),
     accuracies=(accuracy.Accuracy(judged),),
 )

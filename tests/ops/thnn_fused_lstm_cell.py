@@ -34,6 +34,15 @@ def oracle(
     return o * np.tanh(cy), cy, storage
 
 
+def largest_terms(*inputs: ArrayLike, dtype: Reals = np.float64) -> tuple[Array, ...]:
+    """The larger of the two terms of cy, and what hy has of it."""
+    with np.errstate(all="ignore"):
+        hy, cy, storage = oracle(*inputs, dtype=dtype)
+        i, f, g, o = np.split(storage, GATES, axis=-1)
+        term = np.maximum(np.abs(f * real(inputs[2], dtype)), np.abs(i * g))
+        return np.maximum(np.abs(hy), o * term / np.cosh(cy) ** 2), term, storage
+
+
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """The sum of two gates is rounded, an exponential is off by as many times as it is large, a few roundings more."""
     given = [real(call.given[name]) for name in NAMES]
@@ -135,6 +144,7 @@ RECORD = Record(
     },
     joint={NAMES: same_dtypes(3)},
     oracle=oracle,
+    terms=largest_terms,
     slack=slack,
     make=make,
     forms=FORMS,

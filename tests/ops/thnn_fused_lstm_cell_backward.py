@@ -44,6 +44,25 @@ def oracle(
         return np.concatenate(by_gate, axis=-1), d * f
 
 
+def largest_terms(
+    grad_hy: ArrayLike | None,
+    grad_cy: ArrayLike | None,
+    cx: ArrayLike,
+    cy: ArrayLike,
+    storage: ArrayLike,
+    *,
+    dtype: Reals = np.float64,
+) -> tuple[Array, ...]:
+    """Of the sum d the larger term, and of the 1 - x^2 the 1."""
+    before, after, gates = (np.abs(real(a, dtype)) for a in (cx, cy, storage))
+    dh, dc = (np.zeros_like(before) if given is None else np.abs(real(given, dtype)) for given in (grad_hy, grad_cy))
+    i, f, g, o = np.split(gates, GATES, axis=-1)
+    with np.errstate(all="ignore"):
+        d = np.maximum(dc, dh * o)
+        by_gate = (d * g * i * (1 - i), d * before * f * (1 - f), d * i, dh * np.tanh(after) * o * (1 - o))
+        return np.concatenate(by_gate, axis=-1), d * f
+
+
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """1 - tanh^2 is off by as much as tanh, and every product by a few roundings."""
     zeros = np.zeros(call.given["cx"].shape)
@@ -154,6 +173,7 @@ RECORD = Record(
         NAMES: [(dh, dc, *rest) for _, _, *rest in same_dtypes(5) for dh in (rest[0], None) for dc in (rest[0], None)]
     },
     oracle=oracle,
+    terms=largest_terms,
     slack=slack,
     make=make,
     forms=FORMS,

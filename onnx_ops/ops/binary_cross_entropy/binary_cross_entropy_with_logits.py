@@ -126,7 +126,7 @@ def _without_nothing(b: Body, weight: Value, term: Value, name: str) -> Value:
 
 
 SPACE = IndexSpace(ROLES)
-MOST_WEIGHT = {TensorProto.FLOAT16: 2.0**100, TensorProto.BFLOAT16: 8.0}
+MOST_WEIGHT: dict[int | None, float] = {TensorProto.FLOAT16: 2.0**100, TensorProto.BFLOAT16: 8.0}
 """By dtype of the result: times this or less, what a float32 product loses where it is subnormal is lost anyway."""
 
 

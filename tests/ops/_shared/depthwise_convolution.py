@@ -12,6 +12,14 @@ from tests.ops._shared.record import Call, Refusal
 
 Numbers = tuple[int, ...]
 
+SIZES = {
+    "8x16x28x28": (8, 16, 28, 28),
+    "32x64x28x28": (32, 64, 28, 28),
+    "16x96x56x56": (16, 96, 56, 56),
+}
+# As ConvNeXt has them.
+LARGE_FILTERS = {"8x384x14x14": (8, 384, 14, 14), "8x96x56x56": (8, 96, 56, 56)}
+
 
 def places(length: int, size: int, stride: int, before: int, after: int, dilation: int) -> int:
     """How many places a filter has along an axis: as long as its last element is in the padded input."""

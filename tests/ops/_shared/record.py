@@ -215,12 +215,14 @@ class Benchmark:
         sizes: by name; what `make` takes.
         note: what tells it from other rows of the op.
         of_torch: how many times as fast as torch it has to be, by size, if not once.
+        torch: torch's call that is timed, like the record's; None for that one itself.
     """
 
     make: Callable[[Any, DType], Call]
     sizes: Mapping[str, Any] = field(default_factory=lambda: ELEMENTS)
     note: str = ""
     of_torch: Mapping[str, float] = field(default_factory=dict)
+    torch: Callable[[Any, Call], Callable[[], Any] | None] | None = None
 
 
 ELEMENTS = {"1e3": 1_000, "1e5": 100_000, "1e6": 1_000_000, "1.6e7": 16_000_000}
