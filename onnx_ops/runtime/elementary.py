@@ -164,6 +164,11 @@ def _normal_exp(y):
     return bitcast(bitcast((q * s + r) + 1.0, i8(0)) + (bitcast(shifted, i8(0)) << i8(52)), f8(0))
 
 
+@overload(primitives.normal_exp, jit_options=OPTIONS)
+def _normal_exp_of_double(x):
+    return (lambda x: _normal_exp(x)) if x == types.float64 else None
+
+
 @njit(**OPTIONS)
 def _falling_exp(x):
     y = f8(x)
@@ -235,14 +240,20 @@ def _with_limits(logarithm, x):
 
 
 @njit(**OPTIONS)
-def _log4(x):
-    """Of a float64 that is no subnormal number, with an error of six units in the last place at most."""
+def _normal_log8(x):
+    """Of a positive normal float64, with an error of six units in the last place at most."""
     mantissa, exponent = _mantissa_and_exponent(x)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     z = s * s
     w = z * z
     q = ((L6[0] * z + L6[1]) * w + (L6[2] * z + L6[3])) * w + (L6[4] * z + L6[5])
-    return _with_limits((s * z) * q + (exponent * LN2 + 2.0 * s), x)
+    return (s * z) * q + (exponent * LN2 + 2.0 * s)
+
+
+@njit(**OPTIONS)
+def _log4(x):
+    """The same of a float64 that is no subnormal number."""
+    return _with_limits(_normal_log8(x), x)
 
 
 @njit(**OPTIONS)
@@ -308,8 +319,10 @@ def _short_log_of_float(x):
 
 
 @overload(primitives.normal_log, jit_options=OPTIONS)
-def _normal_log_of_float(x):
-    return (lambda x: _normal_log(x)) if x == types.float32 else None
+def _normal_log_of_number(x):
+    if x == types.float32:
+        return lambda x: _normal_log(x)
+    return lambda x: _normal_log8(x)
 
 
 @overload(primitives.log, jit_options=OPTIONS)

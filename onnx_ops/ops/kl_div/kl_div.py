@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +18,11 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS, NARROW, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.primitives import (
-    ZERO,
-    add_any_order,
-    choose,
-    exp_parts,
-    fma,
-    inlined,
-    log,
-    near_exp_parts,
-    normal_log,
-    short_log,
-    wide,
-)
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.kl_div import _divergence
 from onnx_ops.ops.kl_div._bodies import by_log_target
 from onnx_ops.ops.kl_div._rules import (
-    INFINITE,
-    LEAST_NORMAL,
-    NEAR,
-    SPAN,
     attributes,
     check_attributes,
     divisor,
@@ -115,99 +98,6 @@ def reference(
     return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
 
 
-@inlined
-def term(x: Any, q: Any) -> Any:
-    """One term in float64, of a target q."""
-    return choose(q != 0, wide(q) * (log(q) - wide(x)), 0.0)
-
-
-@inlined
-def term_of_logarithm(x: Any, q: Any) -> Any:
-    """The same of a target that is a logarithm."""
-    value, first, second = exp_parts(wide(q))
-    product = (((wide(q) - wide(x)) * first) * value) * second
-    return choose(q != -math.inf, product, 0.0)
-
-
-def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Terms in float32."""
-    x, target = operands[0], operands[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
-        for i in range(start, stop):
-            q = target[i]
-            out[i] = choose(q != 0, q * (normal_log(q) - x[i]), ZERO)
-            extreme = extreme | ((q != 0) & ((not q >= LEAST_NORMAL) | (not q < INFINITE)))
-        if extreme:
-            for i in range(start, stop):
-                q = target[i]
-                out[i] = choose(q != 0, q * (short_log(q) - x[i]), ZERO)
-
-
-@inlined
-def short_term_of_logarithm(x: Any, q: Any) -> Any:
-    """The same in float32, of a target that is NEAR."""
-    excess, power = near_exp_parts(q)
-    return fma((q - x) * power, excess, (q - x) * power)
-
-
-def divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target = operands[0], operands[1]
-    for i in range(count):
-        out[i] = term(x[i], target[i])
-
-
-def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(count):
-        total = add_any_order(total, term(x[i], target[i]))
-    out[0] = total
-
-
-def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target = operands[0], operands[1]
-    for i in range(count):
-        out[i] = term_of_logarithm(x[i], target[i])
-
-
-def total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(count):
-        total = add_any_order(total, term_of_logarithm(x[i], target[i]))
-    out[0] = total
-
-
-def short_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32, where no target is extreme."""
-    x, target = operands[0], operands[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
-        for i in range(start, stop):
-            result = short_term_of_logarithm(x[i], target[i])
-            out[i] = result
-            extreme = extreme | (not abs(target[i]) < NEAR) | (not abs(result) < INFINITE)
-        if extreme:
-            for i in range(start, stop):
-                out[i] = term_of_logarithm(x[i], target[i])
-
-
-def short_total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Terms in float32, where no target is extreme; for results of 16 bits."""
-    x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, SPAN):
-        stop, extreme, part = min(start + SPAN, count), False, 0.0
-        for i in range(start, stop):
-            result = short_term_of_logarithm(x[i], target[i])
-            part = add_any_order(part, wide(result))
-            extreme = extreme | (not abs(target[i]) < NEAR) | (not abs(result) < INFINITE)
-        if extreme:
-            part = 0.0
-            for i in range(start, stop):
-                part = add_any_order(part, term_of_logarithm(x[i], target[i]))
-        total += part
-    out[0] = total
-
-
 def body(b: Body) -> None:
     b.widen()
     x, q = b.load("self"), b.load("target")
@@ -229,24 +119,22 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    reduction = Reduction(call.attributes["reduction"])
-    compute = computing_type(call, light=reduction is Reduction.NONE)
+    reduction, of_logarithms = Reduction(call.attributes["reduction"]), bool(call.attributes["log_target"])
+    narrow = all(call.dtype(name) in NARROW for name in call.inputs)
+    compute = computing_type(call, light=narrow or reduction is Reduction.NONE)
     in_double = compute == TensorProto.DOUBLE
-    if call.attributes["log_target"]:
-        core: Core = divergence_of_logarithms
-        total: Core = total_divergence_of_logarithms
-        if reduction is Reduction.NONE and not in_double:
-            core = short_divergence_of_logarithms
-        if all(call.dtype(name) in NARROW for name in call.inputs):
-            total = short_total_divergence_of_logarithms
-    else:
-        core, total = divergence, total_divergence
-        if reduction is Reduction.NONE and not in_double:
-            core = short_divergence
+    core = _divergence.divergence_of_logarithms if of_logarithms else _divergence.divergence
     if reduction is Reduction.NONE:
+        if not in_double:
+            core = _divergence.short_divergence_of_logarithms if of_logarithms else _divergence.short_divergence
         return Loop(SPACE, compute, core)
     # Terms that are added up in any order are good to the last place of float32, but not of double.
-    sums = Sums(core, compute, Kept.NOTHING, totals=None if in_double else total, divided=True)
+    total: Core | None = None
+    if narrow:
+        total = _divergence.total_of_short_terms_of_logarithms if of_logarithms else _divergence.total_of_short_terms
+    elif not in_double:
+        total = _divergence.total_divergence_of_logarithms if of_logarithms else _divergence.total_divergence
+    sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
     return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor)
 
 
