@@ -33,18 +33,6 @@ WIDENINGS = [
 ]
 
 
-def log_softmax(logits: Array) -> Array:
-    return np.asarray(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
-
-
-def padded(samples: Sequence[Sequence[int]], fill: int = -1) -> Array:
-    """(N, S), garbage beyond each target's length."""
-    rows = np.full((len(samples), max(map(len, samples), default=0)), fill, np.int64)
-    for row, sample in zip(rows, samples, strict=True):
-        row[: len(sample)] = sample
-    return rows
-
-
 def make(
     samples: Sequence[Sequence[int]],
     input_lengths: Sequence[int],
@@ -62,20 +50,15 @@ def make(
 
     wide: the dtype of neg_log_likelihood and log_alpha; the same as `dtype` unless told.
     """
-    shape = (max(input_lengths, default=0) if steps is None else steps, len(samples), classes)
-    if log_probs is None:
-        log_probs = log_softmax(arrays.normal(shape, np.float64, "logits", scale=2.0))
-    log_probs = log_probs.astype(dtype)
-    targets = np.array([label for sample in samples for label in sample], np.int64) if flat else padded(samples)
-    lengths, target_lengths = np.array(input_lengths, np.int64), np.array([len(s) for s in samples], np.int64)
-    loss, log_alpha = ctc.forward(log_probs, targets, lengths, target_lengths, blank)
+    inputs = ctc.forward_inputs(
+        samples, input_lengths, classes, steps=steps, dtype=dtype, flat=flat, log_probs=log_probs
+    ).values()
+    loss, log_alpha = ctc.forward(*inputs, blank)
     kind = np.dtype(wide or dtype)
     if grad is None:
         grad = arrays.uniform((len(samples),), np.float64, "grad", low=-1.0, high=2.0)
     with np.errstate(over="ignore"):
-        return [
-            grad.astype(dtype), log_probs, targets, lengths, target_lengths, loss.astype(kind), log_alpha.astype(kind),
-        ]  # fmt: skip
+        return [grad.astype(dtype), *inputs, loss.astype(kind), log_alpha.astype(kind)]
 
 
 # --- closed forms, hand-made numbers, brute force ------------------------------------------------------------------
@@ -279,7 +262,7 @@ def test_beyond_the_range_of_float64(engine: Engine, level: float, through_log_s
 @engines.on_every_engine
 def test_one_unlikely_step(engine: Engine) -> None:
     """A bottleneck of e**-1000 that every path goes through, and classes e**-1000 apart in all rows."""
-    log_probs = log_softmax(arrays.normal((30, 2, 4), np.float64))
+    log_probs = ctc.log_softmax(arrays.normal((30, 2, 4), np.float64))
     log_probs[15, 0] -= 1000
     log_probs[:, 1, 1:] -= np.array([0.0, 500.0, 1000.0])
     check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), slack=1e-11)
@@ -410,14 +393,14 @@ def table(
 
     log_probs, log_alpha = numbers(steps, batch, classes), numbers(batch, steps, states)
     if random.random() < 0.5:
-        log_probs = log_softmax(log_probs)
+        log_probs = ctc.log_softmax(log_probs)
     if reached:
         log_alpha[:, np.arange(states) > 2 * np.arange(steps)[:, None] + 1] = -INF
     floats = [sprinkle(random, a, share) for a in (numbers(batch), log_probs, numbers(batch), log_alpha)]
     grad, log_probs, loss, log_alpha = (
         a.astype(kind) for a, kind in zip(floats, (dtypes[0], *dtypes), strict=True)
     )  # fmt: skip
-    targets = np.array([label for sample in samples for label in sample], np.int64) if flat else padded(samples)
+    targets = ctc.joined(samples) if flat else ctc.padded(samples)
     inputs = [grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha]
     return inputs, {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
 
@@ -579,7 +562,7 @@ def test_long_sequences(
     """The formula's sums of exponents are rounded at the size of the loss, about `roundings` times."""
     strides = arrays.rng("labels", length).integers(1, classes - 1, length)
     labels = 1 + np.cumsum(strides) % (classes - 1)  # no repeats, so that the longest target fits
-    log_probs = log_softmax(arrays.normal((steps, 1, classes), np.float64, "long", scale=scale))
+    log_probs = ctc.log_softmax(arrays.normal((steps, 1, classes), np.float64, "long", scale=scale))
     dtype, wide = dtypes
     inputs = make([labels.tolist()], [steps], classes, dtype=dtype, wide=wide, log_probs=log_probs, grad=np.ones(1))
     assert np.isfinite(inputs[5]).all()

@@ -34,10 +34,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-
-
 def batch_norm(
     x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -184,19 +180,11 @@ CTC_BATCHES = {
 }
 
 
-def padded(samples: list[list[int]], fill: int = -7) -> np.ndarray:
-    """(N, S) targets; the padding is an invalid class, so that using it shows."""
-    targets = np.full((len(samples), max(map(len, samples), default=0)), fill)
-    for row, sample in zip(targets, samples, strict=True):
-        row[: len(sample)] = sample
-    return targets
-
-
 def ctc_inputs(samples: list[list[int]], input_lengths: list[int], steps: int = 5, classes: int = 3) -> tuple[Any, ...]:
     """log_probs, targets, input_lengths, target_lengths with uint8 lengths."""
-    log_probs = log_softmax(rng(len(samples)).normal(size=(steps, len(samples), classes)))
+    log_probs = ctc.log_softmax(rng(len(samples)).normal(size=(steps, len(samples), classes)))
     lengths = np.array([len(sample) for sample in samples], np.uint8)
-    return log_probs, padded(samples), np.array(input_lengths, np.uint8), lengths
+    return log_probs, ctc.padded(samples), np.array(input_lengths, np.uint8), lengths
 
 
 @pytest.mark.parametrize(("samples", "input_lengths"), CTC_BATCHES.values(), ids=CTC_BATCHES)
@@ -255,7 +243,7 @@ def test_ctc_single_path(sample: list[int]) -> None:
     path = [sample[0]]
     for before, label in itertools.pairwise(sample):
         path += [0, label] if label == before else [label]
-    log_probs = log_softmax(rng(5).normal(size=(len(path), 1, 4)))
+    log_probs = ctc.log_softmax(rng(5).normal(size=(len(path), 1, 4)))
     steps = np.arange(len(path))
     inputs = log_probs, [sample], [len(path)], [len(sample)]
     loss, log_alpha = ctc.forward(*inputs)
@@ -299,7 +287,7 @@ def test_ctc_masked_class_has_no_gradient() -> None:
     logits = rng(6).normal(size=(4, 1, 4))
     logits[:, :, 3] = -INF
     logits[0, 0, 2] = -INF
-    inputs = log_softmax(logits), [[1, 2]], [4], [2]
+    inputs = ctc.log_softmax(logits), [[1, 2]], [4], [2]
     loss, log_alpha = ctc.forward(*inputs)
     assert np.isfinite(loss).all()
     for through_log_softmax in (0, 1):
@@ -346,7 +334,7 @@ def test_ctc_gradient_is_the_derivative(through_log_softmax: int) -> None:
     """With the first term: through log_softmax, of logits. Without: of log_probs, normalized or not."""
     _, targets, lengths, target_lengths = ctc_inputs([[1, 2, 2], [2], [1, 2]], [5, 4, 3])
     x, grad_out = rng(8).normal(size=(5, 3, 3)), rng(9).normal(size=3)
-    transform = log_softmax if through_log_softmax else np.asarray
+    transform = ctc.log_softmax if through_log_softmax else np.asarray
     rest = targets, lengths, target_lengths
     loss, log_alpha = ctc.forward(transform(x), *rest)
     actual = ctc_loss_backward.oracle(
@@ -359,7 +347,7 @@ def test_ctc_gradient_is_the_derivative(through_log_softmax: int) -> None:
 def test_ctc_long_sequence() -> None:
     """Posteriors of every t sum to 1, so the rows of the gradient sum to 0; float64 against longdouble."""
     labels = rng(11).integers(1, 20, size=(1, 100))
-    log_probs = log_softmax(rng(10).normal(size=(400, 1, 20)))
+    log_probs = ctc.log_softmax(rng(10).normal(size=(400, 1, 20)))
     inputs = log_probs, labels, [400], [100]
     loss, log_alpha = ctc.forward(*inputs)
     actual = ctc_loss_backward.oracle([1.0], *inputs, loss, log_alpha)

@@ -283,11 +283,16 @@ def log_softmax(logits: Array) -> Array:
 
 
 def padded(samples: Sequence[Sequence[int]], fill: int = -1) -> Array:
-    """(N, S), garbage beyond each target's length."""
+    """(N, S), beyond each target's length something that is no class, so that using it shows."""
     rows = np.full((len(samples), max(map(len, samples), default=0)), fill, np.int64)
     for row, sample in zip(rows, samples, strict=True):
         row[: len(sample)] = sample
     return rows
+
+
+def joined(samples: Sequence[Sequence[int]]) -> Array:
+    """The same targets one after another."""
+    return np.array([label for sample in samples for label in sample], np.int64)
 
 
 def forward_inputs(
@@ -306,7 +311,7 @@ def forward_inputs(
         log_probs = log_softmax(normal(shape, np.float64, "logits", scale=2.0))
     return {
         "log_probs": log_probs.astype(dtype),
-        "targets": np.array([c for s in samples for c in s], np.int64) if flat else padded(samples),
+        "targets": joined(samples) if flat else padded(samples),
         "input_lengths": np.array(input_lengths, np.int64),
         "target_lengths": np.array([len(s) for s in samples], np.int64),
     }
