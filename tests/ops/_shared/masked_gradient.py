@@ -1,0 +1,94 @@
+"""What gradients share that let grad_output pass where `self` lies beyond a limit, and are 0 elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tests.ops._shared.arrays import BROADCASTS, FLOATS, INF, NAN, Shape, normal
+from tests.ops._shared.numbers import Array
+from tests.ops._shared.record import Call, Choice, DType, Output, Refusal, Worked, limits, promoted
+
+FORMS: dict[str, tuple[Shape, Shape]] = {
+    "same": ((2, 3), (2, 3)),
+    "rows": ((3, 40), (40,)),
+    "columns": ((3, 1), (3, 40)),
+    "crossed": ((30, 1), (17,)),
+    "scalar": ((), (7,)),
+    "scalars": ((), ()),
+}
+# The ops copy.
+OUTPUTS = {"grad_input": Output(promoted, limits=limits(0, single=0, double=0))}
+
+
+def neighbours(limit: np.float32) -> Array:
+    """A limit, and the numbers next to it in float32 and in float64; as float64."""
+    with np.errstate(over="ignore", under="ignore"):
+        near = np.array([limit, np.nextafter(limit, np.float32(INF)), np.nextafter(limit, np.float32(-INF))])
+        wide = np.array([np.nextafter(np.float64(limit), INF), np.nextafter(np.float64(limit), -INF)])
+        return np.concatenate([near, wide])
+
+
+def operands(shapes: tuple[Shape, Shape], grad: DType, own: DType) -> dict[str, Array | None]:
+    return {"grad_output": normal(shapes[0], grad, "grad"), "self": normal(shapes[1], own, "self")}
+
+
+def make(choice: Choice) -> dict[str, Array | None]:
+    return operands(choice.form, choice.dtype("grad_output"), choice.dtype("self"))
+
+
+def calls(
+    op: str,
+    attribute: str,
+    edges: Sequence[float],
+    around: Callable[[float, DType], Array],
+    masks: Mapping[str, Sequence[float]],
+) -> Iterator[Call]:
+    """Shapes that broadcast, numbers around limits, and special values of the gradient.
+
+    Args:
+        op: the op.
+        attribute: the one that sets the limit.
+        edges: limits.
+        around: the numbers to try with a limit.
+        masks: eight numbers of `self` by what they do, with the attribute's default.
+    """
+    single = np.dtype(np.float32)
+    for number, shapes in enumerate(BROADCASTS):
+        label = f"{shapes[0]}-{shapes[1]}".replace(" ", "")
+        yield Call(op, operands(shapes, single, single), label=label, static=number % 2 == 1)
+    for dtype in FLOATS:
+        for edge in edges:
+            x = around(edge, dtype)
+            inputs = {"grad_output": np.arange(1, x.size + 1).astype(dtype), "self": x}
+            yield Call(op, inputs, {attribute: edge}, label=f"edge_{edge}-{dtype.name}")
+        g = np.array([NAN, INF, -INF, -0.0, -1.0, 1.0, NAN, INF], dtype)
+        for label, values in masks.items():
+            yield Call(op, {"grad_output": g, "self": np.array(values, dtype)}, label=f"{label}-{dtype.name}")
+
+
+def worked(op: str, dtype: DType, expected: Sequence[float]) -> Iterator[Worked]:
+    """A call of nine numbers with the attribute's default."""
+    x = np.array([-INF, -2.0, -0.5, -0.25, -0.0, 0.0, 0.5, 0.75, INF], dtype)
+    g = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], dtype)
+    yield Worked(Call(op, {"grad_output": g, "self": x}, label="by_hand"), {"grad_input": expected})
+
+
+def refusals(plain: Call) -> Iterator[Refusal]:
+    for shape in ((2, 4), (0, 3)):
+        words = ("'self'", str(shape), "expected", "'grad_output'", "(2, 3)")
+        yield Refusal(f"self_of_{shape[0]}x{shape[1]}", words, {"self": np.zeros(shape, np.float32)})
+
+
+def large(op: str, attribute: str, dtype: DType) -> Iterator[Call]:
+    g, x = normal((53, 61, 67), dtype, "g"), normal((53, 61, 67), dtype, "x")
+    yield Call(op, {"grad_output": g, "self": x}, label="same")
+    yield Call(op, {"grad_output": g[:, :1].copy(), "self": x}, {attribute: 0.3}, label="broadcast")
+
+
+def benchmark(op: str) -> Callable[[int, DType], Call]:
+    def made(elements: int, dtype: DType) -> Call:
+        return Call(op, {"grad_output": normal((elements,), dtype, "g"), "self": normal((elements,), dtype, "x")})
+
+    return made
