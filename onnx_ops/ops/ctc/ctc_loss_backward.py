@@ -25,6 +25,7 @@ from onnx_ops.loops.primitives import (
     record_at,
 )
 from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.ctc import _backward, _body
 from onnx_ops.ops.ctc._native import LANES, length_of, longest_target, read_labels, whole, write_offsets
 from onnx_ops.ops.ctc._rules import (
@@ -190,9 +191,7 @@ def plan(kernel_address: int, job_address: int) -> int:
         return REFUSED
     if job.rank[GRAD_OUT] != 1 or job.dims[GRAD_OUT, 0] != batch or job.rank[LOSS] != 1 or job.dims[LOSS, 0] != batch:
         return REFUSED
-    job.output_rank[0] = 3
-    for axis in range(3):
-        job.output_dims[0, axis] = job.dims[LOG_PROBS, axis]
+    give_shape(job, 0, LOG_PROBS)
     job.tasks = batch if steps > 0 else 0
     job.scratch_bytes = 8 * batch if job.tasks > 0 else 0
     return OK

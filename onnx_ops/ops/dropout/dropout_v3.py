@@ -26,6 +26,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
 from onnx_ops.ops.references import rounded
 
@@ -127,14 +128,9 @@ def plan(kernel_address: int, job_address: int) -> int:
     job = record_at(job_address, JOB)
     if job.rank[SEED] != 0:
         return REFUSED
-    count = 1
     for k in range(2):
-        job.output_rank[k] = job.rank[INPUT]
-    for axis in range(job.rank[INPUT]):
-        count *= job.dims[INPUT, axis]
-        for k in range(2):
-            job.output_dims[k, axis] = job.dims[INPUT, axis]
-    job.tasks = (count + ELEMENTS - 1) // ELEMENTS
+        give_shape(job, k, INPUT)
+    job.tasks = (size_of(job, INPUT) + ELEMENTS - 1) // ELEMENTS
     return OK
 
 
@@ -152,9 +148,7 @@ def task(job_address: int, number: int) -> None:
     threshold = np.uint64(np.rint(p * 4294967296.0))
     scale = np.float32(1.0 / (1.0 - p)) if p < 1.0 else ZERO
     element_type, size = kernel.element_type[INPUT], item_size(kernel.element_type[INPUT])
-    total = 1
-    for axis in range(job.rank[INPUT]):
-        total *= job.dims[INPUT, axis]
+    total = size_of(job, INPUT)
 
     memory = malloc(9 * CHUNK)
     if memory == 0:

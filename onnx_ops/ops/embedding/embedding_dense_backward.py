@@ -30,6 +30,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.references import rounded
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
@@ -129,14 +130,6 @@ def index_at(kernel: Any, job: Any, i: int, count: int) -> int:
 
 
 @helper
-def number_of_indices(job: Any) -> int:
-    count = 1
-    for axis in range(job.rank[INDEX]):
-        count *= job.dims[INDEX, axis]
-    return count
-
-
-@helper
 def rows_per_task(rows: int, width: int, count: int) -> int:
     return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
 
@@ -145,12 +138,9 @@ def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes and indices."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     rows = record_at(kernel.attributes, ATTRIBUTES).num_weights
-    if job.rank[GRAD] != job.rank[INDEX] + 1:
+    if job.rank[GRAD] != job.rank[INDEX] + 1 or not same_sizes(job, GRAD, INDEX, job.rank[INDEX]):
         return REFUSED
-    for axis in range(job.rank[INDEX]):
-        if job.dims[GRAD, axis] != job.dims[INDEX, axis]:
-            return REFUSED
-    count, width = number_of_indices(job), job.dims[GRAD, job.rank[INDEX]]
+    count, width = size_of(job, INDEX), job.dims[GRAD, job.rank[INDEX]]
     lowest, highest = 0, -1
     for i in range(count):
         index = index_at(kernel, job, i, count)
@@ -170,7 +160,7 @@ def begin(kernel_address: int, job_address: int) -> None:
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.scratch_bytes == 0:
         return
-    rows, count = job.output_dims[0, 0], number_of_indices(job)
+    rows, count = job.output_dims[0, 0], size_of(job, INDEX)
     first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
     for v in range(rows):
         first[v] = NONE
@@ -186,7 +176,7 @@ def task(job_address: int, number: int) -> None:
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, size = kernel.element_type[GRAD], item_size(kernel.element_type[GRAD])
-    rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], number_of_indices(job)
+    rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
     first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
     parts, step = (width + COLUMNS - 1) // COLUMNS, rows_per_task(rows, width, count)
     start, column = number // parts * step, number % parts * COLUMNS

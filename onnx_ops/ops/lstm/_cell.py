@@ -12,6 +12,7 @@ from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.primitives import ONE, choose, falling_exp_parts, helper, inlined, like, near_exp_parts
 from onnx_ops.loops.records import MAX_OUTPUTS
+from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
 GATES = 4
 """In the order of PyTorch and aclnn: input gate, forget gate, cell candidate, output gate."""
@@ -48,10 +49,7 @@ def rows_per_task(width: int) -> int:
 @helper
 def rows_of(job: Any, i: int) -> int:
     """How many rows a state has: the product of all its axes but the last."""
-    rows = 1
-    for axis in range(job.rank[i] - 1):
-        rows *= job.dims[i, axis]
-    return rows
+    return volume(job, i, 0, job.rank[i] - 1)
 
 
 @helper
@@ -65,24 +63,19 @@ def tasks_of(job: Any, i: int) -> int:
 @helper
 def are_gates(job: Any, i: int, state: int) -> bool:
     """Whether an input has the shape of a state, but for four times the width."""
-    if job.rank[i] != job.rank[state]:
-        return False
     last = job.rank[state] - 1
-    for axis in range(last):
-        if job.dims[i, axis] != job.dims[state, axis]:
-            return False
+    if job.rank[i] != job.rank[state] or not same_sizes(job, i, state, last):
+        return False
     return bool(job.dims[i, last] == GATES * job.dims[state, last])
 
 
 @helper
 def set_shapes(job: Any, state: int, gates: int) -> None:
     """Give all outputs the shape of a state, but for the one that is gates."""
-    rank = job.rank[state]
     for k in range(MAX_OUTPUTS):
-        job.output_rank[k] = rank
-        for axis in range(rank):
-            job.output_dims[k, axis] = job.dims[state, axis]
-    job.output_dims[gates, rank - 1] = GATES * job.dims[state, rank - 1]
+        give_shape(job, k, state)
+    last = job.rank[state] - 1
+    job.output_dims[gates, last] = GATES * job.dims[state, last]
 
 
 def of_gates(state: Shape | None) -> Shape | None:

@@ -29,6 +29,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.shapes import same_shape
 from onnx_ops.ops.lstm._cell import (
     GATES,
     are_gates,
@@ -158,12 +159,8 @@ def plan(kernel_address: int, job_address: int) -> int:
     if job.rank[CX] == 0 or not are_gates(job, STORAGE, CX):
         return REFUSED
     for i in (GRAD_HY, GRAD_CY, CY):
-        if kernel.element_type[i] != 0:
-            if job.rank[i] != job.rank[CX]:
-                return REFUSED
-            for axis in range(job.rank[CX]):
-                if job.dims[i, axis] != job.dims[CX, axis]:
-                    return REFUSED
+        if kernel.element_type[i] != 0 and not same_shape(job, i, CX):
+            return REFUSED
     set_shapes(job, CX, GRAD_GATES)
     job.tasks = tasks_of(job, CX)
     return OK

@@ -35,6 +35,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
     AXES,
     COUNT,
@@ -159,12 +160,6 @@ def planes_per_task(table: Any) -> int:
     return max(WORK // (product(table, SIZE) + product(table, COUNT) * product(table, KERNEL_SIZE)), 1)
 
 
-@helper
-def number_of_planes(job: Any, lead: int) -> int:
-    count = job.dims[SELF, 0]
-    return int(count * job.dims[SELF, 1]) if lead == 2 else int(count)
-
-
 def plan(kernel_address: int, job_address: int) -> int:
     """Check the shape; the sizes of the outputs."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
@@ -181,7 +176,7 @@ def plan(kernel_address: int, job_address: int) -> int:
                 size = job.dims[SELF, axis]
                 job.output_dims[k, axis] = size if axis < lead else table[COUNT * AXES + AXES - job.rank[SELF] + axis]
         step = planes_per_task(table)
-        job.tasks = (number_of_planes(job, lead) + step - 1) // step
+        job.tasks = (volume(job, SELF, 0, lead) + step - 1) // step
     free(memory)
     return OK if lead > 0 else REFUSED
 
@@ -256,7 +251,7 @@ def task(job_address: int, number: int) -> None:
         job.failed = NO_MEMORY
         return
     out_address = x_address + 8 * plane
-    for p in range(number * step, min((number + 1) * step, number_of_planes(job, lead))):
+    for p in range(number * step, min((number + 1) * step, volume(job, SELF, 0, lead))):
         source, target = job.data[SELF] + p * plane * size, job.output[OUT] + p * windows * size
         at = array_at(job.output[INDEX] + 8 * p * windows, windows, np.int64)
         if element_type == FLOAT:

@@ -32,6 +32,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
     AXES,
     COUNT,
@@ -144,15 +145,6 @@ def spatial_axes(attributes: Any) -> int:
 
 
 @helper
-def volume(job: Any, place: int, begin: int, end: int) -> int:
-    """The product of some dimensions of an input."""
-    count = 1
-    for axis in range(begin, end):
-        count *= job.dims[place, axis]
-    return count
-
-
-@helper
 def planes_per_task(work: int) -> int:
     return max(WORK // max(work, 1), 1)
 
@@ -163,13 +155,10 @@ def plan(kernel_address: int, job_address: int) -> int:
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     rank = job.rank[SELF]
     lead = rank - spatial_axes(attributes)
-    if (lead != 1 and lead != 2) or job.rank[GRAD] != rank or job.rank[INDEX] != rank:
+    if (lead != 1 and lead != 2) or job.rank[GRAD] != rank:
         return REFUSED
-    for axis in range(rank):
-        if axis < lead and job.dims[GRAD, axis] != job.dims[SELF, axis]:
-            return REFUSED
-        if job.dims[INDEX, axis] != job.dims[GRAD, axis]:
-            return REFUSED
+    if not same_sizes(job, GRAD, SELF, lead) or not same_shape(job, INDEX, GRAD):
+        return REFUSED
     if attributes.kernel_size_count > 0:
         memory = malloc(8 * FIELDS * AXES)
         if memory == 0:
@@ -181,9 +170,7 @@ def plan(kernel_address: int, job_address: int) -> int:
         free(memory)
         if not fits:
             return REFUSED
-    job.output_rank[0] = rank
-    for axis in range(rank):
-        job.output_dims[0, axis] = job.dims[SELF, axis]
+    give_shape(job, 0, SELF)
     planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
     step = planes_per_task(plane + windows)
     job.tasks = (planes + step - 1) // step

@@ -33,6 +33,7 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.shapes import give_shape, same_shape, size_of
 from onnx_ops.ops.references import rounded
 
 TENSORS = ("var", "m", "v", "grad", "max_grad_norm")
@@ -182,33 +183,17 @@ def step_by_largest(
         new_var[i] = kept * var[i] - size * (average / (np.sqrt(most) / root + epsilon))
 
 
-@helper
-def size_of(job: Any, i: int) -> int:
-    """Elements of an input."""
-    count = 1
-    for axis in range(job.rank[i]):
-        count *= job.dims[i, axis]
-    return count
-
-
 def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes; one task for each block of elements."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     for i in (M, V, GRAD, LARGEST):
-        if kernel.element_type[i] == 0:
-            continue
-        if job.rank[i] != job.rank[VAR]:
+        if kernel.element_type[i] != 0 and not same_shape(job, i, VAR):
             return REFUSED
-        for axis in range(job.rank[VAR]):
-            if job.dims[i, axis] != job.dims[VAR, axis]:
-                return REFUSED
     for i in range(POWER1, EPSILON + 1):
         if job.rank[i] > 1 or size_of(job, i) != 1:
             return REFUSED
     for k in range(4):
-        job.output_rank[k] = job.rank[VAR]
-        for axis in range(job.rank[VAR]):
-            job.output_dims[k, axis] = job.dims[VAR, axis]
+        give_shape(job, k, VAR)
     job.tasks = (size_of(job, VAR) + BLOCK - 1) // BLOCK
     return OK
 

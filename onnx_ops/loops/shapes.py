@@ -1,0 +1,43 @@
+"""What a kernel's plan does with the shapes of inputs and outputs."""
+
+from typing import Any
+
+from onnx_ops.loops.primitives import helper
+
+
+@helper
+def volume(job: Any, i: int, begin: int, end: int) -> int:
+    """The product of some dimensions of an input."""
+    count = 1
+    for axis in range(begin, end):
+        count *= job.dims[i, axis]
+    return count
+
+
+@helper
+def size_of(job: Any, i: int) -> int:
+    """How many elements an input has."""
+    return volume(job, i, 0, job.rank[i])
+
+
+@helper
+def same_sizes(job: Any, i: int, other: int, count: int) -> bool:
+    """Whether two inputs have the same sizes along so many of their first axes."""
+    same = True
+    for axis in range(count):
+        same = same and job.dims[i, axis] == job.dims[other, axis]
+    return bool(same)
+
+
+@helper
+def same_shape(job: Any, i: int, other: int) -> bool:
+    """Whether two inputs have the same shape."""
+    return bool(job.rank[i] == job.rank[other] and same_sizes(job, i, other, job.rank[other]))
+
+
+@helper
+def give_shape(job: Any, output: int, i: int) -> None:
+    """Give an output the shape of an input."""
+    job.output_rank[output] = job.rank[i]
+    for axis in range(job.rank[i]):
+        job.output_dims[output, axis] = job.dims[i, axis]
