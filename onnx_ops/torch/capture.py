@@ -149,7 +149,7 @@ def _captured(
     where = Whereabouts(joint.model)
     traced = trace(whole, values, joint.dynamic, where)
     _check_names(values, names)
-    exported = to_onnx(traced.graph, values, names, joint.dynamic, opset_version, where)
+    exported = to_onnx(traced, values, names, opset_version, where)
     roles = _settled(exported.graph, joint, plan, seen)
     if check:
         got = _run(_step(exported, roles, joint.tied), values)
@@ -340,7 +340,7 @@ def _inference(
         traced = trace(forward, values, dynamic, where)
         if random.used:
             return None
-        exported = to_onnx(traced.graph, values, outputs, dynamic, opset_version, where)
+        exported = to_onnx(traced, values, outputs, opset_version, where)
         with eager_mode():
             expected = joint.infer(values, call) if check else {}
     graph = exported.graph

@@ -16,6 +16,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -64,16 +65,27 @@ def eager_mode() -> Iterator[None]:
         yield
 
 
+def _sizes_taken_for_large() -> contextlib.AbstractContextManager[None]:
+    """PyTorch itself does not ask whether dynamic sizes, and those computed from them, are 0 or 1.
+
+    A graph that fits all other sizes fits these.
+    """
+    patched: contextlib.AbstractContextManager[None] = symbolic_shapes_config.patch(backed_size_oblivious=True)
+    return patched
+
+
 @dataclass(frozen=True)
 class Traced:
     """A function's graph in PyTorch's operators.
 
     Attributes:
         graph: from the tensors it was traced with, in their order, to those that the function returned.
+        dynamic: the dimensions of those tensors for whose other sizes the graph is right too.
         symbols: what stands for a dynamic dimension in shapes, and what torch.export calls the dimension.
     """
 
     graph: torch.fx.GraphModule
+    dynamic: Dynamic
     symbols: Mapping[Any, Any]
 
     def dimension(self, size: Any) -> Any:
@@ -97,11 +109,12 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
     with explained(where):
-        with mode, enable_python_dispatcher(), portable_kernels():
+        with mode, enable_python_dispatcher(), portable_kernels(), _sizes_taken_for_large():
             fakes = [given.fake for given in inputs]
             graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
         _check_sizes(shapes, inputs)
-    return Traced(graph, {symbol: dim for given in inputs for symbol, dim in given.symbols()})
+    kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
+    return Traced(graph, kept, {symbol: dim for given in inputs for symbol, dim in given.symbols()})
 
 
 @dataclass(frozen=True)
@@ -129,12 +142,18 @@ class _Input:
             if is_symbolic(self.fake.shape[axis]):
                 yield self.fake.shape[axis].node.expr, dim
 
+    def kept(self, shapes: ShapeEnv) -> dict[int, Any]:
+        """The dimensions that stay dynamic; those of Dim.AUTO for which only some sizes will do do not."""
+        limited = {symbol for guard in shapes.guards for symbol in guard.expr.free_symbols}
+        return {
+            axis: dim
+            for axis, dim in self.dimensions.items()
+            if dim is not torch.export.Dim.AUTO or not self.fake.shape[axis].node._expr.free_symbols & limited
+        }
+
 
 def _allowed(dim: Any) -> StrictMinMaxConstraint | None:
-    """The sizes that a dimension must be able to have; None for those that PyTorch may limit itself.
-
-    Whether they are 0 or 1 is not asked: a graph that fits all other sizes fits these.
-    """
+    """The sizes that a dimension must be able to have, 0 and 1 apart; None for those that PyTorch may limit itself."""
     if dim is torch.export.Dim.AUTO:
         return None
     least, most = getattr(dim, "min", None), getattr(dim, "max", None)
@@ -206,18 +225,12 @@ class _Flat(torch.nn.Module):
         return self.graph_module(*tensors)
 
 
-def to_onnx(
-    graph: torch.fx.GraphModule,
-    examples: Tensors,
-    outputs: list[str],
-    dynamic: Dynamic,
-    opset_version: int,
-    where: Whereabouts,
-) -> ir.Model:
+def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version: int, where: Whereabouts) -> ir.Model:
     """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
-    shapes = tuple(dict(dynamic[name]) if dynamic.get(name) else None for name in examples)
-    with explained(where), torch.no_grad(), _quiet():
-        program = torch.export.export(_Flat(graph), tuple(examples.values()), dynamic_shapes=(shapes,), strict=False)
+    shapes = tuple(dict(traced.dynamic[name]) or None for name in examples)
+    with explained(where), torch.no_grad(), _quiet(), _sizes_taken_for_large():
+        given = tuple(examples.values())
+        program = torch.export.export(_Flat(traced.graph), given, dynamic_shapes=(shapes,), strict=False)
         exported = exporter.export(
             program,
             registry=_registry(opset_version),
@@ -229,7 +242,7 @@ def to_onnx(
         simplify(model)
     rename(model.graph, list(examples), outputs)
     take_out_marks(model)
-    _rename_dimensions(model.graph, dynamic)
+    _rename_dimensions(model.graph, traced.dynamic)
     return model
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.translations.nodes import integers, number, op, sizes, spatial, taps
+from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.translations.nodes import Extent, integers, number, op, sizes, taps
 from onnx_ops.torch.whole.operators import aclnn
 
 FEW_CHANNELS = 8
@@ -53,10 +54,12 @@ class Window:
 def _window(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Window:
-    def each(values: Sequence[int]) -> list[int]:
-        return list(values) * len(kernel) if len(values) == 1 else list(values)
+    rank = len(kernel)
+    return Window(list(kernel), _each(stride, rank), _each(padding, rank), _each(dilation, rank), groups)
 
-    return Window(list(kernel), each(stride), each(padding), each(dilation), groups)
+
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
 
 
 def _convolution(
@@ -73,11 +76,7 @@ def _convolution(
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
     if not transposed:
         return _added(_forward(x, weight, window), bias, window.rank)
-    extra = list(output_padding) * window.rank if len(output_padding) == 1 else list(output_padding)
-    shape = spatial(x, "a transposed convolution", window.rank)
-    reach = zip(shape, window.kernel, window.stride, window.padding, window.dilation, extra, strict=True)
-    out = [(size - 1) * s - 2 * p + d * (k - 1) + more + 1 for size, k, s, p, d, more in reach]
-    return _added(_by_input(x, weight, window, out), bias, window.rank)
+    return _added(_by_input(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
 
 
 def _added(y: Any, bias: Any, rank: int) -> Any:
@@ -101,20 +100,25 @@ def _convolution_backward(
     # The exporter takes no None for what nobody reads.
     by_x = by_weight = by_bias = grad
     if output_mask[0]:
+        space = Extent.of(x, window.rank)
         if transposed:
-            by_x = _forward(grad, weight, window)
-            shape = spatial(x, "the gradient of a convolution", window.rank)
-            axes = integers(range(2, window.rank + 2))
-            by_x = op.Slice(by_x, integers([0] * window.rank), integers(shape), axes)  # output_padding may add some
-        else:
-            shape = spatial(x, "the gradient of a convolution", window.rank)
-            if _is_depthwise(window, sizes(x)[1]):
-                by_x = aclnn.DepthwiseConv2DBackpropInput(
-                    weight, grad, input_size=[sizes(x)[1], *shape], **_depthwise_attributes(window)
-                )
-            else:
-                by_x = _by_input(grad, weight, window, shape)
+            by_x = _cut(_forward(grad, weight, window), space, window.rank)  # output_padding may add some
+        elif space.numbers is not None and _is_depthwise(window, sizes(x)[1]):
+            by_x = aclnn.DepthwiseConv2DBackpropInput(
+                weight, grad, input_size=[sizes(x)[1], *space.numbers], **_depthwise_attributes(window)
+            )
+        elif space.numbers is not None:
+            by_x = _by_input(grad, weight, window, _left(space.numbers, Extent.of(grad, window.rank), window))
+        else:  # how many places at the end no window has reached is not known
+            by_x = _by_input(grad, weight, window, [s - 1 for s in window.stride])
+            by_x = _cut(by_x, space, window.rank) if any(s > 1 for s in window.stride) else by_x
     if output_mask[1]:
+        rooms = zip(_each(output_padding, window.rank), window.stride, strict=True)
+        if Extent.of(x, window.rank).numbers is None and any(more >= s for more, s in rooms):
+            raise CaptureError(
+                f"a transposed convolution with output_padding {list(output_padding)}, as large as its stride"
+                f" {window.stride}, needs sizes of space that are not dynamic: leave those axes out of dynamic_shapes"
+            )
         by_weight = _by_weight(x, grad, window) if transposed else _by_weight(grad, x, window)
     if output_mask[2]:
         by_bias = op.ReduceSum(grad, integers([0, *range(2, window.rank + 2)]), keepdims=0)
@@ -126,55 +130,76 @@ def _forward(x: Any, weight: Any, window: Window) -> Any:
         return op.Conv(x, weight, **window.attributes)
     # onnxruntime convolves no doubles: the kernel's places side by side, times the weights.
     outputs, inputs = sizes(weight)[0], sizes(weight)[1]
-    out = _reached(spatial(x, "a convolution in float64", window.rank), window)
+    columns, out = _columns(x, window)
+    width = inputs * math.prod(window.kernel)
+    columns = op.Reshape(columns, integers([_rows(x, out), window.groups, width, out.product]))
+    rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
+    return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))
+
+
+def _rows(x: Any, space: Extent) -> int:
+    """The first size of a shape that Reshape takes: a dynamic one is copied where another one is worked out."""
+    return 0 if space.numbers is None else sizes(x)[0]
+
+
+def _columns(x: Any, window: Window) -> tuple[Any, Extent]:
+    """What each place of a kernel sees, side by side: (N, C, places of the kernel, *places of the window)."""
+    space = Extent.of(x, window.rank)
+    out = _reached(Extent.of(x, window.rank), window)
     axes = range(2, window.rank + 2)
     seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
-    columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
-    width = inputs * math.prod(window.kernel)
-    columns = op.Reshape(columns, integers([sizes(x)[0], window.groups, width, math.prod(out)]))
-    rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
-    return op.Reshape(op.MatMul(rows, columns), integers([sizes(x)[0], outputs, *out]))
+    return op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2), out
 
 
-def _by_input(grad: Any, weight: Any, window: Window, shape: Sequence[int]) -> Any:
-    """The gradient by an input of so many places; also a transposed convolution of `grad`."""
-    arrived = spatial(grad, "the gradient of a convolution", window.rank)
-    reach = zip(shape, arrived, window.kernel, window.stride, window.padding, window.dilation, strict=True)
-    extra = [size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for size, n, k, s, p, d in reach]
+def _left(space: Sequence[int], arrived: Extent, window: Window) -> list[int]:
+    """How many places at the end of an image a kernel that has taken so many places has not reached."""
+    assert arrived.numbers is not None
+    reach = zip(space, arrived.numbers, window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    return [size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for size, n, k, s, p, d in reach]
+
+
+def _cut(image: Any, space: Extent, rank: int) -> Any:
+    """The first places of an image along each axis of space."""
+    return op.Slice(image, integers([0] * rank), space.value, integers(range(2, rank + 2)))
+
+
+def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> Any:
+    """The gradient by an input with so many more places at the end than the kernel has reached; also a transposed
+    convolution of `grad`."""
     if grad.dtype != ir.DataType.DOUBLE:
-        if window.is_pointwise and list(shape) == arrived:  # Conv takes three quarters of the time
+        if window.is_pointwise and not any(extra):  # Conv takes three quarters of the time
             return op.Conv(grad, op.Transpose(weight, perm=[1, 0, *range(2, window.rank + 2)]), **window.attributes)
         return op.ConvTranspose(grad, weight, **window.attributes, output_padding=extra)
     outputs, inputs = sizes(weight)[0], sizes(weight)[1]
-    count, places = math.prod(window.kernel), math.prod(arrived)
+    count, arrived = math.prod(window.kernel), Extent.of(grad, window.rank)
     rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, inputs * count]))
-    columns = op.Reshape(grad, integers([sizes(grad)[0], window.groups, outputs // window.groups, places]))
-    columns = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), columns)
-    columns = op.Reshape(columns, integers([sizes(grad)[0], inputs * window.groups, count, *arrived]))
-    return scattered(columns, grad, window, arrived, shape)
+    shape = [_rows(grad, arrived), window.groups, outputs // window.groups, arrived.product]
+    columns = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), op.Reshape(grad, integers(shape)))
+    columns = op.Reshape(columns, arrived.after(_rows(grad, arrived), inputs * window.groups, count))
+    reach = zip(window.kernel, window.stride, window.padding, window.dilation, extra, strict=True)
+    behind = [more + 1 - s - 2 * p + d * (k - 1) for k, s, p, d, more in reach]
+    return _scattered(columns, grad, window, arrived, Extent(behind))
 
 
-def scattered(columns: Any, like: Any, window: Window, arrived: Sequence[int], shape: Sequence[int]) -> Any:
+def _scattered(columns: Any, like: Any, window: Window, arrived: Extent, behind: Extent) -> Any:
     """Each place of a kernel put back where it has looked, and added up.
 
-    `columns` are (N, C, places of the kernel, *arrived), the result is (N, C, *shape).
+    `columns` are (N, C, places of the kernel, *arrived), the result is (N, C, *space), and `behind` is
+    space - arrived * stride.
     """
     zero, whole = number(0.0, like), None
     for i, places in enumerate(itertools.product(*map(range, window.kernel))):
         part = op.Gather(columns, op.Constant(value_int=i), axis=2)
-        for axis, (n, s) in enumerate(zip(arrived, window.stride, strict=True)):
+        for axis, s in enumerate(window.stride):
             if s > 1:  # zeros between its elements
                 part = op.Unsqueeze(part, integers([axis + 3]))
                 after = [0] * (window.rank + 3)
                 after[axis + 3] = s - 1
                 part = op.Pad(part, integers([0] * len(after) + after), zero)
-                merged = [n * t for n, t in zip(arrived, window.stride, strict=True)]
-                merged[axis + 1 :] = arrived[axis + 1 :]
-                part = op.Reshape(part, integers([0, 0, *merged]))
+                merged = arrived.times([*window.stride[: axis + 1], *[1] * (window.rank - axis - 1)])
+                part = op.Reshape(part, merged.after(0, 0))
         start = [t * d - p for t, d, p in zip(places, window.dilation, window.padding, strict=True)]
-        reach = zip(shape, arrived, window.stride, start, strict=True)
-        end = [size - n * s - begin for size, n, s, begin in reach]
-        part = op.Pad(part, integers([0, 0, *start, 0, 0, *end]), zero)
+        part = op.Pad(part, behind.minus(Extent(start)).after(0, 0, *start, 0, 0), zero)
         whole = part if whole is None else op.Add(whole, part)
     return whole
 
@@ -184,35 +209,36 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
 
     Convolving x with grad would be this too, and takes up to twice as long.
     """
-    shape, out = (spatial(value, "the gradient of a convolution", window.rank) for value in (x, grad))
+    space, out = (Extent.of(value, window.rank) for value in (x, grad))
     outputs, inputs = sizes(grad)[1], sizes(x)[1]
     groups, per_group = window.groups, inputs // window.groups
     # With an output_padding as large as its stride, a transposed convolution leaves room for more places of the kernel.
-    if _is_depthwise(window, inputs) and _reached(shape, window) == out:
+    as_many = None in (space.numbers, out.numbers) or _reached(space, window).numbers == out.numbers
+    if _is_depthwise(window, inputs) and as_many:
         return aclnn.DepthwiseConv2DBackpropFilter(x, grad, filter_size=window.kernel, **_depthwise_attributes(window))
-    space = list(range(2, window.rank + 2))
+    axes = list(range(2, window.rank + 2))
     if groups == 1 and inputs <= FEW_CHANNELS:
-        seen = taps(_padded(x, window), space, window.kernel, window.stride, window.dilation, out)
+        seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
         columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
-        columns = op.Reshape(columns, integers([0, inputs * math.prod(window.kernel), math.prod(out)]))
-        rows = op.Reshape(grad, integers([0, 0, math.prod(out)]))
+        columns = op.Reshape(columns, integers([0, inputs * math.prod(window.kernel), out.product]))
+        rows = op.Reshape(grad, integers([0, 0, out.product]))
         product = op.MatMul(rows, op.Transpose(columns, perm=[0, 2, 1]))
         product = op.ReduceSum(product, integers([0]), keepdims=0)
         return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
     if groups == 1:
-        channels_last = op.Transpose(x, perm=[0, *space, 1])
+        channels_last = op.Transpose(x, perm=[0, *axes, 1])
         if any(window.padding):
             channels_last = op.Pad(channels_last, integers([0, *window.padding, 0] * 2))
-        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *space]), integers([outputs, -1]))
+        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
         seen = taps(channels_last, range(1, window.rank + 1), window.kernel, window.stride, window.dilation, out)
         products = [op.MatMul(rows, op.Reshape(tap, integers([-1, inputs]))) for tap in seen]
         product = op.Reshape(op.Concat(*products, axis=1), integers([outputs, *window.kernel, inputs]))
         return op.Transpose(product, perm=[0, window.rank + 1, *range(1, window.rank + 1)])
-    rows = op.Transpose(grad, perm=[1, 0, *space])
+    rows = op.Transpose(grad, perm=[1, 0, *axes])
     rows = op.Reshape(rows, integers([groups, outputs // groups, -1]))
-    channels_first = op.Transpose(_padded(x, window), perm=[1, 0, *space])
+    channels_first = op.Transpose(_padded(x, window), perm=[1, 0, *axes])
     products = []
-    for tap in taps(channels_first, space, window.kernel, window.stride, window.dilation, out):
+    for tap in taps(channels_first, axes, window.kernel, window.stride, window.dilation, out):
         columns = op.Transpose(op.Reshape(tap, integers([groups, per_group, -1])), perm=[0, 2, 1])
         products.append(op.Unsqueeze(op.MatMul(rows, columns), integers([3])))
     return op.Reshape(op.Concat(*products, axis=3), integers([outputs, per_group, *window.kernel]))
@@ -232,10 +258,10 @@ def _padded(x: Any, window: Window) -> Any:
     return op.Pad(x, integers([0, 0, *window.padding] * 2)) if any(window.padding) else x
 
 
-def _reached(shape: Sequence[int], window: Window) -> list[int]:
+def _reached(space: Extent, window: Window) -> Extent:
     """How many places a kernel takes on an image."""
-    reach = zip(shape, window.kernel, window.stride, window.padding, window.dilation, strict=True)
-    return [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in reach]
+    rims = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    return space.plus([2 * p - d * (k - 1) - 1 + s for k, s, p, d in rims]).over(window.stride)
 
 
 def _image_to_columns(
@@ -246,25 +272,24 @@ def _image_to_columns(
     stride: Sequence[int],
 ) -> Any:
     window = _window(kernel_size, stride, padding, dilation, 1)
-    out = _reached(spatial(x, "unfold", 2), window)
-    seen = taps(_padded(x, window), (2, 3), window.kernel, window.stride, window.dilation, out)
-    columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
-    return op.Reshape(columns, integers([0, sizes(x)[1] * math.prod(kernel_size), math.prod(out)]))
+    columns, out = _columns(x, window)
+    return op.Reshape(columns, integers([0, sizes(x)[1] * math.prod(kernel_size), out.product]))
 
 
 def _columns_to_image(
     x: Any,
-    output_size: Sequence[int],
+    output_size: Sequence[int | Any],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Any:
     window = _window(kernel_size, stride, padding, dilation, 1)
-    out = _reached(output_size, window)
+    space = Extent.given(output_size)
+    out = _reached(space, window)
     count = math.prod(kernel_size)
-    columns = op.Reshape(x, integers([0, sizes(x)[1] // count, count, *out]))
-    return scattered(columns, x, window, out, output_size)
+    columns = op.Reshape(x, out.after(0, sizes(x)[1] // count, count))
+    return _scattered(columns, x, window, out, space.minus(out.times(window.stride)))
 
 
 TABLE = {
