@@ -1,7 +1,7 @@
 """The terms of the binary cross entropy of a sigmoid, and their sums.
 
 With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L. Without weights a term is L + y*|x| where
-x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|), for a SPAN of elements.
+x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|), for FACTORS elements.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from onnx_ops.loops.primitives import (
     softplus_of_falling,
     wide,
 )
+from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 
-SPAN = 1024
+FACTORS = 1024
 """Elements whose logarithms are taken together."""
 SHARE = np.float32(0.75)
-"""Times this, the factors 1 + exp(-|x|) are from 0.75 to 1.5, and the product of SPAN of them is a float64 number."""
+"""Times this, factors 1 + exp(-|x|) are from 0.75 to 1.5, and the product of FACTORS of them is a float64 number."""
 LOG_SHARE = math.log(SHARE)
 LEAST = 2.0**-10
 """A logarithm from here up is good to 1e-10, though each factor of the product was off by 2**-53."""
 LEAST_SHORT = 0.25
 """The same to 1e-4, for factors that are off by 2**-24."""
-NEAR = np.float32(87)
-"""To minus this power, e is a normal float32 number."""
-INFINITE = np.float32(np.inf)
 
 
 @inlined
@@ -107,8 +105,8 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
 def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """For weights of ones."""
     x, target, total, share = operands[0], operands[1], 0.0, wide(SHARE)
-    for start in range(0, count, SPAN):
-        stop, product, straight = min(start + SPAN, count), 1.0, 0.0
+    for start in range(0, count, FACTORS):
+        stop, product, straight = min(start + FACTORS, count), 1.0, 0.0
         for i in range(start, stop):
             logit = wide(x[i])
             product = multiply_any_order(product, share + share * falling_exp(-abs(x[i])))
@@ -153,8 +151,8 @@ def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """For weights of ones, in float32 where logits are finite and not all of them right by far."""
     x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, SPAN):
-        stop, product, straight = min(start + SPAN, count), 1.0, ZERO
+    for start in range(0, count, FACTORS):
+        stop, product, straight = min(start + FACTORS, count), 1.0, ZERO
         for i in range(start, stop):
             product = multiply_any_order(product, wide(SHARE + SHARE * near_exp(-near_size(x[i]))))
             straight = add_any_order(straight, straight_part(x[i], target[i]))

@@ -30,6 +30,7 @@ from onnx_ops.ops.binary_cross_entropy._rules import (
     reduction_attribute,
 )
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.extremes import NEAR, SPAN
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -101,14 +102,10 @@ def reference(
         return rounded(out.value(), target.dtype, dtype)
 
 
-SPAN = 512
-"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
 LEAST, LIMIT, LARGE = np.float32(2.0**-100), np.float32(2.0**50), np.float32(2.0**100)
 """A product between these is far from overflow, and from the subnormal numbers, which have fewer digits."""
 SPREAD, SQUARE = np.float32(2.0**60), np.float32(2.0**-50)
 """A quick look at an element: with SQUARE added, the squares of its terms are below SPREAD times that of its scale."""
-NEAR = np.float32(87)
-"""Below this the exponential of a logit is a normal float32 number."""
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816, 1.9082149292705877e-10
 NO_EXPONENT = 8000.0
 """e to the power of minus this times the largest product of float64 numbers is 0."""

@@ -14,9 +14,19 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.types import TensorType
+from onnx_ops.core.types import NARROW, TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import LAST_PARAMETER, like, softplus_of_falling, wide
+from onnx_ops.loops.primitives import (
+    LAST_PARAMETER,
+    ONE,
+    choose,
+    helper,
+    like,
+    near_exp,
+    near_log1p,
+    softplus_of_falling,
+    wide,
+)
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import (
@@ -29,6 +39,7 @@ from onnx_ops.ops.binary_cross_entropy._rules import (
     reduction_attribute,
 )
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(
@@ -99,17 +110,43 @@ def reference(
 
 LEAST, LARGE = 2.0**-100, 2.0**100
 """A number between these is a float32 number, and no subnormal one."""
+SHORT_LEAST, SHORT_LARGE = np.float32(2.0**-60), np.float32(2.0**60)
+"""Times a number between these, one that float32 has with all of its digits keeps those that a 16-bit result has."""
 
 
-def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal, and last the rounding error of that."""
+@helper
+def compute_span(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop). parameters: the divisor's reciprocal, and last the rounding error of that."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(count):
+    for i in range(start, stop):
         x, p = wide(logits[i]), wide(pos_weight[i])
         curved = (p - 1.0) * softplus_of_falling(-abs(logits[i])) if x != -math.inf else 0.0
         straight = p * x if x < 0 else x
         out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * (curved - straight)
+
+
+def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    compute_span(operands, out, 0, count, parameters)
+
+
+def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """The same in float32, of 16-bit inputs, where nothing is extreme."""
+    grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
+    share = parameters[0]
+    for start in range(0, count, SPAN):
+        stop, extreme = min(start + SPAN, count), False
+        for i in range(start, stop):
+            x, p, g, w = logits[i], pos_weight[i], grad_output[i], weight[i]
+            size = choose(abs(x) < NEAR, abs(x), NEAR)
+            scale = (g * w) * share
+            straight = choose(x < 0, p * x, x)
+            result = scale * ((p - ONE) * near_log1p(near_exp(-size)) - straight)
+            out[i] = result
+            unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
+            extreme = extreme | unusual | (not abs(x) < NEAR) | (not abs(result) < INFINITE)
+        if extreme:
+            compute_span(operands, out, start, stop, parameters)
 
 
 def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters: Any) -> None:
@@ -161,7 +198,9 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 def kernel(call: Call) -> Loop:
     divisor = Reduction(call.attributes["reduction"]).divisor
     if call.present("pos_weight"):
-        return Loop(SPACE, computing_type(call), gradient, divisor=divisor)
+        short = all(call.dtype(name) in NARROW for name in call.inputs if call.present(name))
+        core = gradient_of_16_bits if short else gradient
+        return Loop(SPACE, computing_type(call, light=short), core, divisor=divisor)
     return Loop(
         SPACE,
         computing_type(call, light=True),

@@ -22,7 +22,7 @@ from onnx_ops.loops.primitives import (
     short_log,
     wide,
 )
-from onnx_ops.ops.kl_div._rules import INFINITE, LEAST_NORMAL, NEAR, SPAN
+from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
 
 LEAST_SHARE = np.float32(2.0**-7)
 """A sum of terms that cancel to less than this share of their parts needs more digits than float32 has."""

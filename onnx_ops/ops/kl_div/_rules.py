@@ -13,13 +13,8 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.ops.references import Scaled
 
 REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
-SPAN = 512
-"""Elements that are looked at together: where one is extreme, all of them are computed with more care."""
-NEAR = np.float32(87)
-"""To this power, and to minus this power, e is a normal float32 number."""
 LEAST = np.float32(2.0**-100)
 """A smaller number may have lost digits, in float32."""
-INFINITE, LEAST_NORMAL = np.float32(np.inf), np.float32(2.0**-126)
 LARGE = np.float32(2.0**100)
 """Times any e**NEAR or less a smaller number is a float32 number, or its product with e**NEAR is out of range."""
 

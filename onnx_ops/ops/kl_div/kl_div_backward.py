@@ -31,8 +31,9 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import INFINITE, LEAST, NEAR, SPAN, attributes, check_attributes, divisor, sum_to
+from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(

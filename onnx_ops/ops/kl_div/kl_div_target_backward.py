@@ -34,20 +34,9 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import (
-    INFINITE,
-    LARGE,
-    LEAST,
-    LEAST_NORMAL,
-    NEAR,
-    SPAN,
-    attributes,
-    check_attributes,
-    divisor,
-    exponential,
-    sum_to,
-)
+from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, divisor, exponential, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
 SCHEMA = OpSchema(

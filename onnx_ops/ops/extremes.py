@@ -1,0 +1,11 @@
+"""What loops in float32 look for: where an element is extreme, its span is computed again with more care."""
+
+from __future__ import annotations
+
+import numpy as np
+
+SPAN = 512
+"""Elements that are looked at together."""
+NEAR = np.float32(87)
+"""To this power, and to minus this power, e is a normal float32 number."""
+INFINITE, LEAST_NORMAL = np.float32(np.inf), np.float32(2.0**-126)
