@@ -271,22 +271,42 @@ def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, paramete
             compute_span(operands, scaled, out, start, stop, parameters)
 
 
+@helper
+def compute_span_of_16_bits(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> bool:
+    """Elements [start, stop), also of logits that are not NEAR; answers whether a product may be extreme."""
+    grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
+    share, suspect = parameters[0], False
+    for i in range(start, stop):
+        y = target[i]
+        value, first, second = falling_exp_parts(-abs(x[i]))
+        side = ONE / (ONE + (value * first) * second)
+        scale = (grad_output[i] * weight[i]) * share * side
+        positive_scale = -scale * pos_weight[i]
+        negative, positive = scale * (ONE - y), positive_scale * y
+        near, far = (positive, negative) if x[i] < 0 else (negative, positive)
+        out[i] = fma(far * (value * first), second, near)
+        suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+    return suspect
+
+
 def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """The same without the correction of rounding errors, which are far below the last place of a 16-bit result."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]
     for start in range(0, count, SPAN):
-        stop, suspect = min(start + SPAN, count), False
+        stop, suspect, far_off = min(start + SPAN, count), False, False
         for i in range(start, stop):
-            y = target[i]
-            value, first, second = falling_exp_parts(-abs(x[i]))
-            side = ONE / (ONE + (value * first) * second)
-            scale = (grad_output[i] * weight[i]) * share * side
+            y, size = target[i], abs(x[i])
+            e = near_exp(-size)
+            scale = (grad_output[i] * weight[i]) * share * (ONE / (ONE + e))
             positive_scale = -scale * pos_weight[i]
             negative, positive = scale * (ONE - y), positive_scale * y
             near, far = (positive, negative) if x[i] < 0 else (negative, positive)
-            out[i] = fma(far * (value * first), second, near)
+            out[i] = far * e + near
             suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
+            far_off = far_off | (not size < NEAR)
+        if far_off:
+            suspect = compute_span_of_16_bits(operands, out, start, stop, parameters)
         if suspect and is_extreme(operands, start, stop, share):
             compute_again(operands, 1, out, start, stop, parameters)
 
@@ -368,7 +388,7 @@ def kernel(call: Call) -> Loop:
     return Loop(
         SPACE,
         compute,
-        gradient_of_16_bits if narrow else gradient,
+        gradient_of_16_bits if short else gradient,
         divisor=Reduction(call.attributes["reduction"]).divisor,
         core_uniform=gradient_of_scalars_in_16_bits if short else gradient_of_scalars,
         uniform=("grad_output", "weight", "pos_weight"),
