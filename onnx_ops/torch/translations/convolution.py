@@ -144,7 +144,6 @@ def _rows(x: Any, space: Extent) -> int:
 
 def _columns(x: Any, window: Window) -> tuple[Any, Extent]:
     """What each place of a kernel sees, side by side: (N, C, places of the kernel, *places of the window)."""
-    space = Extent.of(x, window.rank)
     out = _reached(Extent.of(x, window.rank), window)
     axes = range(2, window.rank + 2)
     seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)

@@ -1,4 +1,5 @@
-"""Recurrent layers: LSTM, GRU and RNN, whose loop over time is written out step by step.
+"""Recurrent layers: LSTM, GRU and RNN, whose loop over time is written out step by step; over a dynamic number of steps
+it is a Scan.
 
 PyTorch takes a layer apart so that each step multiplies by the weights, forward and backward. Here a step has the one
 product that needs the step before it. The input of a layer enters by one product for all steps, and so do the gradients
@@ -11,13 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
+from onnxscript import evaluator
 from onnxscript import opset18 as op
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.onnx._internal.exporter._building import OpRecorder
 
 from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.translations.nodes import integers, number
 from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
 
 TABLE: Table = {}
@@ -86,6 +92,9 @@ class Kind(ABC):
     keeps_recurrent_bias_apart = False
     """Whether the bias of the hidden state cannot be added to the input's product."""
 
+    keeps: int
+    """How many tensors the gradient of a step needs."""
+
     @abstractmethod
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
         """The states after a step, and what its gradient needs."""
@@ -95,8 +104,18 @@ class Kind(ABC):
         """From gradients by the states after a step, at least one of which is there: those by `given`, by `recurrent`,
         and by the states before, as far as they do not come by way of `recurrent`."""
 
+    @abstractmethod
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """`step` in nodes of ONNX."""
+
+    @abstractmethod
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        """`back` in nodes of ONNX."""
+
 
 class Lstm(Kind):
+    keeps = 3
+
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
         hidden, cell, gates = lstm_cell(given, recurrent, states[1])
         return (hidden, cell), (states[1], cell, gates)
@@ -105,8 +124,17 @@ class Lstm(Kind):
         by_gates, by_cell = lstm_cell_backward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        hidden, cell, gates = aclnn.ThnnFusedLstmCell(given, recurrent, states[1])
+        return (hidden, cell), (states[1], cell, gates)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        by_gates, by_cell = aclnn.ThnnFusedLstmCellBackward(*gradients, *kept)
+        return by_gates, by_gates, [None, by_cell]
+
 
 class Gru(Kind):
+    keeps = 5
     keeps_recurrent_bias_apart = True  # one of the gates multiplies it
 
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
@@ -127,12 +155,35 @@ class Gru(Kind):
         recurrent = torch.cat([by_reset, by_update, by_new * reset], -1)
         return given, recurrent, [gradient * update]
 
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        (hidden,) = states
+        given_reset, given_update, given_new = op.Split(given, num_outputs=3, axis=-1)
+        reset, update, remembered = op.Split(recurrent, num_outputs=3, axis=-1)
+        reset, update = op.Sigmoid(op.Add(given_reset, reset)), op.Sigmoid(op.Add(given_update, update))
+        new = op.Tanh(op.Add(given_new, op.Mul(reset, remembered)))
+        after = op.Add(new, op.Mul(update, op.Sub(hidden, new)))
+        return (after,), (reset, update, new, remembered, hidden)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        (gradient,) = gradients
+        reset, update, new, remembered, hidden = kept
+        one = number(1.0, new)
+        by_new = op.Mul(op.Mul(gradient, op.Sub(one, update)), op.Sub(one, op.Mul(new, new)))
+        by_update = op.Mul(op.Mul(gradient, op.Sub(hidden, new)), op.Mul(update, op.Sub(one, update)))
+        by_reset = op.Mul(op.Mul(by_new, remembered), op.Mul(reset, op.Sub(one, reset)))
+        given = op.Concat(by_reset, by_update, by_new, axis=-1)
+        recurrent = op.Concat(by_reset, by_update, op.Mul(by_new, reset), axis=-1)
+        return given, recurrent, [op.Mul(gradient, update)]
+
 
 class Plain(Kind):
     """The layer that PyTorch calls RNN."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> None:
-        self._activation, self._slope = activation, slope
+    keeps = 1
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], node: str) -> None:
+        """The activation, its slope by what it has given, and its name in ONNX."""
+        self._activation, self._slope, self._node = activation, slope, node
 
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
         hidden = self._activation(given + recurrent)
@@ -143,6 +194,27 @@ class Plain(Kind):
         assert gradient is not None
         before = gradient * self._slope(kept[0])
         return before, before, [None]
+
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        hidden = getattr(op, self._node)(op.Add(given, recurrent))
+        return (hidden,), (hidden,)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        (hidden,) = kept
+        if self._node == "Relu":
+            slope = op.CastLike(op.Greater(hidden, number(0.0, hidden)), hidden)
+        else:
+            slope = op.Sub(number(1.0, hidden), op.Mul(hidden, hidden))
+        before = op.Mul(gradients[0], slope)
+        return before, before, [None]
+
+
+KINDS = {
+    "lstm": Lstm(),
+    "gru": Gru(),
+    "rnn_tanh": Plain(torch.tanh, lambda hidden: 1 - hidden * hidden, "Tanh"),
+    "rnn_relu": Plain(torch.relu, lambda hidden: (hidden > 0).to(hidden.dtype), "Relu"),
+}
 
 
 # --- a layer in one direction -----------------------------------------------------------------------------------------
@@ -159,7 +231,7 @@ class _Direction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        kind: Kind,
+        name: str,
         backwards: bool,
         sequence: Tensor,
         input_weight: Tensor,
@@ -170,7 +242,7 @@ class _Direction(torch.autograd.Function):
         *states: Tensor,
     ) -> Tensors:
         given = functional.linear(sequence, input_weight, input_bias)
-        turned = weight.t()
+        turned, kind = weight.t(), KINDS[name]
         order = range(sequence.shape[0])
         before: list[Tensor] = []  # hidden states, and what a step made of them before its projection
         made: list[Tensor] = []
@@ -245,11 +317,221 @@ class _Direction(torch.autograd.Function):
         )
 
 
+# --- the same over a number of steps that only a run will tell -------------------------------------------------------
+
+
+def _body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Any]]) -> ir.Graph:
+    """What a Scan does in each step."""
+    recorder = OpRecorder(evaluator.default().opset, {})
+    with evaluator.default_as(recorder):
+        # An output may be an input, or another output, which Scan does not take.
+        outputs = [op.Identity(value) for value in write(*inputs)]
+    for i, node in enumerate(recorder.nodes):
+        for j, value in enumerate(node.outputs):
+            value.name = f"{name}_{i}_{j}"
+    return ir.Graph(inputs, outputs, nodes=recorder.nodes, name=name)
+
+
+def _scan(
+    name: str, states: Sequence[Any], sequences: Sequence[Any], stacked: int, backwards: bool, write: Callable[..., Any]
+) -> Sequence[Any]:
+    """From states (1, N, H) and sequences (T, N, ...) to the states in the end and what each step gives, one upon the
+    other: `write` writes a step's nodes, and gives the next states, then what it adds to so many stacks."""
+    first = [op.Squeeze(state, integers([0])) for state in states]
+    inputs = [
+        ir.Value(name=f"{name}_in_{i}", type=ir.TensorType(value.dtype), shape=ir.Shape(value.shape[1:]))
+        for i, value in enumerate((*states, *sequences))
+    ]
+    node = ir.node(
+        "Scan",
+        [*first, *sequences],
+        {
+            "body": _body(name, inputs, write),
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backwards)] * len(sequences),
+            "scan_output_directions": [int(backwards)] * stacked,
+        },
+        num_outputs=len(states) + stacked,
+    )
+    evaluator.default().nodes.append(node)
+    ends, stacks = node.outputs[: len(states)], node.outputs[len(states) :]
+    return [*(op.Unsqueeze(end, integers([0])) for end in ends), *stacks]
+
+
+def _loop_nodes(
+    kind: str, backwards: bool, given: Any, weight: Any, bias: Any, projection: Any, states: Sequence[Any]
+) -> Sequence[Any]:
+    def step(*values: Any) -> Sequence[Any]:
+        *before, now = values
+        recurrent = op.MatMul(before[0], weight)
+        if bias is not None:
+            recurrent = op.Add(recurrent, bias)
+        (made, *others), own = KINDS[kind].step_nodes(now, recurrent, before)
+        hidden = made if projection is None else op.MatMul(made, projection)
+        return [hidden, *others, hidden, before[0], *([] if projection is None else [made]), *own]
+
+    stacked = 2 + (projection is not None) + KINDS[kind].keeps
+    return _scan(f"{given.name}_loop", states, [given], stacked, backwards, step)
+
+
+def _loop_shapes(
+    kind: str,
+    backwards: bool,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None,
+    states: list[Tensor],
+) -> list[Tensor]:
+    row = given.new_empty((1, *given.shape[1:]))
+    (made, *_), own = KINDS[kind].step(row, row, tuple(states))
+    stacks = [states[0], states[0], *([] if projection is None else [made]), *own]
+    return [*_like(*states), *(given.new_empty((given.shape[0], *one.shape[1:])) for one in stacks)]
+
+
+@whole_operator(TABLE, _loop_nodes, _loop_shapes)
+def recurrent_loop(
+    kind: str,
+    backwards: bool,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None,
+    states: list[Tensor],
+) -> list[Tensor]:
+    """The states in the end; then of all steps (T, N, ...) the hidden states, those before, what a step made of them
+    before its projection, if there is one, and what its gradient needs."""
+    rows: list[Tensors] = []
+    order = range(given.shape[0])
+    for t in reversed(order) if backwards else order:
+        recurrent = states[0] @ weight
+        (made, *others), own = KINDS[kind].step(
+            given[t : t + 1], recurrent if bias is None else recurrent + bias, tuple(states)
+        )
+        hidden = made if projection is None else made @ projection
+        rows.append((hidden, states[0], *([] if projection is None else [made]), *own))
+        states = [hidden, *others]
+    stacks = zip(*(reversed(rows) if backwards else rows), strict=True)
+    return [*(state.clone() for state in states), *(torch.cat(stack) for stack in stacks)]
+
+
+def _loop_back_nodes(
+    kind: str,
+    backwards: bool,
+    by_outputs: Any,
+    by_states: Sequence[Any],
+    weight: Any,
+    projection: Any,
+    kept: Sequence[Any],
+) -> Sequence[Any]:
+    def step(*values: Any) -> Sequence[Any]:
+        gradients, (by_output, *own) = list(values[: len(by_states)]), values[len(by_states) :]
+        gradients[0] = shown = op.Add(gradients[0], by_output)
+        if projection is not None:
+            gradients[0] = op.MatMul(shown, projection)
+        given, recurrent, (by_hidden, *others) = KINDS[kind].back_nodes(gradients, own)
+        before = op.MatMul(recurrent, weight)
+        before = before if by_hidden is None else op.Add(by_hidden, before)
+        return [before, *others, given, recurrent, *([] if projection is None else [shown])]
+
+    # The names of the steps before are those of one loop only.
+    name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
+    return _scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
+
+
+def _loop_back_shapes(
+    kind: str,
+    backwards: bool,
+    by_outputs: Tensor,
+    by_states: list[Tensor],
+    weight: Tensor,
+    projection: Tensor | None,
+    kept: list[Tensor],
+) -> list[Tensor]:
+    gates = by_outputs.new_empty((*by_outputs.shape[:2], weight.shape[0]))
+    return [*_like(*by_states), *_like(gates, gates, *([] if projection is None else [by_outputs]))]
+
+
+@whole_operator(TABLE, _loop_back_nodes, _loop_back_shapes)
+def recurrent_loop_backward(
+    kind: str,
+    backwards: bool,
+    by_outputs: Tensor,
+    by_states: list[Tensor],
+    weight: Tensor,
+    projection: Tensor | None,
+    kept: list[Tensor],
+) -> list[Tensor]:
+    """The gradients by the states in the beginning; then of all steps (T, N, ...) those by what comes from the input, by
+    what comes from the hidden state, and, if there is a projection, by what it gives."""
+    gradients: list[Tensor] = list(by_states)
+    rows: list[Tensors] = []
+    order = range(by_outputs.shape[0])
+    for t in order if backwards else reversed(order):
+        shown = gradients[0] + by_outputs[t : t + 1]
+        made = shown if projection is None else shown @ projection
+        own = tuple(stack[t : t + 1] for stack in kept)
+        given, recurrent, (by_hidden, *others) = KINDS[kind].back((made, *gradients[1:]), own)
+        before = recurrent @ weight
+        gradients = [before if by_hidden is None else by_hidden + before, *(g for g in others if g is not None)]
+        rows.append((given, recurrent, *([] if projection is None else [shown])))
+    stacks = zip(*(rows if backwards else reversed(rows)), strict=True)
+    return [*(gradient.clone() for gradient in gradients), *(torch.cat(stack) for stack in stacks)]
+
+
+class _ScannedDirection(torch.autograd.Function):
+    """As _Direction."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str,
+        backwards: bool,
+        sequence: Tensor,
+        input_weight: Tensor,
+        input_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        *states: Tensor,
+    ) -> Tensors:
+        given = functional.linear(sequence, input_weight, input_bias)
+        turned = None if projection is None else projection.t()
+        found = recurrent_loop(name, backwards, given, weight.t(), bias, turned, list(states))
+        ends, (hidden, *kept) = found[: len(states)], found[len(states) :]
+        ctx.name, ctx.backwards, ctx.projected = name, backwards, projection is not None
+        ctx.has_biases = input_bias is not None, bias is not None
+        ctx.save_for_backward(sequence, input_weight, weight, *([] if projection is None else [projection]), *kept)
+        return hidden, *ends
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> Any:
+        sequence, input_weight, weight, *rest = ctx.saved_tensors
+        projection = rest.pop(0) if ctx.projected else None
+        before = rest.pop(0)
+        made = rest.pop(0) if ctx.projected else None
+        found = recurrent_loop_backward(ctx.name, ctx.backwards, by_outputs, list(by_states), weight, projection, rest)
+        gradients, (by_given, by_recurrent, *by_projected) = found[: len(by_states)], found[len(by_states) :]
+        given, recurrent = by_given.flatten(0, 1), by_recurrent.flatten(0, 1)
+        return (
+            None,
+            None,
+            by_given @ input_weight if ctx.needs_input_grad[2] else None,
+            given.t() @ sequence.flatten(0, 1),
+            given.sum(0) if ctx.has_biases[0] else None,
+            recurrent.t() @ before.flatten(0, 1),
+            recurrent.sum(0) if ctx.has_biases[1] else None,
+            None if made is None else by_projected[0].flatten(0, 1).t() @ made.flatten(0, 1),
+            *gradients,
+        )
+
+
 # --- PyTorch's functions ----------------------------------------------------------------------------------------------
 
 
 def _layers(
-    kind: Kind,
+    name: str,
     input: Tensor,
     states: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -261,7 +543,9 @@ def _layers(
     batch_first: bool,
 ) -> Tensors:
     """All layers: the hidden states of the last one, and the states that all of them end with."""
+    kind = KINDS[name]
     sequence = input.transpose(0, 1) if batch_first else input
+    of_any_length = is_symbolic(sequence.shape[0])
     directions = 2 if bidirectional else 1
     per_direction = len(weights) // (num_layers * directions)
     ends: list[list[Tensor]] = []
@@ -276,8 +560,8 @@ def _layers(
             bias: tuple[Tensor | None, Tensor | None] = (None, None)
             if biases is not None:
                 bias = biases if kind.keeps_recurrent_bias_apart else (biases[0] + biases[1], None)
-            output, *end = _Direction.apply(
-                kind,
+            output, *end = (_ScannedDirection if of_any_length else _Direction).apply(
+                name,
                 direction == 1,
                 sequence,
                 input_weight,
@@ -294,7 +578,7 @@ def _layers(
     return whole, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 
-def _instead_of(name: str, kind: Kind) -> Callable[..., Tensors]:
+def _instead_of(name: str) -> Callable[..., Tensors]:
     """What takes the place of a function of PyTorch, whose states are one tensor or, of an LSTM, two."""
 
     def layers(
@@ -315,14 +599,9 @@ def _instead_of(name: str, kind: Kind) -> Callable[..., Tensors]:
             )
         states = [hx] if isinstance(hx, Tensor) else hx
         settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return _layers(kind, input, states, params, *settings)
+        return _layers(name, input, states, params, *settings)
 
     return layers
 
 
-FUNCTIONS = {
-    torch.lstm: _instead_of("lstm", Lstm()),
-    torch.gru: _instead_of("gru", Gru()),
-    torch.rnn_tanh: _instead_of("rnn_tanh", Plain(torch.tanh, lambda hidden: 1 - hidden * hidden)),
-    torch.rnn_relu: _instead_of("rnn_relu", Plain(torch.relu, lambda hidden: (hidden > 0).to(hidden.dtype))),
-}
+FUNCTIONS = {getattr(torch, name): _instead_of(name) for name in KINDS}
