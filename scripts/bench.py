@@ -18,7 +18,7 @@ import functools
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -107,9 +107,7 @@ def main() -> int:
             f"[bold]Other processes kept up to {max(disturbed):.1f} cores busy during {len(disturbed)} rows, marked "
             "disturbed: their figures mean little, and they are not judged.[/bold]"
         )
-    measuring.write_json(options.json, {"machine": machine, "rows": [asdict(row) for row in rows]})
-    summary = options.json.with_suffix(".md")
-    summary.write_text(f"{by_elements(rows)}\n\n{by_other_sizes(rows)}\n")
+    summary = measuring.write_rows(options.json, machine, rows, f"{by_elements(rows)}\n\n{by_other_sizes(rows)}")
     console.print(f"Written to {options.json}; {summary} has the tables of docs/speed.md.")
     return 0
 
@@ -167,12 +165,7 @@ class Contenders(NamedTuple):
 
 def contenders(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Contenders:
     """The contenders of a row, the call of which has to outlive them."""
-
-    def options() -> ort.SessionOptions:
-        options = measuring.quiet_options(threads)
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(timing.SPIN * 1e6)))
-        return options
-
+    options = functools.partial(timing.session_options, threads)
     model, feeds = measuring.model_of(call), call.given
     session = onnx_ops.InferenceSession(model, options())
     outputs = measuring.empty_outputs(session, feeds)

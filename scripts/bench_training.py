@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,8 @@ def main() -> int:
     machine = measuring.machine(max(options.threads))
     print(", ".join(f"{key} {value}" for key, value in machine.items() if key != "threads"))
     print(table(rows))
-    if disturbed := [row.others or 0 for row in rows if (row.others or 0) > timing.MOST_FOREIGN_LOAD]:
-        print(f"Other processes kept up to {max(disturbed):.1f} cores busy during {len(disturbed)} rows.")
-    measuring.write_json(options.json, {"machine": machine, "rows": [asdict(row) for row in rows]})
-    summary = options.json.with_suffix(".md")
-    summary.write_text(f"{table(rows)}\n")
+    timing.print_disturbance(row.others for row in rows)
+    summary = measuring.write_rows(options.json, machine, rows, table(rows))
     print(f"Written to {options.json} and {summary}.")
     return 0
 
@@ -103,9 +100,7 @@ def measure(network: str, threads: int, budget: float) -> Row:
         path = Path(folder) / "step.onnx"
         captured.save(path)
         file_bytes = path.stat().st_size
-        options = measuring.quiet_options(threads)
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(timing.SPIN * 1e6)))
-        trainer = onnx_ops.Trainer(path, options)
+        trainer = onnx_ops.Trainer(path, timing.session_options(threads))
     arrays = dict(zip(trainer.batch_inputs, (tensor.numpy() for tensor in batch), strict=True))
     runs: dict[str, Run] = {"step": lambda: trainer.step(**arrays), "eager": eager_step(task, model, batch)}
     if (compiled := compiled_step(task, model, batch)) is not None:

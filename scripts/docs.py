@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import onnx_ops
-from onnx_ops.cli.inspection import OpDescription, describe
+from onnx_ops.cli.inspection import OpDescription, Parameter, describe
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import defaults
 from onnx_ops.core.types import FLOATS
@@ -130,21 +130,9 @@ def page(op: Op) -> str:
             else []
         ),
         "### Inputs",
-        table(
-            ["input", "optional", "type", "dtypes", "description"],
-            [
-                [f"`{p.name}`", "yes" if p.optional else "no", kind, ", ".join(p.dtypes), inline(op, p.description)]
-                for p, kind in zip(described.inputs, types_of(op.schema.inputs), strict=True)
-            ],
-        ),
+        parameters(op, "input", described.inputs, op.schema.inputs),
         "### Outputs",
-        table(
-            ["output", "optional", "type", "dtypes", "description"],
-            [
-                [f"`{p.name}`", "yes" if p.optional else "no", kind, ", ".join(p.dtypes), inline(op, p.description)]
-                for p, kind in zip(described.outputs, types_of(op.schema.outputs), strict=True)
-            ],
-        ),
+        parameters(op, "output", described.outputs, op.schema.outputs),
         *attributes(op, described),
         *(text for title, paragraphs in sections.items() for text in (f"## {title}", *paragraphs)),
         "## Example",
@@ -206,9 +194,13 @@ def attributes(op: Op, described: OpDescription) -> list[str]:
     return ["### Attributes", table(["attribute", "type", "default", "description"], rows)]
 
 
-def types_of(parameters: Sequence[OpSchema.FormalParameter]) -> list[str]:
-    """The names of the parameters' type constraints."""
-    return [parameter.type_str for parameter in parameters]
+def parameters(op: Op, kind: str, described: Sequence[Parameter], formal: Sequence[OpSchema.FormalParameter]) -> str:
+    """The table of inputs or outputs, as `kind` says in the singular."""
+    rows = [
+        [f"`{p.name}`", "yes" if p.optional else "no", f.type_str, ", ".join(p.dtypes), inline(op, p.description)]
+        for p, f in zip(described, formal, strict=True)
+    ]
+    return table([kind, "optional", "type", "dtypes", "description"], rows)
 
 
 # --- the example ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file of results; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def write_rows(path: Path, machine: Mapping[str, Any], rows: Sequence[Any], tables: str) -> Path:
+    """Write rows, which are dataclasses, as JSON, and tables of them in Markdown beside it; returns their path."""
+    write_json(path, {"machine": machine, "rows": [asdict(row) for row in rows]})
+    summary = path.with_suffix(".md")
+    summary.write_text(f"{tables}\n")
+    return summary

@@ -8,11 +8,14 @@ import multiprocessing.context
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import onnxruntime as ort
+
+from scripts import measuring
 from scripts.measuring import Run
 
 # All in seconds. Idle worker threads keep cores busy for a while before they sleep: onnxruntime's for 30 ms by default,
@@ -152,3 +155,20 @@ def without_gc() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def session_options(threads: int) -> ort.SessionOptions:
+    """Options of sessions that are timed: their threads, when idle, soon leave the cores to other contenders."""
+    options = measuring.quiet_options(threads)
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(SPIN * 1e6)))
+    return options
+
+
+def print_disturbance(others: Iterable[float | None]) -> None:
+    """Say in how many timings other processes kept cores busy, if in any.
+
+    Args:
+        others: for each timing how many cores; None where the system does not tell.
+    """
+    if disturbed := [cores for cores in others if cores is not None and cores > MOST_FOREIGN_LOAD]:
+        print(f"Other processes kept up to {max(disturbed):.1f} cores busy in {len(disturbed)} timings.")

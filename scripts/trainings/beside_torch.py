@@ -21,13 +21,12 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from onnxruntime import SessionOptions
 from tqdm import tqdm
 
 from models import torch_step
@@ -122,12 +121,8 @@ def main() -> int:
     machine = measuring.machine(max(options.threads))
     print(", ".join(f"{key} {value}" for key, value in machine.items() if key != "threads"))
     print(table(rows))
-    others = [timed.others or 0 for row in rows for timed in row.seconds]
-    if disturbed := [cores for cores in others if cores > timing.MOST_FOREIGN_LOAD]:
-        print(f"Other processes kept up to {max(disturbed):.1f} cores busy in {len(disturbed)} timings.")
-    measuring.write_json(options.json, {"machine": machine, "rows": [asdict(row) for row in rows]})
-    summary = options.json.with_suffix(".md")
-    summary.write_text(f"{table(rows)}\n")
+    timing.print_disturbance(timed.others for row in rows for timed in row.seconds)
+    summary = measuring.write_rows(options.json, machine, rows, table(rows))
     print(f"Written to {options.json} and {summary}.")
     return 0 if all(row.losses.are_like_torch for row in rows) else 1
 
@@ -175,9 +170,7 @@ def seconds_of(name: str, threads: int, budget: float) -> Seconds:
 
 def captured_step(step: TorchStep, threads: int) -> Callable[..., object]:
     """A function that makes the captured step, of the tensors of a batch."""
-    options: SessionOptions = measuring.quiet_options(threads)
-    options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(timing.SPIN * 1e6)))
-    trainer = Trainer(step.training.started(0), options)
+    trainer = Trainer(step.training.started(0), timing.session_options(threads))
     names = list(step.training.samples(0))
     dtypes = {name: numpy_dtype(tensor) for name, tensor in trainer.batch_inputs.items()}
 
