@@ -137,9 +137,18 @@ def _specialized(error: BaseException, where: Whereabouts) -> str | None:
     if found := re.search(
         r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)", str(error)
     ):
+        if found[2] in ("0", "1"):
+            return (
+                f"{found[1]} is to be dynamic: give an example in which it is 2 or more, {found[2]} counts as a number"
+            )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it: len(x), a number in"
             " view or reshape, or a tensor of that size. Use x.shape[0] and -1, or let dynamic_shapes not name it"
+        )
+    if found := re.search(r"guard (\d+) <= (\S+) and \S+ <= IntInfinity", str(error)):
+        return (
+            f"{found[2]} is to be dynamic, but the graph is right only where it is {found[1]} or more. Say so by"
+            f" min={found[1]} of its torch.export.Dim, or let dynamic_shapes not name it"
         )
     if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
         return (

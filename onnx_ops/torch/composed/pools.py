@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.whole.resizing import WIDTH, along_axis, matrix_of, resampled
 
 aten = torch.ops.aten
@@ -32,6 +34,33 @@ def _averaging(
         return aten.avg_pool2d(image, *window, ceil_mode, count_include_pad, divisor)
 
     return along
+
+
+def _shares(first: Tensor, end: Tensor, size: Any, shared: Tensor | int) -> Tensor:
+    """The matrix (windows, size) of means over the places from the first to the end of each window."""
+    places = torch.arange(size)
+    seen = (places >= first.unsqueeze(1)) & (places < end.unsqueeze(1))
+    return seen.to(torch.float64) / shared
+
+
+def _averages(
+    kernel: int, stride: int, padding: int, after: Any, size: Any, count_include_pad: bool, divided: bool
+) -> Tensor:
+    """The matrix of an average pool along an axis whose size only a run will tell."""
+    whole = torch.arange(size)[-1:] + 1  # the size, as a number of the graph
+    first = torch.arange(after) * stride - padding
+    end = torch.minimum(first + kernel, whole + padding)
+    inside = torch.minimum(end, whole)
+    counted = end - first if count_include_pad else inside - first.clamp(min=0)
+    return _shares(first, inside, size, counted.unsqueeze(1) if divided else 1)
+
+
+def _adaptive_averages(after: Any, size: Any) -> Tensor:
+    order = torch.arange(after)
+    whole, count = torch.arange(size)[-1:] + 1, order[-1:] + 1
+    first = torch.div(order * whole, count, rounding_mode="floor")
+    end = torch.div((order + 1) * whole + count - 1, count, rounding_mode="floor")
+    return _shares(first, end, size, (end - first).unsqueeze(1))
 
 
 def _each(value: Any, rank: int) -> list[int]:
@@ -56,7 +85,15 @@ def _average_pool(
     kernel = _each(kernel_size, rank)
     steps = kernel if stride is None or stride == () or stride == [] else _each(stride, rank)
     along = _averaging(kernel, steps, _each(padding, rank), ceil_mode, count_include_pad, divisor_override)
-    result = resampled(input, along, rank)
+
+    def dynamic(size: Any, axis: int) -> Tensor:
+        k, s, p = kernel[axis], steps[axis], _each(padding, rank)[axis]
+        after = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode:  # a window begins within the image, or the rim before it
+            after = torch.sym_min(after, (size + p - 1) // s + 1)
+        return _averages(k, s, p, after, size, count_include_pad, divisor_override is None)
+
+    result = resampled(input, along, rank, dynamic)
     return result if divisor_override is None else result / divisor_override
 
 
@@ -73,13 +110,17 @@ def _average_pool_backward(
     rank = len(kernel_size) if len(kernel_size) > 1 else self.dim() - 2
     kernel, pads = _each(kernel_size, rank), _each(padding, rank)
     steps = _each(stride, rank) if stride else kernel
-    space = [int(size) for size in self.shape[-rank:]]
-    whole = all(size % k == 0 for size, k in zip(space, kernel, strict=True))
+    space = self.shape[-rank:]
+    whole = all(not is_symbolic(size) and size % k == 0 for size, k in zip(space, kernel, strict=True))
     if kernel == steps and not any(pads) and whole:
         return _repeated(grad, kernel) / (divisor_override or math.prod(kernel))
     along = _averaging(kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
     for axis, size in enumerate(space):
-        matrix, changes = matrix_of(along, size, axis, grad.dtype)
+        if is_symbolic(size):
+            setting = kernel[axis], steps[axis], pads[axis], grad.shape[axis - rank], size
+            matrix, changes = _averages(*setting, count_include_pad, divisor_override is None).to(grad.dtype), True
+        else:
+            matrix, changes = matrix_of(along, size, axis, grad.dtype)
         if changes:
             grad = along_axis(grad, matrix.T.contiguous(), axis - rank)
     return grad if divisor_override is None else grad / divisor_override
@@ -95,31 +136,72 @@ def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
     return grad.reshape(apart).expand(repeated).reshape(merged)
 
 
-def _divided(x: Tensor, output_size: Any, rank: int) -> tuple[list[int], list[int], list[int] | None]:
-    """The sizes of space before and after, and the windows where they are all of one size and do not overlap."""
-    before = [int(size) for size in x.shape[-rank:]]
-    after = [size if n is None else int(n) for n, size in zip(_each(output_size, rank), before, strict=True)]
-    if any(size % n for size, n in zip(before, after, strict=True)):
-        return before, after, None
-    return before, after, [size // n for size, n in zip(before, after, strict=True)]
+def _max_pool_of_lines(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """A pool of planes; PyTorch's own makes numbers of dynamic sizes."""
+    kernel, pads, gaps = (_each(value, 1)[0] for value in (kernel_size, padding, dilation))
+    step = kernel if stride is None or stride in ((), []) else _each(stride, 1)[0]
+    window = [1, kernel], [1, step], [0, pads], [1, gaps]
+    values, indices = aten.max_pool2d_with_indices(input.unsqueeze(-2), *window, ceil_mode)
+    return (values.squeeze(-2), indices.squeeze(-2)) if return_indices else values.squeeze(-2)
+
+
+def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
+    wanted = zip(_each(output_size, rank), x.shape[-rank:], strict=True)
+    return [size if n is None else int(n) for n, size in wanted]
+
+
+def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
+    """The windows where they are known to be of one size and not to overlap."""
+    before = x.shape[-len(after) :]
+    if any(is_symbolic(size) or size % n for size, n in zip(before, after, strict=True)):
+        return None
+    return [size // n for size, n in zip(before, after, strict=True)]
 
 
 def _adaptive_average_pool(rank: int, input: Tensor, output_size: Any) -> Tensor:
-    _, after, kernel = _divided(input, output_size, rank)
+    after = _sizes_after(input, output_size, rank)
+    if all(not is_symbolic(n) and n == 1 for n in after):
+        return input.mean(tuple(range(-rank, 0)), keepdim=True)
+    kernel = _apart(input, after)
     if kernel is not None:
-        if after == [1] * rank:
-            return input.mean(tuple(range(-rank, 0)), keepdim=True)
         operator = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)[rank - 1]
         return _average_pool(rank, operator, input, kernel, kernel)
-    return resampled(input, lambda image, axis: aten._adaptive_avg_pool2d(image, [after[axis], WIDTH]), rank)
+
+    def along(image: Tensor, axis: int) -> Tensor:
+        return aten._adaptive_avg_pool2d(image, [after[axis], WIDTH])
+
+    return resampled(input, along, rank, lambda size, axis: _adaptive_averages(after[axis], size))
 
 
 def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """The largest along one axis after the other, which finds the same first place of equal ones as PyTorch."""
-    before, after, kernel = _divided(input, output_size, rank)
+    after = _sizes_after(input, output_size, rank)
+    kernel = _apart(input, after)
     if kernel is not None:
         pool: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1]
         return pool(input, kernel, kernel, return_indices=return_indices)
+    if all(not is_symbolic(n) and n == 1 for n in after):
+        shape = [*input.shape[:-rank], *after]
+        found = input.flatten(-rank).max(-1)
+        return (
+            (found.values.reshape(shape), found.indices.reshape(shape))
+            if return_indices
+            else found.values.reshape(shape)
+        )
+    before = input.shape[-rank:]
+    if any(map(is_symbolic, before)):
+        raise CaptureError(
+            f"an adaptive max pool to {after} needs sizes of space that are not dynamic: leave those axes out of"
+            " dynamic_shapes, or pool to 1"
+        )
     values, indices = input, None
     for axis in reversed(range(rank)):
         size, count = before[axis], after[axis]
@@ -143,6 +225,9 @@ def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indice
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.max_pool1d: _max_pool_of_lines,
+    torch.max_pool1d_with_indices: functools.partial(_max_pool_of_lines, return_indices=True),
+    functional.max_pool1d: _max_pool_of_lines,
     torch.avg_pool1d: functools.partial(_average_pool, 1, aten.avg_pool1d),
     torch._C._nn.avg_pool2d: functools.partial(_average_pool, 2, aten.avg_pool2d),
     torch._C._nn.avg_pool3d: functools.partial(_average_pool, 3, aten.avg_pool3d),

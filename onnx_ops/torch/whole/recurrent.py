@@ -462,8 +462,8 @@ def recurrent_loop_backward(
     projection: Tensor | None,
     kept: list[Tensor],
 ) -> list[Tensor]:
-    """The gradients by the states in the beginning; then of all steps (T, N, ...) those by what comes from the input, by
-    what comes from the hidden state, and, if there is a projection, by what it gives."""
+    """The gradients by the states in the beginning; then of all steps (T, N, ...) those by what comes from the input,
+    by what comes from the hidden state, and, if there is a projection, by what it gives."""
     gradients: list[Tensor] = list(by_states)
     rows: list[Tensors] = []
     order = range(by_outputs.shape[0])
