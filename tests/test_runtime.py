@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,8 @@ from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.loops import engine
+from onnx_ops.runtime.native import copy_past_caches, i8_at, settle
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.records import LAYOUT
 
@@ -246,15 +249,70 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
         np.testing.assert_allclose(out, expected[:, c], rtol=0, atol=near)
 
 
-# --- lanes, natively and as plain Python -----------------------------------------------------------------------------
-
-LENGTH = 37
+# --- results past the caches --------------------------------------------------------------------------------------
 
 
 def natively(function: Any) -> Any:
     """The compiled form of a function of five whole numbers."""
     address = compile_native(function, types.void(*[types.int64] * 5))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
+
+
+def copy(source: int, target: int, size: int, ahead: int, count: int) -> None:
+    copy_past_caches(source, target, size, i8_at(ahead), count)
+    settle()
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200, 1000])
+def test_bytes_are_copied_past_the_caches(size: int) -> None:
+    """From and to any address, all of them and nothing beside them; what lies ahead need not be there."""
+    run = natively(copy)
+    source = np.random.default_rng(28).integers(256, size=2048, dtype=np.uint8)
+    ahead = np.array([source.ctypes.data, 0])
+    for begin, end in ((0, 0), (1, 5), (17, 63), (64, 31)):
+        target = np.zeros(2048, np.uint8)
+        expected = target.copy()
+        expected[end : end + size] = source[begin : begin + size]
+        run(source.ctypes.data + begin, target.ctypes.data + end, size, ahead.ctypes.data, len(ahead))
+        np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize("shape", [(40_003,), (100, 401), (3, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("grad", "this"), [(FLOAT32, FLOAT32), (FLOAT16, FLOAT16), (FLOAT64, FLOAT64), (FLOAT16, FLOAT32)], ids=str
+)
+def test_results_past_the_caches_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, grad: DTypeLike, this: DTypeLike, shape: tuple[int, ...]
+) -> None:
+    """On a machine whose cache holds less than the operands: where they lie, converted, and broadcast."""
+    monkeypatch.setattr(engine, "cache_bytes", lambda: 16)
+    rng = np.random.default_rng(29)
+    grad_output, x = rng.normal(size=(100, 401) if len(shape) > 1 else shape).astype(grad), rng.normal(size=shape)
+    x = x.astype(this)
+    if shape == (3, 1):
+        grad_output = grad_output[:3]
+    host._parts.cache_clear()  # a kernel knows the size of the cache
+    try:
+        out = run("HardshrinkBackward", {"grad_output": grad_output, "self": x}, np.promote_types(grad, this))
+    finally:
+        host._parts.cache_clear()
+    np.testing.assert_array_equal(out, np.where(np.abs(x.astype(np.float64)) > 0.5, grad_output, 0))
+
+
+def test_the_last_cache_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.cache_bytes() >= 1 << 18
+    for index, size in enumerate(("32K", "1024K", "16384K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(engine, "CACHES", tmp_path)
+    assert engine.cache_bytes.__wrapped__() == 16 << 20
+    monkeypatch.setattr(engine, "CACHES", tmp_path / "none")
+    assert engine.cache_bytes.__wrapped__() == 32 << 20
+
+
+# --- lanes, natively and as plain Python -----------------------------------------------------------------------------
+
+LENGTH = 37
 
 
 def interleave_in_float(sources: int, element_type: int, start: int, count: int, out: int) -> None:

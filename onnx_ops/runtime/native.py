@@ -129,6 +129,64 @@ def free(typing: Any, address: Any) -> Any:
     return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
 
 
+LINE = 64
+"""Bytes of a cache line, at whose bounds vectors are read fastest."""
+
+
+@intrinsic
+def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, ahead: Any, count: Any) -> Any:
+    """Copy cache lines to where one begins; see `copy_past_caches`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target, lines, ahead, count = args
+        line, byte, i32 = ir.VectorType(WORD, LINE // 8), ir.IntType(8).as_pointer(), ir.IntType(32)
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        )
+        past_caches = builder.module.add_metadata([i32(1)])
+        with cgutils.for_range(builder, lines, intp=WORD) as loop:
+            begin = builder.mul(loop.index, WORD(LINE))
+            with cgutils.for_range(builder, count, intp=WORD) as other:
+                address = builder.add(builder.load(builder.gep(ahead, [other.index])), begin)
+                builder.call(prefetch, [builder.inttoptr(address, byte), i32(0), i32(3), i32(1)])  # to read, and soon
+            read, written = (builder.inttoptr(builder.add(at, begin), line.as_pointer()) for at in (source, target))
+            store = builder.store(builder.load(read, align=1), written, align=LINE)
+            store.set_metadata("nontemporal", past_caches)
+        return context.get_dummy_value()
+
+    words = types.CPointer(types.int64)
+    return types.none(types.int64, types.int64, types.int64, words, types.int64), codegen
+
+
+@njit(**OPTIONS)
+def copy_past_caches(source, target, size, ahead, count):
+    """Copy `size` bytes to memory that is not to be kept in the caches, and which need not be read before.
+
+    Meanwhile as many bytes are brought to the caches from each of `count` addresses: writing leaves time for that.
+    Other threads see what was written for certain only after `settle`.
+    """
+    head = min(-target % LINE, size)
+    lines = (size - head) // LINE
+    tail = head + lines * LINE
+    read, written = u1_at(source), u1_at(target)
+    for i in range(head):
+        written[i] = read[i]
+    _copy_lines_past_caches(source + head, target + head, lines, ahead, count)
+    for i in range(tail, size):
+        written[i] = read[i]
+
+
+@intrinsic
+def settle(typing: Any) -> Any:
+    """All that this thread has written comes before whatever it does next."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
 @intrinsic
 def bitcast(typing: Any, value: Any, like: Any) -> Any:
     """The bits of `value`, read as the type of `like`."""

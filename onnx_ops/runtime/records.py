@@ -38,6 +38,7 @@ LOOP = np.dtype(
         ("ranks", i8, (2,)),  # least and greatest rank
         ("divisor", i8),
         ("parameters", np.float64, (4,)),
+        ("cache", i8),  # bytes of the machine's last cache
         ("uniform", i8, (MAX_INPUTS,)),  # `core_uniform` wants these to have one value
         # native functions; load and store convert numbers to and from the computing dtype
         ("core", i8),
@@ -74,6 +75,7 @@ LAYOUT = np.dtype(
         ("block", i8),  # elements of a task
         ("uniform", i8),  # whether `core_uniform` serves
         ("direct", i8),  # whether operands are read, and results written, where they lie
+        ("past_caches", i8),  # whether results are copied to memory that is not to be kept in the caches
         # per-channel operands
         ("channel_inputs", i8),
         ("channels", i8),

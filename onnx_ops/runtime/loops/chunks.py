@@ -11,12 +11,10 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
-from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
+from onnx_ops.runtime.native import DOUBLE, LINE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
 from onnx_ops.runtime.records import OPERANDS
 
 PARAMETERS = 8
-LINE = 64
-"""Bytes of a cache line, at whose bounds vectors are read fastest."""
 # What a task keeps from chunk to chunk: pointers to the operands, what fills which buffer, the parameters in the
 # computing dtype, where the buffers are and how far apart, and then the buffers, one for each operand and one more. A
 # buffer holds a chunk, which would not fit on the stack of a small thread, or a single number, where operands are read

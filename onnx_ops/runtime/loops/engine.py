@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,6 @@ from onnx_ops.loops.primitives import channel_type
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
 from onnx_ops.loops.space import Role
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.loops.chunks import LINE
 from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
@@ -20,6 +21,7 @@ from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
 from onnx_ops.runtime.native import (
     DOUBLE,
     FLOAT,
+    LINE,
     OPTIONS,
     free,
     job_at,
@@ -32,6 +34,7 @@ from onnx_ops.runtime.native import (
 from onnx_ops.runtime.records import LOOP
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 F8 = types.CPointer(types.float64)
 PREPARE = types.void(types.CPointer(F8), types.int64, F8)
 FINISH = types.void(*[types.CPointer(F8)] * 3, types.int64, types.int64, F8)
@@ -62,7 +65,7 @@ def task_of_sums(job_address, number):
 
 @njit(**OPTIONS)
 def run_map(kernel, loop, job, layout, number):
-    if layout.direct:
+    if layout.direct and not layout.past_caches:
         map_task(kernel, loop, job, layout, number, stack(DIRECT_BYTES))
         return
     memory = malloc(MAP_BYTES + LINE)
@@ -101,6 +104,7 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
         "ranks": loop.space.ranks,
         "divisor": loop.divisor,
         "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
+        "cache": cache_bytes(),
         "uniform": _padded([name in loop.uniform for name in inputs]),
         "load": compile_native(load, LOAD[loop.compute]),
         "channel_load": compile_native(load, LOAD[channel_type(loop.sums.compute if loop.sums else loop.compute)]),
@@ -133,6 +137,13 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
     for name, value in fields.items():
         made[name] = value
     return made
+
+
+@functools.cache
+def cache_bytes() -> int:
+    """The size of the last cache before memory, a common one where the system does not tell."""
+    sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
+    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
 
 
 def _core(dtype: int, out: types.Type) -> types.Type:

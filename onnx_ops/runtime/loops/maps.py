@@ -8,31 +8,39 @@ from onnx_ops.loops.primitives import item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import (
     BUFFER,
-    LINE,
     SMALL_BUFFER,
     SMALL_STATE_BYTES,
     STATE_BYTES,
     evaluate,
     start_task,
 )
-from onnx_ops.runtime.loops.operands import CHANNEL, STRIDED
+from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, STRIDED
 from onnx_ops.runtime.loops.plan import ROW
-from onnx_ops.runtime.native import OPTIONS, call, i8_at
+from onnx_ops.runtime.native import LINE, OPTIONS, call, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.records import OPERANDS
 
-# Before the state of a task: the addresses of what a chunk gives, one for each output. Behind it: buffers for them.
-STATE_AT = (8 * MAX_OUTPUTS + LINE - 1) // LINE * LINE
+# Before the state of a task: the addresses of what a chunk gives, one for each output, and of the operands of the next
+# one. Behind it: buffers for the results, and one more for results in the dtype of an output.
+AHEAD_AT = 8 * MAX_OUTPUTS
+STATE_AT = (AHEAD_AT + 8 * OPERANDS + LINE - 1) // LINE * LINE
 RESULTS_AT = STATE_AT + STATE_BYTES
-MAP_BYTES = RESULTS_AT + MAX_OUTPUTS * BUFFER
+ROUNDED_AT = RESULTS_AT + MAX_OUTPUTS * BUFFER
+MAP_BYTES = ROUNDED_AT + BUFFER
 DIRECT_BYTES = STATE_AT + SMALL_STATE_BYTES
 
 
 @njit(**OPTIONS)
 def map_task(kernel, loop, job, layout, number, memory):
-    """The terms of one block are elements of the outputs; memory: DIRECT_BYTES if it is direct, else MAP_BYTES."""
+    """The terms of one block are elements of the outputs.
+
+    memory: DIRECT_BYTES if it is direct and results do not go past the caches, else MAP_BYTES.
+    """
     width, uniform, state = item_size(loop.compute_type), layout.uniform, memory + STATE_AT
     start_task(layout, width, state, SMALL_BUFFER if layout.direct else BUFFER)
     core = loop.core_uniform if uniform else loop.core
-    step = layout.block if layout.direct else CHUNK
+    step = CHUNK
+    if layout.direct:  # past the caches, few bytes at a time: with those of the next chunk they stay in the first one
+        step = layout.block if not layout.past_caches else (CHUNK if width == 2 else CHUNK // 2)
     table, results = i8_at(memory), memory + RESULTS_AT
     position, stop = number * layout.block, min((number + 1) * layout.block, layout.size)
     while position < stop:
@@ -45,13 +53,36 @@ def map_task(kernel, loop, job, layout, number, memory):
                     count = min(count, inner - position % inner)
         for k in range(kernel.outputs):
             table[k] = results + k * BUFFER
-            if kernel.output_type[k] == loop.compute_type:
+            if kernel.output_type[k] == loop.compute_type and not layout.past_caches:
                 table[k] = job.output[k] + position * width
         out = table[0] if kernel.outputs == 1 else memory
+        ahead = 0
+        if layout.direct and layout.past_caches:
+            ahead = look_ahead(kernel, loop, layout, position + count, i8_at(memory + AHEAD_AT))
         evaluate(kernel, layout, position, count, loop.compute_type, loop.load, core, uniform, state, out)
         for k in range(kernel.outputs):
             element_type = kernel.output_type[k]
-            if element_type != loop.compute_type and element_type != 0:
-                target = job.output[k] + position * item_size(element_type)
-                call(loop.store, (table[k], element_type, count, target))
+            if element_type == 0:
+                continue
+            result, target = table[k], job.output[k] + position * item_size(element_type)
+            if element_type != loop.compute_type:
+                rounded = memory + ROUNDED_AT if layout.past_caches else target
+                call(loop.store, (result, element_type, count, rounded))
+                result = rounded
+            if layout.past_caches:
+                copy_past_caches(result, target, count * item_size(element_type), i8_at(memory + AHEAD_AT), ahead)
+                ahead = 0
         position += count
+    if layout.past_caches:
+        settle()
+
+
+@njit(**OPTIONS)
+def look_ahead(kernel, loop, layout, position, addresses):
+    """The addresses of the operands from a position on, and how many operands lie there in the computing dtype."""
+    count = 0
+    for i in range(kernel.inputs):
+        if layout.kind[i] == LINEAR and layout.source_type[i] == loop.compute_type:
+            addresses[count] = layout.data[i] + position * item_size(loop.compute_type)
+            count += 1
+    return count

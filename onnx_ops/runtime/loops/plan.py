@@ -9,7 +9,7 @@ from numba import njit
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.loops.loop import Kept
-from onnx_ops.loops.primitives import channel_type
+from onnx_ops.loops.primitives import channel_type, item_size
 from onnx_ops.loops.records import CHUNK, JOB, MAX_OUTPUTS, OK, REFUSED, offset
 from onnx_ops.runtime.loops.operands import (
     ABSENT,
@@ -153,13 +153,19 @@ def plan(kernel_address, job_address):
 
 @njit(**OPTIONS)
 def plan_map(kernel, loop, layout):
-    """Which core serves, and whether operands are read, and results written, where they lie."""
+    """Which core serves, and whether operands are read, and results written, where they lie.
+
+    Where operands and results are twice as large as the last cache, next to nothing of them is still there at the end.
+    So results go past it, which saves that memory is read before it is written to.
+    """
     layout.uniform = loop.core_uniform != 0
     for i in range(kernel.inputs):
         if loop.uniform[i] and layout.kind[i] > SCALAR and (layout.patterned or not loop.role[i] & CHANNEL):
             layout.uniform = False
-    layout.direct = True
+    layout.direct, size = True, 0
     for k in range(kernel.outputs):
+        if kernel.output_type[k] != 0:
+            size += layout.size * item_size(kernel.output_type[k])
         if kernel.output_type[k] != loop.compute_type:
             layout.direct = False
     for i in range(kernel.inputs):
@@ -170,6 +176,9 @@ def plan_map(kernel, loop, layout):
         one_value = layout.uniform and loop.uniform[i] and layout.kind[i] <= SCALAR
         if not (in_place or one_value or loop.role[i] & (UNREAD | COUNT)):
             layout.direct = False
+        if layout.kind[i] == LINEAR:
+            size += layout.size * item_size(layout.source_type[i])
+    layout.past_caches = size > 2 * loop.cache
 
 
 @njit(**OPTIONS)
