@@ -238,6 +238,18 @@ def write_numbers(function: int, source: int, element_type: int, count: int, tar
     array_at(target, count, dtype)[:] = array_at(source, count, np.float64).astype(dtype)
 
 
+def read_floats(source: int, element_type: int, count: int, target: int) -> None:
+    """Read `count` numbers of float or of a 16-bit floating type into float32."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    array_at(target, count, np.float32)[:] = array_at(source, count, dtype)
+
+
+def write_floats(source: int, element_type: int, count: int, target: int) -> None:
+    """Write `count` float32 numbers in float or in a 16-bit floating type, rounded once."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
+    array_at(target, count, dtype)[:] = array_at(source, count, np.float32).astype(dtype)
+
+
 LANES = 16
 """Numbers that lie side by side where one step of a loop works on all of them."""
 

@@ -220,11 +220,15 @@ def bfloat_to_float(bits):
 
 @njit(**OPTIONS)
 def float_to_bfloat(value):
-    """Round to nearest, ties to even; a NaN stays one whatever its low bits."""
+    """Round to nearest, ties to even; a NaN stays one whatever its low bits.
+
+    Each step is cut back to 32 bits, which Numba widens: a vector holds twice as many of them.
+    """
     bits = bitcast(value, i4(0))
-    rounded = (bits + i4(0x7FFF) + ((bits >> i4(16)) & i4(1))) >> i4(16)
-    quiet = (bits >> i4(16)) | i4(0x40)
-    return u2((quiet if value != value else rounded) & i4(0xFFFF))
+    upper = i4(bits >> i4(16))
+    rounded = i4(i4(i4(bits + i4(0x7FFF)) + i4(upper & i4(1))) >> i4(16))
+    quiet = i4(upper | i4(0x40))
+    return u2(quiet if value != value else rounded)
 
 
 @njit(**OPTIONS)
@@ -432,6 +436,38 @@ def _read_numbers(function, source, element_type, count, target):
 def _write_numbers(function, source, element_type, count, target):
     def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, count, target))
+
+    return implementation
+
+
+@njit(**OPTIONS)
+def _copy(numbers, count, out):
+    for i in range(count):
+        out[i] = numbers[i]
+
+
+@overload(primitives.read_floats, jit_options=OPTIONS)
+def _read_floats(source, element_type, count, target):
+    def implementation(source, element_type, count, target):
+        if element_type == FLOAT16:
+            _copy(half_at(source), count, f4_at(target))
+        elif element_type == BFLOAT16:
+            _copy(bfloat_at(source), count, f4_at(target))
+        else:
+            _copy(f4_at(source), count, f4_at(target))
+
+    return implementation
+
+
+@overload(primitives.write_floats, jit_options=OPTIONS)
+def _write_floats(source, element_type, count, target):
+    def implementation(source, element_type, count, target):
+        if element_type == FLOAT16:
+            _copy(f4_at(source), count, half_at(target))
+        elif element_type == BFLOAT16:
+            _copy(f4_at(source), count, bfloat_at(target))
+        else:
+            _copy(f4_at(source), count, f4_at(target))
 
     return implementation
 

@@ -46,7 +46,7 @@ def largest_terms(*inputs: ArrayLike, dtype: Reals = np.float64) -> tuple[Array,
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """The sum of two gates is rounded, an exponential is off by as many times as it is large, a few roundings more."""
     given = [real(call.given[name]) for name in NAMES]
-    eps = epsilon(dtype, portable)
+    eps = epsilon(dtype)
     with np.errstate(all="ignore"):
         _, cy, storage = oracle(*given)
         off = finite(4 * eps * (1 + np.abs(given[0]) + np.abs(given[1])))  # of an infinite sum all is exact

@@ -68,7 +68,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     zeros = np.zeros(call.given["cx"].shape)
     dh, dc, before, after = (np.abs(real(call.given.get(name, zeros))) for name in NAMES[:4])
     i, f, g, o = np.split(np.abs(real(call.given["storage"])), GATES, axis=-1)
-    eps = 8 * epsilon(dtype, portable)
+    eps = 8 * epsilon(dtype)
     with np.errstate(all="ignore"):
         d = dc + dh * o
         if output == "grad_cx":

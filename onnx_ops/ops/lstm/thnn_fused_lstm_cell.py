@@ -17,15 +17,15 @@ from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
-    FLOAT,
+    DOUBLE,
     array_at,
     free,
     helper,
     item_size,
     malloc,
-    read_numbers,
+    read_floats,
     record_at,
-    write_numbers,
+    write_floats,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.ops.lstm._cell import (
@@ -58,8 +58,8 @@ One step of a long short-term memory (Hochreiter and Schmidhuber, 1997) after it
 
 Shapes: input_gates, hidden_gates and storage (..., 4*H); cx, hy and cy (..., H).
 
-Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
-float, all others in double; every output is rounded once.
+Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. double is computed in
+double, all others in float; every output is rounded once.
 
 Edge rules: a gate far from 0 gives 0 or 1, or -1 for the cell candidate. NaN and infinities give what the formula
 gives. Any size may be 0.
@@ -93,7 +93,7 @@ def reference(
     Returns:
         hy (..., H), cy (..., H) and storage (..., 4*H).
     """
-    compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
+    compute = computing_dtype((cx,), dtype)
     with np.errstate(all="ignore"):
         i, f, g, o = np.split(input_gates.astype(compute) + hidden_gates.astype(compute), GATES, axis=-1)
         i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
@@ -156,8 +156,9 @@ def task(job_address: int, number: int) -> None:
     size = item_size(element_type)
     step = rows_per_task(width)
     narrow, wide = width * size, GATES * width * size
-    # In turn: two rows of gates, the gates as they act; a row of cx, hy and cy.
-    memory = malloc(8 * 15 * width)
+    # 16-bit numbers in float32, in turn: two rows of gates, the gates as they act; a row of cx, hy and cy.
+    is_narrow, row = size == 2, 4 * width
+    memory = malloc(15 * row)
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -165,34 +166,39 @@ def task(job_address: int, number: int) -> None:
         given, hidden = job.data[INPUT_GATES] + n * wide, job.data[HIDDEN_GATES] + n * wide
         before, hy, cy = job.data[CX] + n * narrow, job.output[HY] + n * narrow, job.output[CY] + n * narrow
         storage = job.output[STORAGE] + n * wide
-        if element_type == FLOAT:
-            step_of_floats(
-                array_at(given, 4 * width, np.float32),
-                array_at(hidden, 4 * width, np.float32),
-                array_at(before, width, np.float32),
-                array_at(hy, width, np.float32),
-                array_at(cy, width, np.float32),
-                array_at(storage, 4 * width, np.float32),
+        if element_type == DOUBLE:
+            step_of_doubles(
+                array_at(given, 4 * width, np.float64),
+                array_at(hidden, 4 * width, np.float64),
+                array_at(before, width, np.float64),
+                array_at(hy, width, np.float64),
+                array_at(cy, width, np.float64),
+                array_at(storage, 4 * width, np.float64),
                 width,
             )
             continue
-        gates_at, before_at = memory + 8 * 8 * width, memory + 8 * 12 * width
-        hy_at, cy_at = before_at + 8 * width, before_at + 16 * width
-        read_numbers(kernel.read, given, element_type, 4 * width, memory)
-        read_numbers(kernel.read, hidden, element_type, 4 * width, memory + 8 * 4 * width)
-        read_numbers(kernel.read, before, element_type, width, before_at)
-        step_of_doubles(
-            array_at(memory, 4 * width, np.float64),
-            array_at(memory + 8 * 4 * width, 4 * width, np.float64),
-            array_at(before_at, width, np.float64),
-            array_at(hy_at, width, np.float64),
-            array_at(cy_at, width, np.float64),
-            array_at(gates_at, 4 * width, np.float64),
+        if is_narrow:
+            read_floats(given, element_type, 4 * width, memory)
+            read_floats(hidden, element_type, 4 * width, memory + 4 * row)
+            read_floats(before, element_type, width, memory + 12 * row)
+        gates_at, hy_at, cy_at = (
+            memory + 8 * row if is_narrow else storage,
+            memory + 13 * row if is_narrow else hy,
+            memory + 14 * row if is_narrow else cy,
+        )
+        step_of_floats(
+            array_at(memory if is_narrow else given, 4 * width, np.float32),
+            array_at(memory + 4 * row if is_narrow else hidden, 4 * width, np.float32),
+            array_at(memory + 12 * row if is_narrow else before, width, np.float32),
+            array_at(hy_at, width, np.float32),
+            array_at(cy_at, width, np.float32),
+            array_at(gates_at, 4 * width, np.float32),
             width,
         )
-        write_numbers(kernel.write, hy_at, element_type, width, hy)
-        write_numbers(kernel.write, cy_at, element_type, width, cy)
-        write_numbers(kernel.write, gates_at, element_type, 4 * width, storage)
+        if is_narrow:
+            write_floats(hy_at, element_type, width, hy)
+            write_floats(cy_at, element_type, width, cy)
+            write_floats(gates_at, element_type, 4 * width, storage)
     free(memory)
 
 

@@ -17,16 +17,16 @@ from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
-    FLOAT,
+    DOUBLE,
     ONE,
     array_at,
     free,
     helper,
     item_size,
     malloc,
-    read_numbers,
+    read_floats,
     record_at,
-    write_numbers,
+    write_floats,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.loops.shapes import same_shape
@@ -64,8 +64,8 @@ grad_gates is the gradient by the gates before they act, by input_gates and hidd
 
 Shapes: storage and grad_gates (..., 4*H); all others (..., H).
 
-Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. float is computed in
-float, all others in double; every output is rounded once.
+Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. double is computed in
+double, all others in float; every output is rounded once.
 
 Edge rules: a missing grad_hy or grad_cy stands for zeros. Where tanh(cy) is rounded to 1, the gradient through it is 0.
 NaN and infinities give what the formula gives. Any size may be 0.
@@ -107,7 +107,7 @@ def reference(
     Returns:
         grad_gates (..., 4*H) and grad_cx (..., H).
     """
-    compute = computing_dtype((cx,), dtype) if cx.dtype == np.float32 else np.dtype(dtype or np.float64)
+    compute = computing_dtype((cx,), dtype)
     dh, dc = (np.zeros(cx.shape, compute) if d is None else d.astype(compute) for d in (grad_hy, grad_cy))
     with np.errstate(all="ignore"):
         i, f, g, o = np.split(storage.astype(compute), GATES, axis=-1)
@@ -129,8 +129,14 @@ GRAD_GATES, GRAD_CX = range(2)
 
 
 @helper
-def gradient_of_gates(dh: Any, d: Any, cx: Any, shown: Any, gates: Any, grad_gates: Any, width: int) -> None:
-    """A row: d and shown, tanh(cy), are there already. Of the dtype of its arrays."""
+def gradients(
+    dh: Any, dc: Any, cx: Any, gates: Any, shown: Any, d: Any, grad_gates: Any, grad_cx: Any, width: int
+) -> None:
+    """A row of the dtype of its arrays: shown, which is tanh(cy), is there already; d is written too."""
+    for j in range(width):
+        whole = dc[j] + dh[j] * gates[3 * width + j] * ((ONE - shown[j]) * (ONE + shown[j]))
+        d[j] = whole
+        grad_cx[j] = whole * gates[width + j]
     for j in range(width):
         acting = gates[j]
         grad_gates[j] = d[j] * gates[2 * width + j] * acting * (ONE - acting)
@@ -143,14 +149,6 @@ def gradient_of_gates(dh: Any, d: Any, cx: Any, shown: Any, gates: Any, grad_gat
     for j in range(width):
         acting = gates[3 * width + j]
         grad_gates[3 * width + j] = dh[j] * shown[j] * acting * (ONE - acting)
-
-
-@helper
-def gradient_of_cell(dh: Any, dc: Any, gates: Any, shown: Any, d: Any, grad_cx: Any, width: int) -> None:
-    for j in range(width):
-        whole = dc[j] + dh[j] * gates[3 * width + j] * ((ONE - shown[j]) * (ONE + shown[j]))
-        d[j] = whole
-        grad_cx[j] = whole * gates[width + j]
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -174,57 +172,66 @@ def task(job_address: int, number: int) -> None:
     element_type = kernel.element_type[CX]
     size, kept = item_size(element_type), kernel.output_type[GRAD_CX] != 0
     step = rows_per_task(width)
-    narrow, wide, row = width * size, GATES * width * size, 8 * width
-    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy).
+    is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
+    narrow, wide = width * size, GATES * width * size
+    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy); 16-bit numbers are in float32 there.
     memory = malloc(15 * row)
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    gates_at, result_at, own_at, d_at, shown_at = (
-        memory + 4 * row, memory + 8 * row, memory + 12 * row, memory + 13 * row, memory + 14 * row,
-    )  # fmt: skip
-    zeros = array_at(memory, 2 * width, np.float64)
-    for j in range(2 * width):
-        zeros[j] = 0.0
+    d_at, shown_at = memory + 13 * row, memory + 14 * row
+    zeros = array_at(memory, row, np.uint16)  # two rows, of the gradients that may be left out
+    for j in range(row):
+        zeros[j] = 0
     for n in range(number * step, min((number + 1) * step, rows)):
-        gates, result = job.data[STORAGE] + n * wide, job.output[GRAD_GATES] + n * wide
-        own = job.output[GRAD_CX] + n * narrow if kept else own_at
-        if element_type == FLOAT:
-            dh_at = job.data[GRAD_HY] + n * narrow if kernel.element_type[GRAD_HY] != 0 else memory
-            dc_at = job.data[GRAD_CY] + n * narrow if kernel.element_type[GRAD_CY] != 0 else memory
-            dh, dc = array_at(dh_at, width, np.float32), array_at(dc_at, width, np.float32)
-            cell = array_at(job.data[CY] + n * narrow, width, np.float32)
-            shown, d = array_at(shown_at, width, np.float32), array_at(d_at, width, np.float32)
-            acting = array_at(gates, 4 * width, np.float32)
+        if is_narrow:
+            for i in range(4):
+                if kernel.element_type[i] != 0:
+                    read_floats(job.data[i] + n * narrow, element_type, width, memory + i * row)
+            read_floats(job.data[STORAGE] + n * wide, element_type, 4 * width, memory + 4 * row)
+        dh_at, dc_at, before_at, cell_at, gates_at, result_at, own_at = (
+            memory if is_narrow or kernel.element_type[GRAD_HY] == 0 else job.data[GRAD_HY] + n * narrow,
+            memory + row if is_narrow or kernel.element_type[GRAD_CY] == 0 else job.data[GRAD_CY] + n * narrow,
+            memory + 2 * row if is_narrow else job.data[CX] + n * narrow,
+            memory + 3 * row if is_narrow else job.data[CY] + n * narrow,
+            memory + 4 * row if is_narrow else job.data[STORAGE] + n * wide,
+            memory + 8 * row if is_narrow else job.output[GRAD_GATES] + n * wide,
+            memory + 12 * row if is_narrow or not kept else job.output[GRAD_CX] + n * narrow,
+        )
+        if element_type == DOUBLE:
+            wide_cell, wide_shown = array_at(cell_at, width, np.float64), array_at(shown_at, width, np.float64)
             for j in range(width):
-                shown[j] = tanh_of_float(cell[j])
-            gradient_of_cell(dh, dc, acting, shown, d, array_at(own, width, np.float32), width)
-            before = array_at(job.data[CX] + n * narrow, width, np.float32)
-            gradient_of_gates(dh, d, before, shown, acting, array_at(result, 4 * width, np.float32), width)
+                wide_shown[j] = np.tanh(wide_cell[j])
+            gradients(
+                array_at(dh_at, width, np.float64),
+                array_at(dc_at, width, np.float64),
+                array_at(before_at, width, np.float64),
+                array_at(gates_at, 4 * width, np.float64),
+                wide_shown,
+                array_at(d_at, width, np.float64),
+                array_at(result_at, 4 * width, np.float64),
+                array_at(own_at, width, np.float64),
+                width,
+            )
             continue
-        for i in range(4):
-            if kernel.element_type[i] != 0:
-                read_numbers(kernel.read, job.data[i] + n * narrow, element_type, width, memory + i * row)
-        read_numbers(kernel.read, gates, element_type, 4 * width, gates_at)
-        wide_dh, wide_dc = array_at(memory, width, np.float64), array_at(memory + row, width, np.float64)
-        wide_shown, wide_d = array_at(shown_at, width, np.float64), array_at(d_at, width, np.float64)
-        wide_cell = array_at(memory + 3 * row, width, np.float64)
-        wide_acting = array_at(gates_at, 4 * width, np.float64)
+        cell, shown = array_at(cell_at, width, np.float32), array_at(shown_at, width, np.float32)
         for j in range(width):
-            wide_shown[j] = np.tanh(wide_cell[j])
-        gradient_of_cell(wide_dh, wide_dc, wide_acting, wide_shown, wide_d, array_at(own_at, width, np.float64), width)
-        gradient_of_gates(
-            wide_dh,
-            wide_d,
-            array_at(memory + 2 * row, width, np.float64),
-            wide_shown,
-            wide_acting,
-            array_at(result_at, 4 * width, np.float64),
+            shown[j] = tanh_of_float(cell[j])
+        gradients(
+            array_at(dh_at, width, np.float32),
+            array_at(dc_at, width, np.float32),
+            array_at(before_at, width, np.float32),
+            array_at(gates_at, 4 * width, np.float32),
+            shown,
+            array_at(d_at, width, np.float32),
+            array_at(result_at, 4 * width, np.float32),
+            array_at(own_at, width, np.float32),
             width,
         )
-        write_numbers(kernel.write, result_at, element_type, 4 * width, result)
-        if kept:
-            write_numbers(kernel.write, own_at, element_type, width, own)
+        if is_narrow:
+            write_floats(result_at, element_type, 4 * width, job.output[GRAD_GATES] + n * wide)
+            if kept:
+                write_floats(own_at, element_type, width, job.output[GRAD_CX] + n * narrow)
     free(memory)
 
 

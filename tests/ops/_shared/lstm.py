@@ -20,12 +20,9 @@ def same_dtypes(count: int) -> list[tuple[DType, ...]]:
     return [(dtype,) * count for dtype in FLOATS]
 
 
-def epsilon(dtype: DType, portable: bool) -> float:
-    """What numbers are off by that are computed for a result of a dtype: float64 but for float32.
-
-    Portable bodies compute 16-bit numbers in float32.
-    """
-    return 2.0**-23 if dtype == np.float32 or (portable and dtype.itemsize == 2) else 2.0**-52
+def epsilon(dtype: DType) -> float:
+    """What numbers are off by that are computed for a result of a dtype: float32 but for float64."""
+    return 2.0**-52 if dtype == np.float64 else 2.0**-23
 
 
 def finite(slack: Array) -> Array:
