@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, max_pool, with_torch
-from tests.ops._shared.arrays import FLOAT32, INF, NAN, Shape, normal, rng
+from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal, rng
 from tests.ops._shared.max_pool import MODES, SETTINGS, Numbers, Setting
 from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
@@ -84,9 +84,10 @@ def terms(
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
-    """A sum of as many terms as there are windows over an element, 12 at most, in float64; in float32 where all is."""
-    in_float = dtype == FLOAT32 and call.dtype("grad_output") == FLOAT32
-    return np.nan_to_num(terms(**call.given, **call.attributes), posinf=0.0) * 12**2 * 2.0 ** (-24 if in_float else -53)
+    """As many terms as there are windows over an element, 12 at most; in float64 if an operand is, else float32."""
+    in_double = FLOAT64 in (dtype, call.dtype("grad_output"))
+    sizes = np.nan_to_num(terms(**call.given, **call.attributes), posinf=0.0)
+    return np.asarray(sizes * 12**2 * 2.0 ** (-53 if in_double else -24))
 
 
 @dataclass(frozen=True)

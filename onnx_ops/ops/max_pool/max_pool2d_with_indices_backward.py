@@ -27,8 +27,10 @@ from onnx_ops.loops.primitives import (
     helper,
     item_size,
     malloc,
+    read_floats,
     read_numbers,
     record_at,
+    write_floats,
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
@@ -69,8 +71,8 @@ nothing else here. So the op also serves other pools whose maxima have indices, 
 axes by merging two of them.
 
 Dtypes: grad_output and self float16, bfloat16, float or double; out has the dtype of self; indices int64 or int32. The
-values of self are not looked at. Sums are taken in the order of the windows: in float where grad_output and self are
-float, else in double, and rounded once.
+values of self are not looked at. Sums are taken in the order of the windows: in double where grad_output or self is
+double, else in float, and rounded once.
 
 Edge rules: an element that is no maximum gets 0. An index outside the plane of its window is an error. NaN and
 infinities go where their indices tell.
@@ -209,37 +211,46 @@ def added_by_type(job: Any, index_type: int, sums: Any, numbers: Any, count: int
 
 
 def task(job_address: int, number: int) -> None:
-    """Some planes: in float and double the sums are taken in the result itself, else in double."""
+    """Some planes. In float and double the sums are taken in the result itself; 16-bit ones are in float before."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rank = job.rank[SELF]
     lead = rank - spatial_axes(record_at(kernel.attributes, ATTRIBUTES))
     planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
     grad_type, out_type, index_type = kernel.element_type[GRAD], kernel.output_type[0], kernel.element_type[INDEX]
+    in_double = grad_type == DOUBLE or out_type == DOUBLE
     memory = malloc(8 * (plane + windows))
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    numbers_address = memory + 8 * plane
-    numbers = array_at(numbers_address, windows, np.float64)
     step = planes_per_task(plane + windows)
     for p in range(number * step, min((number + 1) * step, planes)):
         source = job.data[GRAD] + p * windows * item_size(grad_type)
         target = job.output[0] + p * plane * item_size(out_type)
-        if grad_type == FLOAT and out_type == FLOAT:
-            out = array_at(target, plane, np.float32)
-            for i in range(plane):
-                out[i] = ZERO
-            fits = added_by_type(job, index_type, out, array_at(source, windows, np.float32), windows, p, plane)
-        else:
-            sums_address = target if out_type == DOUBLE else memory
-            sums = array_at(sums_address, plane, np.float64)
+        if in_double:
+            numbers_at = source if grad_type == DOUBLE else memory + 8 * plane
+            sums_at = target if out_type == DOUBLE else memory
+            if grad_type != DOUBLE:
+                read_numbers(kernel.read, source, grad_type, windows, numbers_at)
+            sums = array_at(sums_at, plane, np.float64)
             for i in range(plane):
                 sums[i] = 0.0
-            read_numbers(kernel.read, source, grad_type, windows, numbers_address)
+            numbers = array_at(numbers_at, windows, np.float64)
             fits = added_by_type(job, index_type, sums, numbers, windows, p, plane)
             if out_type != DOUBLE:
-                write_numbers(kernel.write, sums_address, out_type, plane, target)
+                write_numbers(kernel.write, sums_at, out_type, plane, target)
+        else:
+            numbers_at = source if grad_type == FLOAT else memory + 8 * plane
+            sums_at = target if out_type == FLOAT else memory
+            if grad_type != FLOAT:
+                read_floats(source, grad_type, windows, numbers_at)
+            short_sums = array_at(sums_at, plane, np.float32)
+            for i in range(plane):
+                short_sums[i] = ZERO
+            short_numbers = array_at(numbers_at, windows, np.float32)
+            fits = added_by_type(job, index_type, short_sums, short_numbers, windows, p, plane)
+            if out_type != FLOAT:
+                write_floats(sums_at, out_type, plane, target)
         if not fits:
             job.failed = REFUSED
     free(memory)
