@@ -179,6 +179,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 FLOAT, DOUBLE, BOOL = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE), int(onnx.TensorProto.BOOL)
+FLOAT16 = int(onnx.TensorProto.FLOAT16)
 
 
 @helper
@@ -213,6 +214,41 @@ def array_at(address: int, count: int, dtype: Any) -> Any:
     """The `count` numbers of NumPy type `dtype` that start at a memory address, as an array."""
     kind = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+
+
+class Numbers16:
+    """Numbers of 16 bits, each of which is read as a float32 and rounded where it is written."""
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = numbers
+
+    def __getitem__(self, index: int) -> np.float32:
+        return np.float32(self._numbers[index])
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._numbers[index] = value
+
+
+def halves_at(address: int, count: int) -> Any:
+    """The `count` float16 numbers that start at a memory address, to be computed with in float32."""
+    return Numbers16(array_at(address, count, np.float16))
+
+
+def bfloats_at(address: int, count: int) -> Any:
+    """The same of bfloat16 numbers."""
+    return Numbers16(array_at(address, count, onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)))
+
+
+@helper
+def floats_at(address: int, count: int) -> Any:
+    """The same of float32 numbers."""
+    return array_at(address, count, np.float32)
+
+
+@helper
+def doubles_at(address: int, count: int) -> Any:
+    """The `count` float64 numbers that start at a memory address."""
+    return array_at(address, count, np.float64)
 
 
 def record_at(address: int, layout: Any) -> Any:

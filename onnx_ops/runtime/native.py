@@ -392,6 +392,16 @@ def _array_at(address, count, dtype):
     return lambda address, count, dtype: pointer(address)
 
 
+@overload(primitives.halves_at, jit_options=OPTIONS)
+def _halves_at(address, count):
+    return lambda address, count: half_at(address)
+
+
+@overload(primitives.bfloats_at, jit_options=OPTIONS)
+def _bfloats_at(address, count):
+    return lambda address, count: bfloat_at(address)
+
+
 @overload(primitives.record_at, jit_options=OPTIONS)
 def _record_at(address, layout):
     pointer = _record_pointer(layout.dtype)

@@ -62,8 +62,8 @@ def oracle(*inputs: ArrayLike | None, maximize: int = 0, dtype: Reals = np.float
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
-    """A few roundings of each term; 16-bit numbers are computed in float64, in float32 by portable bodies."""
-    eps = 2.0**-24 if dtype == np.float32 or (portable and dtype.itemsize == 2) else 2.0**-53
+    """A few roundings of each term, which is computed in float32, but for float64."""
+    eps = 2.0**-53 if dtype == FLOAT64 else 2.0**-24
     n = _given(tuple(call.inputs.get(name) for name in NAMES), 0, np.float64)
     with np.errstate(all="ignore"):
         var, _, v, most = oracle(*(call.inputs.get(name) for name in NAMES), **call.attributes)

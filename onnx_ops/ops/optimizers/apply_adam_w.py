@@ -20,17 +20,21 @@ from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
+    DOUBLE,
     FLOAT,
+    FLOAT16,
     array_at,
+    bfloats_at,
     choose,
+    doubles_at,
+    floats_at,
     free,
+    halves_at,
     helper,
     item_size,
     malloc,
     number_at,
-    read_numbers,
     record_at,
-    write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, size_of
@@ -60,8 +64,8 @@ Shapes: var, m, v, grad and max_grad_norm have one shape, of rank 0 to 8, and so
 number, of shape () or (1).
 
 Dtypes: the tensors are of one dtype, float16, bfloat16, float or double; the single numbers are of one dtype too, best
-of double. The factors that the numbers make are computed in double. float is computed in float, with the factors
-rounded once, all other dtypes in double.
+of double. The factors that the numbers make are computed in double. double is computed in double, all other dtypes in
+float, with the factors rounded once.
 
 Edge rules: max_grad_norm is that of AMSGrad, the largest v so far; its output cannot be asked for without it. NaN and
 infinities give what the formula gives. Tensors may be empty.
@@ -151,8 +155,8 @@ BLOCK = 4096
 @helper
 def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: Any, factors: Any, count: int) -> None:
     """`count` elements, of the dtype of the arrays. factors: in the order in which `task` makes them."""
-    kept, size, entering, remembered, square_entering, root, epsilon, sign = (
-        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7],
+    kept, size, entering, remembered, square_entering, epsilon, sign = (
+        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
     for i in range(count):
         g = sign * grad[i]
@@ -160,7 +164,7 @@ def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: A
         square = remembered * v[i] + square_entering * (g * g)
         new_m[i] = average
         new_v[i] = square
-        new_var[i] = kept * var[i] - size * (average / (np.sqrt(square) / root + epsilon))
+        new_var[i] = kept * var[i] - size * average / (np.sqrt(square) + epsilon)
 
 
 @helper
@@ -169,8 +173,8 @@ def step_by_largest(
     factors: Any, count: int,
 ) -> None:  # fmt: skip
     """The same with the largest v so far in place of v."""
-    kept, size, entering, remembered, square_entering, root, epsilon, sign = (
-        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7],
+    kept, size, entering, remembered, square_entering, epsilon, sign = (
+        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
     for i in range(count):
         g = sign * grad[i]
@@ -180,7 +184,24 @@ def step_by_largest(
         new_v[i] = square
         most = choose(largest[i] >= square, largest[i], choose(largest[i] != largest[i], largest[i], square))
         new_largest[i] = most
-        new_var[i] = kept * var[i] - size * (average / (np.sqrt(most) / root + epsilon))
+        new_var[i] = kept * var[i] - size * average / (np.sqrt(most) + epsilon)
+
+
+@helper
+def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at: Any) -> None:
+    """A step of the numbers at the addresses of inputs and outputs, of the dtype that numbers_at sees there."""
+    var, m, v, grad = (
+        numbers_at(places[0], count),
+        numbers_at(places[1], count),
+        numbers_at(places[2], count),
+        numbers_at(places[3], count),
+    )
+    new_var, new_m, new_v = numbers_at(places[5], count), numbers_at(places[6], count), numbers_at(places[7], count)
+    if by_largest:
+        largest, new_largest = numbers_at(places[4], count), numbers_at(places[8], count)
+        step_by_largest(var, m, v, grad, largest, new_var, new_m, new_v, new_largest, factors, count)
+    else:
+        step(var, m, v, grad, new_var, new_m, new_v, factors, count)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -212,75 +233,43 @@ def task(job_address: int, number: int) -> None:
     start = number * BLOCK
     count = min(BLOCK, size_of(job, VAR) - start)
     offset = start * item_size(element_type)
-    # In turn: the factors in float64 and in float32, the inputs, the outputs; of float only an output not wanted.
-    memory = malloc(128 + (4 * count if element_type == FLOAT else 8 * 9 * BLOCK))
+    # The factors in float64 and in float32, and an output that is not wanted.
+    memory = malloc(128 + count * item_size(element_type))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     rate, beta1, beta2 = scalar(kernel, job, RATE), scalar(kernel, job, BETA1), scalar(kernel, job, BETA2)
-    factors = array_at(memory, 8, np.float64)
+    root = math.sqrt(1.0 - scalar(kernel, job, POWER2))  # by which numerator and divisor of the formula are multiplied
+    factors, short = array_at(memory, 7, np.float64), array_at(memory + 64, 7, np.float32)
     factors[0] = 1.0 - rate * scalar(kernel, job, DECAY)
-    factors[1] = rate / (1.0 - scalar(kernel, job, POWER1))
+    factors[1] = root * rate / (1.0 - scalar(kernel, job, POWER1))
     factors[2] = 1.0 - beta1
     factors[3] = beta2
     factors[4] = 1.0 - beta2
-    factors[5] = math.sqrt(1.0 - scalar(kernel, job, POWER2))
-    factors[6] = scalar(kernel, job, EPSILON)
-    factors[7] = -1.0 if attributes.maximize != 0 else 1.0
-    if element_type == FLOAT:
-        short = array_at(memory + 64, 8, np.float32)
-        for k in range(8):
-            short[k] = np.float32(factors[k])
-        var, m = (
-            array_at(job.data[VAR] + offset, count, np.float32),
-            array_at(job.data[M] + offset, count, np.float32),
-        )
-        v, grad = (
-            array_at(job.data[V] + offset, count, np.float32),
-            array_at(job.data[GRAD] + offset, count, np.float32),
-        )
-        new_var, new_m, new_v = (
-            array_at(job.output[VAR_OUT] + offset, count, np.float32),
-            array_at(job.output[M_OUT] + offset, count, np.float32),
-            array_at(job.output[V_OUT] + offset, count, np.float32),
-        )
-        if by_largest:
-            target = job.output[LARGEST_OUT] + offset if kernel.output_type[LARGEST_OUT] != 0 else memory + 128
-            step_by_largest(
-                var, m, v, grad, array_at(job.data[LARGEST] + offset, count, np.float32), new_var, new_m, new_v,
-                array_at(target, count, np.float32), short, count,
-            )  # fmt: skip
-        else:
-            step(var, m, v, grad, new_var, new_m, new_v, short, count)
-        free(memory)
-        return
-    first = memory + 128
-    places = (VAR, M, V, GRAD, LARGEST)
-    for k in range(5 if by_largest else 4):
-        source = job.data[places[k]] + offset
-        read_numbers(kernel.read, source, element_type, count, first + 8 * BLOCK * k)
-    wide_var, wide_m = array_at(first, count, np.float64), array_at(first + 8 * BLOCK, count, np.float64)
-    wide_v, wide_grad = (
-        array_at(first + 16 * BLOCK, count, np.float64),
-        array_at(first + 24 * BLOCK, count, np.float64),
+    factors[5] = root * scalar(kernel, job, EPSILON)
+    factors[6] = -1.0 if attributes.maximize != 0 else 1.0
+    for k in range(7):
+        short[k] = np.float32(factors[k])
+    unwanted = kernel.output_type[LARGEST_OUT] == 0
+    places = (
+        job.data[VAR] + offset,
+        job.data[M] + offset,
+        job.data[V] + offset,
+        job.data[GRAD] + offset,
+        job.data[LARGEST] + offset,
+        job.output[VAR_OUT] + offset,
+        job.output[M_OUT] + offset,
+        job.output[V_OUT] + offset,
+        memory + 128 if unwanted else job.output[LARGEST_OUT] + offset,
     )
-    result = first + 40 * BLOCK
-    to_var, to_m, to_v, to_largest = (
-        array_at(result, count, np.float64),
-        array_at(result + 8 * BLOCK, count, np.float64),
-        array_at(result + 16 * BLOCK, count, np.float64),
-        array_at(result + 24 * BLOCK, count, np.float64),
-    )
-    if by_largest:
-        wide_largest = array_at(first + 32 * BLOCK, count, np.float64)
-        step_by_largest(
-            wide_var, wide_m, wide_v, wide_grad, wide_largest, to_var, to_m, to_v, to_largest, factors, count
-        )
+    if element_type == DOUBLE:
+        step_at(places, factors, by_largest, count, doubles_at)
+    elif element_type == FLOAT:
+        step_at(places, short, by_largest, count, floats_at)
+    elif element_type == FLOAT16:
+        step_at(places, short, by_largest, count, halves_at)
     else:
-        step(wide_var, wide_m, wide_v, wide_grad, to_var, to_m, to_v, factors, count)
-    for k in range(4 if by_largest else 3):
-        if kernel.output_type[k] != 0:
-            write_numbers(kernel.write, result + 8 * BLOCK * k, element_type, count, job.output[k] + offset)
+        step_at(places, short, by_largest, count, bfloats_at)
     free(memory)
 
 
