@@ -30,6 +30,40 @@ of a tensor's largest entry, in float64 within 1e-10. The calls are in
 
 What is not listed may work as well: every capture is checked against PyTorch before it is returned, and what cannot be
 captured is an error that names the operator, the module that it comes from and what to do."""
+ON_DYNAMIC_AXES = """\
+Axes that `dynamic_shapes` names may have other sizes in each step. What a layer here cannot do at sizes that are not
+known is refused when it is captured.
+
+"""
+DYNAMIC = (
+    ("any layer", "the batch", ""),
+    (
+        "`nn.Conv1d`, `2d`, `3d`, all of their arguments",
+        "space, time",
+        "depthwise ones are slower than over static axes",
+    ),
+    (
+        "`nn.ConvTranspose1d`, `2d`, `3d`",
+        "space, time",
+        "not with an `output_padding` as large as the stride",
+    ),
+    ("`nn.Unfold`, `nn.Fold`", "space", ""),
+    ("`nn.MaxPool1d`, `2d`, `3d`", "space, time", "`ceil_mode` where no window begins behind the end"),
+    ("`nn.AvgPool1d`, `2d`, `3d`", "space, time", ""),
+    ("`nn.AdaptiveAvgPool1d`, `2d`, `3d`", "space, time", ""),
+    ("`nn.AdaptiveMaxPool1d`, `2d`, `3d`", "space, time", "to 1 only"),
+    ("`F.pad` in all modes", "space, time", ""),
+    (
+        "`nn.Upsample`, `F.interpolate`",
+        "space, time",
+        "to a number, by a factor, or to another dynamic size; not bicubic, nor with `antialias`",
+    ),
+    ("`nn.LSTM`, `nn.GRU`, `nn.RNN`", "time", "as a Scan, which is slower than a static number of steps written out"),
+    ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
+    ("batch, instance, group and layer norms", "space, time", "not the axes that a layer norm averages over"),
+    ("`F.ctc_loss`", "time, labels", ""),
+)
+"""Layers, their axes that may be dynamic, and what limits them; tests/capture/test_dynamic_axes.py tries them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +85,9 @@ def page() -> str:
     sections = cases()
     parts = [INTRODUCTION, "## What works"]
     parts += [f"### {name}\n\n{_working(section)}" for name, section in sections.items()]
+    parts.append(
+        "## Dynamic axes\n\n" + ON_DYNAMIC_AXES + table(["layer", "axes", "but"], [list(row) for row in DYNAMIC])
+    )
     refused = [case for section in sections.values() for case in section if case.refused]
     parts.append("## What is refused\n\n" + table(["call", "why"], [[_code(c.text), c.refused] for c in refused]))
     parts.append("Modules of `torch.nn` that are not tried:\n\n" + _bullets(NOT_SWEPT.items()))

@@ -126,7 +126,8 @@ class Pools(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mixing(x.movedim(1, -1)).movedim(-1, 1)
-        return torch.stack([way(x).square().mean((0, *range(2, x.dim()))) for way in self.ways])
+        results = [way(x) for way in self.ways]
+        return torch.stack([(y * y.cos()).mean() for y in results])
 
 
 def pools_of(rank: int) -> list[Callable[[Tensor], Tensor]]:
@@ -159,6 +160,22 @@ def resizings_of(rank: int) -> list[Callable[[Tensor], Tensor]]:
     ]
 
 
+def others_of(rank: int) -> list[Callable[[Tensor], Tensor]]:
+    """Norms, and windows as columns, which PyTorch has for planes only."""
+    norms = [
+        partial(F.batch_norm, running_mean=None, running_var=None, training=True),
+        F.instance_norm,
+        partial(F.group_norm, num_groups=2),
+        lambda x: F.layer_norm(x.movedim(1, -1), [4]).movedim(-1, 1),
+    ]
+    columns = [partial(F.unfold, kernel_size=3, stride=2, padding=1), folded]
+    return norms + columns if rank == 2 else norms
+
+
+def folded(x: Tensor) -> Tensor:
+    return F.fold(F.unfold(x, 3, 1, 1, 2), x.shape[2:], 3, 1, 1, 2)
+
+
 @pytest.mark.parametrize("ways", [pools_of, resizings_of])
 def test_pools_and_resizing(ways: Any) -> None:
     check(Pools(ways(1)), SIZES[1], torch.float32)
@@ -167,8 +184,8 @@ def test_pools_and_resizing(ways: Any) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", OFF, ids=str)
 @pytest.mark.parametrize("rank", CONVOLUTION)
-@pytest.mark.parametrize("ways", [pools_of, resizings_of])
-def test_pools_and_resizing_of_any_rank(ways: Any, rank: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("ways", [pools_of, resizings_of, others_of])
+def test_layers_of_any_rank(ways: Any, rank: int, dtype: torch.dtype) -> None:
     check(Pools(ways(rank)), SIZES[rank], dtype)
 
 
