@@ -139,6 +139,8 @@ ATTRIBUTES = attributes_of(SCHEMA)
 INT64 = int(TensorProto.INT64)
 WORK = 16384
 """Numbers that a task reads and writes, unless a plane has more."""
+NEXT = 64
+"""Indices that are looked at together."""
 
 
 @helper
@@ -183,22 +185,25 @@ def plan(kernel_address: int, job_address: int) -> int:
 def added(sums: Any, numbers: Any, indices: Any, count: int, begin: int, plane: int) -> bool:
     """Add numbers up at the places in a plane that their indices tell; whether all are in it.
 
-    The plane begins at `begin` of the whole tensor. Where all indices are of one kind, none is looked at by itself.
+    The plane begins at `begin` of the whole tensor. Where the next indices all lie in [0, plane), none is looked at by
+    itself; there are few of them, so that those after them come from memory in the meantime.
     """
-    lowest, highest = plane, -1
-    for i in range(count):
-        lowest, highest = min(lowest, int(indices[i])), max(highest, int(indices[i]))
-    if lowest >= 0 and highest < plane:
-        for i in range(count):
-            sums[indices[i]] += numbers[i]
-        return True
-    for i in range(count):
-        at = int(indices[i])
-        if at >= plane:
-            at -= begin
-        if at < 0 or at >= plane:
-            return False
-        sums[at] += numbers[i]
+    for first in range(0, count, NEXT):
+        end = min(first + NEXT, count)
+        lowest, highest = plane, -1
+        for i in range(first, end):
+            lowest, highest = min(lowest, int(indices[i])), max(highest, int(indices[i]))
+        if lowest >= 0 and highest < plane:
+            for i in range(first, end):
+                sums[indices[i]] += numbers[i]
+            continue
+        for i in range(first, end):
+            at = int(indices[i])
+            if at >= plane:
+                at -= begin
+            if at < 0 or at >= plane:
+                return False
+            sums[at] += numbers[i]
     return True
 
 
