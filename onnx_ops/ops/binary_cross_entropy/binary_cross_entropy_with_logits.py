@@ -50,8 +50,8 @@ BinaryCrossEntropyWithLogitsBackward, and by target BinaryCrossEntropyWithLogits
 Shapes: target has self's shape; weight and pos_weight each broadcast to it. Rank 0 to 8. out has self's shape with
 reduction 0, else it is a scalar.
 
-Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double, sums too, and rounded
-once.
+Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double, or in float if all
+inputs have 16 bits, and rounded once. Sums are taken in double.
 
 Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
 overflows, and the small loss of a logit that is right by far keeps its digits. A term of weight 0 is 0 whatever the
