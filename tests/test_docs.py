@@ -64,14 +64,24 @@ def test_readme_shows_an_error_that_is_raised() -> None:
     assert " ".join(shown.split()) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
 def test_links_of_the_documents_resolve(name: str) -> None:
-    """Those to files, and those to headings of the same document."""
-    text = (ROOT / name).read_text()
-    targets = re.findall(r"\]\(([^)]+)\)", text)
-    headings = {"#" + heading.lstrip("# ").lower().replace(" ", "-") for heading in _headings(text)}
-    inside = [target for target in targets if "://" not in target]
-    assert [target for target in inside if target not in headings and not (ROOT / target).exists()] == []
+    """Those to files, and those to headings of documents."""
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text())
+    assert [target for target in targets if "://" not in target and not _is_there(ROOT / name, target)] == []
+
+
+def _is_there(document: Path, target: str) -> bool:
+    path, _, heading = target.partition("#")
+    file = document.parent / path if path else document
+    return file.exists() and (not heading or heading in _anchors(file.read_text()))
+
+
+def _anchors(text: str) -> set[str]:
+    return {heading.lstrip("# ").lower().replace(" ", "-") for heading in _headings(text)}
 
 
 def test_readme_names_all_ops() -> None:
