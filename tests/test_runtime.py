@@ -17,7 +17,19 @@ from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.primitives import LANES, add_products, array_at, correlate, interleave, separate
+from onnx_ops.loops.primitives import (
+    LANES,
+    add_products,
+    array_at,
+    bfloats_at,
+    correlate,
+    floats_at,
+    halves_at,
+    interleave,
+    read_floats,
+    separate,
+    write_floats,
+)
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
@@ -344,6 +356,50 @@ def test_rows_are_brought_together(given: Any, out: Any, count: int) -> None:
         got = np.full((LENGTH, LANES), -7, out)
         run(addresses.ctypes.data, helper.np_dtype_to_tensor_dtype(given), 3, count, got.ctypes.data)
         np.testing.assert_array_equal(got, expected)
+
+
+def thirds(source: int, element_type: int, count: int, target: int, buffer: int) -> None:
+    """Numbers of float32 or 16 bits divided by 3, by way of a float32 buffer."""
+    read_floats(source, element_type, count, buffer)
+    numbers = floats_at(buffer, count)
+    for i in range(count):
+        numbers[i] = numbers[i] / np.float32(3)
+    write_floats(buffer, element_type, count, target)
+
+
+def thirds_of_halves(source: int, element_type: int, count: int, target: int, buffer: int) -> None:
+    numbers, out = halves_at(source, count), halves_at(target, count)
+    for i in range(count):
+        out[i] = numbers[i] / np.float32(3)
+
+
+def thirds_of_bfloats(source: int, element_type: int, count: int, target: int, buffer: int) -> None:
+    numbers, out = bfloats_at(source, count), bfloats_at(target, count)
+    for i in range(count):
+        out[i] = numbers[i] / np.float32(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        *[(thirds, dtype) for dtype in (FLOAT16, BFLOAT16, FLOAT32)],
+        (thirds_of_halves, FLOAT16),
+        (thirds_of_bfloats, BFLOAT16),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 1, 37])
+def test_sixteen_bits_are_computed_with_in_float32(function: Any, dtype: Any, count: int) -> None:
+    """All that is given, and nothing beside it; rounded once."""
+    given = np.random.default_rng(27).normal(size=40).astype(dtype)
+    given[:3] = np.nan, -np.inf, -0.0
+    expected = np.full(40, -7, dtype)
+    expected[:count] = (given[:count].astype(np.float32) / np.float32(3)).astype(dtype)
+    for run in (natively(function), function):
+        got, buffer = np.full(40, -7, dtype), np.zeros(40, np.float32)
+        element_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        run(given.ctypes.data, element_type, count, got.ctypes.data, buffer.ctypes.data)
+        # NumPy does not know bfloat16's NaN.
+        np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
 
 
 def separate_floats(numbers: int, element_type: int, start: int, count: int, targets: int) -> None:
