@@ -58,7 +58,7 @@ DYNAMIC = (
         "space, time",
         "to a number, by a factor, or to another dynamic size; not bicubic, nor with `antialias`",
     ),
-    ("`nn.LSTM`, `nn.GRU`, `nn.RNN`", "time", "as a Scan, which is slower than a static number of steps written out"),
+    ("`nn.LSTM`, `nn.GRU`, `nn.RNN`", "time", "as a Scan; an LSTM over a static number of steps, which is written out, is faster"),
     ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
     ("batch, instance, group and layer norms", "space, time", "not the axes that a layer norm averages over"),
     ("`F.ctc_loss`", "time, labels", ""),
