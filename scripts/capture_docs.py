@@ -58,9 +58,17 @@ DYNAMIC = (
         "space, time",
         "to a number, by a factor, or to another dynamic size; not bicubic, nor with `antialias`",
     ),
-    ("`nn.LSTM`, `nn.GRU`, `nn.RNN`", "time", "as a Scan; an LSTM over a static number of steps, which is written out, is faster"),
+    (
+        "`nn.LSTM`, `nn.GRU`, `nn.RNN`",
+        "time",
+        "as a Scan; an LSTM over a static number of steps, which is written out, is faster",
+    ),
     ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
-    ("batch, instance, group and layer norms", "space, time", "not the axes that a layer norm averages over"),
+    (
+        "batch, instance, group and layer norms",
+        "space, time",
+        "instance and group norms in float32 only; not the axes that a layer norm averages over",
+    ),
     ("`F.ctc_loss`", "time, labels", ""),
 )
 """Layers, their axes that may be dynamic, and what limits them; tests/capture/test_dynamic_axes.py tries them."""

@@ -184,9 +184,15 @@ def test_pools_and_resizing(ways: Any) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", OFF, ids=str)
 @pytest.mark.parametrize("rank", CONVOLUTION)
-@pytest.mark.parametrize("ways", [pools_of, resizings_of, others_of])
+@pytest.mark.parametrize("ways", [pools_of, resizings_of])
 def test_layers_of_any_rank(ways: Any, rank: int, dtype: torch.dtype) -> None:
     check(Pools(ways(rank)), SIZES[rank], dtype)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", CONVOLUTION)
+def test_norms_and_columns(rank: int) -> None:
+    check(Pools(others_of(rank)), SIZES[rank], torch.float32)
 
 
 @pytest.mark.parametrize(
