@@ -289,20 +289,17 @@ def test_bytes_are_copied_past_the_caches(size: int) -> None:
         np.testing.assert_array_equal(target, expected)
 
 
-@pytest.mark.parametrize("shape", [(40_003,), (100, 401), (3, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(100, 401), (401,), (1,)], ids=str)
 @pytest.mark.parametrize(
     ("grad", "this"), [(FLOAT32, FLOAT32), (FLOAT16, FLOAT16), (FLOAT64, FLOAT64), (FLOAT16, FLOAT32)], ids=str
 )
 def test_results_past_the_caches_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, grad: DTypeLike, this: DTypeLike, shape: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, grad: np.dtype, this: np.dtype, shape: tuple[int, ...]
 ) -> None:
-    """On a machine whose cache holds less than the operands: where they lie, converted, and broadcast."""
+    """On a machine whose cache holds less than the operands; those that are converted or broadcast go the usual way."""
     monkeypatch.setattr(engine, "cache_bytes", lambda: 16)
     rng = np.random.default_rng(29)
-    grad_output, x = rng.normal(size=(100, 401) if len(shape) > 1 else shape).astype(grad), rng.normal(size=shape)
-    x = x.astype(this)
-    if shape == (3, 1):
-        grad_output = grad_output[:3]
+    grad_output, x = rng.normal(size=(100, 401)).astype(grad), rng.normal(size=shape).astype(this)
     host._parts.cache_clear()  # a kernel knows the size of the cache
     try:
         out = run("HardshrinkBackward", {"grad_output": grad_output, "self": x}, np.promote_types(grad, this))

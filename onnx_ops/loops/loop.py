@@ -90,6 +90,8 @@ class Loop:
         prepare: works over the inputs of role CHANNEL.
         core_uniform: the core for a stretch of elements on which each input named in `uniform` has a single value. It
             reads element 0 of those inputs only.
+        memory_bound: whether the core does so little that it waits for memory alone. Where no cache holds them, its
+            results are written in a way that is faster, but during which nothing can be computed.
     """
 
     space: IndexSpace
@@ -101,6 +103,7 @@ class Loop:
     prepare: Prepare | None = None
     core_uniform: Core | None = None
     uniform: tuple[str, ...] = ()
+    memory_bound: bool = False
 
 
 @dataclass(frozen=True)

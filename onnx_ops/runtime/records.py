@@ -38,6 +38,7 @@ LOOP = np.dtype(
         ("ranks", i8, (2,)),  # least and greatest rank
         ("divisor", i8),
         ("parameters", np.float64, (4,)),
+        ("memory_bound", i8),
         ("cache", i8),  # bytes of the machine's last cache
         ("uniform", i8, (MAX_INPUTS,)),  # `core_uniform` wants these to have one value
         # native functions; load and store convert numbers to and from the computing dtype

@@ -208,6 +208,7 @@ def kernel(call: Call) -> Loop:
         divisor=divisor,
         core_uniform=gradient_of_scalars,
         uniform=("grad_output", "weight"),
+        memory_bound=True,
     )
 
 

@@ -91,7 +91,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     lambd = threshold_of(call.attributes["lambd"])
-    return Loop(SPACE, computing_type(call, light=True), keep_outside, parameters=(lambd,))
+    return Loop(SPACE, computing_type(call, light=True), keep_outside, parameters=(lambd,), memory_bound=True)
 
 
 OP = Op(

@@ -106,9 +106,8 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    return Loop(
-        SPACE, computing_type(call, light=True), pass_outside, parameters=(threshold_of(call.attributes["lambd"]),)
-    )
+    lambd = threshold_of(call.attributes["lambd"])
+    return Loop(SPACE, computing_type(call, light=True), pass_outside, parameters=(lambd,), memory_bound=True)
 
 
 OP = Op(

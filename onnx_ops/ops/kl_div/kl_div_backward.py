@@ -316,6 +316,7 @@ def kernel(call: Call) -> Loop:
         Reduction(call.attributes["reduction"]).divisor,
         core_uniform=core_uniform,
         uniform=("grad_output",),
+        memory_bound=not logarithms,
     )
 
 

@@ -99,7 +99,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def kernel(call: Call) -> Loop:
     threshold = float(np.float32(call.attributes["threshold"]))
-    return Loop(SPACE, computing_type(call, light=True), pass_above, parameters=(threshold,))
+    return Loop(SPACE, computing_type(call, light=True), pass_above, parameters=(threshold,), memory_bound=True)
 
 
 OP = Op(

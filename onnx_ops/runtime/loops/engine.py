@@ -104,6 +104,7 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
         "ranks": loop.space.ranks,
         "divisor": loop.divisor,
         "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
+        "memory_bound": loop.memory_bound,
         "cache": cache_bytes(),
         "uniform": _padded([name in loop.uniform for name in inputs]),
         "load": compile_native(load, LOAD[loop.compute]),

@@ -20,13 +20,14 @@ from onnx_ops.runtime.native import LINE, OPTIONS, call, copy_past_caches, i8_at
 from onnx_ops.runtime.records import OPERANDS
 
 # Before the state of a task: the addresses of what a chunk gives, one for each output, and of the operands of the next
-# one. Behind it: buffers for the results, and one more for results in the dtype of an output.
+# one. Behind it: buffers for the results.
 AHEAD_AT = 8 * MAX_OUTPUTS
 STATE_AT = (AHEAD_AT + 8 * OPERANDS + LINE - 1) // LINE * LINE
 RESULTS_AT = STATE_AT + STATE_BYTES
-ROUNDED_AT = RESULTS_AT + MAX_OUTPUTS * BUFFER
-MAP_BYTES = ROUNDED_AT + BUFFER
+MAP_BYTES = RESULTS_AT + MAX_OUTPUTS * BUFFER
 DIRECT_BYTES = STATE_AT + SMALL_STATE_BYTES
+STRETCH = 2048
+"""Bytes that are written past the caches at a time, so that these, the operands and the next ones stay in the first."""
 
 
 @njit(**OPTIONS)
@@ -38,9 +39,9 @@ def map_task(kernel, loop, job, layout, number, memory):
     width, uniform, state = item_size(loop.compute_type), layout.uniform, memory + STATE_AT
     start_task(layout, width, state, SMALL_BUFFER if layout.direct else BUFFER)
     core = loop.core_uniform if uniform else loop.core
-    step = CHUNK
-    if layout.direct:  # past the caches, few bytes at a time: with those of the next chunk they stay in the first one
-        step = layout.block if not layout.past_caches else (CHUNK if width == 2 else CHUNK // 2)
+    step = layout.block if layout.direct else CHUNK
+    if layout.past_caches:
+        step = STRETCH // width
     table, results = i8_at(memory), memory + RESULTS_AT
     position, stop = number * layout.block, min((number + 1) * layout.block, layout.size)
     while position < stop:
@@ -56,33 +57,27 @@ def map_task(kernel, loop, job, layout, number, memory):
             if kernel.output_type[k] == loop.compute_type and not layout.past_caches:
                 table[k] = job.output[k] + position * width
         out = table[0] if kernel.outputs == 1 else memory
-        ahead = 0
-        if layout.direct and layout.past_caches:
-            ahead = look_ahead(kernel, loop, layout, position + count, i8_at(memory + AHEAD_AT))
         evaluate(kernel, layout, position, count, loop.compute_type, loop.load, core, uniform, state, out)
+        if layout.past_caches:
+            write_past_caches(kernel, loop, job, layout, position, count, memory)
         for k in range(kernel.outputs):
             element_type = kernel.output_type[k]
-            if element_type == 0:
-                continue
-            result, target = table[k], job.output[k] + position * item_size(element_type)
-            if element_type != loop.compute_type:
-                rounded = memory + ROUNDED_AT if layout.past_caches else target
-                call(loop.store, (result, element_type, count, rounded))
-                result = rounded
-            if layout.past_caches:
-                copy_past_caches(result, target, count * item_size(element_type), i8_at(memory + AHEAD_AT), ahead)
-                ahead = 0
+            if element_type != loop.compute_type and element_type != 0:
+                target = job.output[k] + position * item_size(element_type)
+                call(loop.store, (table[k], element_type, count, target))
         position += count
     if layout.past_caches:
         settle()
 
 
 @njit(**OPTIONS)
-def look_ahead(kernel, loop, layout, position, addresses):
-    """The addresses of the operands from a position on, and how many operands lie there in the computing dtype."""
-    count = 0
+def write_past_caches(kernel, loop, job, layout, position, count, memory):
+    """The results of a chunk to the outputs, while the operands of the next one are brought to the caches."""
+    width, table, ahead, operands = item_size(loop.compute_type), i8_at(memory), i8_at(memory + AHEAD_AT), 0
     for i in range(kernel.inputs):
-        if layout.kind[i] == LINEAR and layout.source_type[i] == loop.compute_type:
-            addresses[count] = layout.data[i] + position * item_size(loop.compute_type)
-            count += 1
-    return count
+        if layout.kind[i] == LINEAR:
+            ahead[operands] = layout.data[i] + (position + count) * width
+            operands += 1
+    for k in range(kernel.outputs):
+        copy_past_caches(table[k], job.output[k] + position * width, count * width, ahead, operands)
+        operands = 0

@@ -156,18 +156,18 @@ def plan_map(kernel, loop, layout):
     """Which core serves, and whether operands are read, and results written, where they lie.
 
     Where operands and results are twice as large as the last cache, next to nothing of them is still there at the end.
-    So results go past it, which saves that memory is read before it is written to.
+    So the results of a core that waits for memory go past it, which saves that memory is read before it is written to.
+    That takes short chunks, for which it costs too much to look up where a broadcast operand goes on.
     """
     layout.uniform = loop.core_uniform != 0
     for i in range(kernel.inputs):
         if loop.uniform[i] and layout.kind[i] > SCALAR and (layout.patterned or not loop.role[i] & CHANNEL):
             layout.uniform = False
-    layout.direct, size = True, 0
+    layout.direct, in_runs, size = True, True, 0
     for k in range(kernel.outputs):
-        if kernel.output_type[k] != 0:
-            size += layout.size * item_size(kernel.output_type[k])
+        size += layout.size * item_size(loop.compute_type)
         if kernel.output_type[k] != loop.compute_type:
-            layout.direct = False
+            layout.direct = in_runs = False
     for i in range(kernel.inputs):
         own_type = channel_type(loop.compute_type) if loop.role[i] & CHANNEL else loop.compute_type
         in_place = layout.source_type[i] == own_type and (
@@ -177,8 +177,10 @@ def plan_map(kernel, loop, layout):
         if not (in_place or one_value or loop.role[i] & (UNREAD | COUNT)):
             layout.direct = False
         if layout.kind[i] == LINEAR:
-            size += layout.size * item_size(layout.source_type[i])
-    layout.past_caches = size > 2 * loop.cache
+            size += layout.size * item_size(own_type)
+        if layout.kind[i] == STRIDED or (layout.kind[i] == LINEAR and layout.source_type[i] != loop.compute_type):
+            in_runs = False
+    layout.past_caches = loop.memory_bound and in_runs and size > 2 * loop.cache
 
 
 @njit(**OPTIONS)
