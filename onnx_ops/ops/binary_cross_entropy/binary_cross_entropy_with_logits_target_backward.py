@@ -56,8 +56,8 @@ Gradient of the binary cross entropy of a sigmoid, BinaryCrossEntropyWithLogits,
 
 Shapes: target and grad_target have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, or in float if
-all inputs have 16 bits, and rounded once.
+Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, or in float
+if all inputs have 16 bits, and rounded once.
 
 Edge rules: target sets shape and dtype only, its values do not enter. A missing weight or pos_weight stands for ones.
 No logit overflows, and where p is 0 or 1 no digits cancel. NaN and infinities go through the formula, by which an
