@@ -58,10 +58,3 @@ def test_an_error_that_is_being_handled_explains_nothing() -> None:
     except CaptureError:
         with pytest.raises(CaptureError, match=REFUSED["no translation"][1]):
             capture(REFUSED["no translation"][0])
-
-
-def test_dynamic_space() -> None:
-    model = torch.nn.Conv1d(1, 1, 3)
-    dynamic = ({2: torch.export.Dim("length", min=4)},)
-    with pytest.raises(CaptureError, match=r"convolution needs sizes of space that are not dynamic.*dynamic_shapes"):
-        gradients(model, lambda model, x: model(x).sum(), (torch.ones(1, 1, 9),), dynamic_shapes=dynamic)
