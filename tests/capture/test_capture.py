@@ -279,6 +279,17 @@ def test_factors_beside_products_of_doubles_keep_their_digits() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def test_what_is_copied_broadcasts() -> None:
+    """PyTorch makes the grid by copying coordinates, which are one row, into all rows of it."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        grid = nn.functional.affine_grid(model(x).reshape(-1, 3, 4), [2, 1, 2, 3, 2], False)
+        return (grid * torch.arange(72.0).reshape(2, 2, 3, 2, 3)).sum()
+
+    captured = gradients(nn.Linear(5, 12), loss, (torch.ones(2, 5),))  # which compares it with PyTorch
+    assert "grad.bias" in {value.name for value in captured.model.graph.output}
+
+
 class Inner(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
