@@ -23,7 +23,7 @@ from tests.ops import (
     thnn_fused_lstm_cell_backward,
     threshold_backward,
 )
-from tests.ops._shared import max_pool
+from tests.ops._shared import masked_gradient, max_pool
 from tests.ops._shared.arrays import Shape, other_numbers
 from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Call
@@ -163,7 +163,7 @@ def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[I
     first, second = (int(n) for n in signature.integers(0, 5, 2))
     space = shape_of(max(first, second), values)
     shapes = into(space, first, values), into(space, second, values)
-    inputs = threshold_backward.operands(shapes, taken["grad_output"], taken["self"])
+    inputs = masked_gradient.operands(shapes, taken["grad_output"], taken["self"])
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
 
 

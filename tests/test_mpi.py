@@ -54,7 +54,9 @@ def check_training(folder: Path, workers: int, first: int = 0, last: int = STEPS
         assert_close(array, oracle.state[name].astype(array.dtype), rtol=4e-6, atol=4e-6, what=name)
 
 
-@pytest.mark.parametrize("counts", [[8], [5, 3], [3, 0, 5], [1, 2, 0, 5]], ids=str)
+@pytest.mark.parametrize(
+    "counts", [[5, 3], [1, 2, 0, 5], *(pytest.param(n, marks=pytest.mark.full) for n in ([8], [3, 0, 5]))], ids=str
+)
 def test_processes_make_the_steps_of_the_whole_batch(counts: list[int], tmp_path: Path) -> None:
     done = launch(counts, tmp_path)
     assert done.returncode == 0, done.stderr

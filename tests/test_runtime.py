@@ -337,8 +337,11 @@ def interleave_in_double(sources: int, element_type: int, start: int, count: int
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 30])
 @pytest.mark.parametrize(
     ("given", "out"),
-    [(kind, FLOAT32) for kind in (FLOAT16, BFLOAT16, FLOAT32)]
-    + [(kind, FLOAT64) for kind in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)],
+    [
+        *((kind, FLOAT32) for kind in (FLOAT16, BFLOAT16, FLOAT32)),
+        *((kind, FLOAT64) for kind in (FLOAT32, FLOAT64)),
+        *(pytest.param(kind, FLOAT64, marks=pytest.mark.full) for kind in (FLOAT16, BFLOAT16)),
+    ],
     ids=str,
 )
 def test_rows_are_brought_together(given: Any, out: Any, count: int) -> None:

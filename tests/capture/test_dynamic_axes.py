@@ -176,6 +176,7 @@ def folded(x: Tensor) -> Tensor:
     return F.fold(F.unfold(x, 3, 1, 1, 2), x.shape[2:], 3, 1, 1, 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ways", [pools_of, resizings_of])
 def test_pools_and_resizing(ways: Any) -> None:
     check(Pools(ways(1)), SIZES[1], torch.float32)
@@ -243,7 +244,7 @@ RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
 
 # PyTorch says so of its own LSTM in float32.
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize("name", ["lstm_projected", "gru"])
+@pytest.mark.parametrize("name", ["lstm_projected", pytest.param("gru", marks=pytest.mark.full)])
 def test_recurrent_layers_over_any_number_of_steps(name: str) -> None:
     check_recurrent(name, torch.float64)
 

@@ -39,7 +39,7 @@ class Pools(nn.Module):
         return total + functional.max_pool1d(x[:, 0], 3, 1).square().sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)], ids=str)
 def test_pools(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     network = Pools().to(dtype)

@@ -35,6 +35,14 @@ LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "lstm_projected": (nn.LSTM, {"proj_size": 2}),
     "lstm_projected_deep_both_ways": (nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}),
 }
+LIKE_OTHERS = {
+    "rnn_deep_both_ways",
+    "gru_without_bias",
+    "lstm_batch_first_without_bias",
+    "lstm_deep_both_ways",
+    "lstm_projected",
+}
+"""What is in these, others have too."""
 
 
 class Network(nn.Module):
@@ -101,7 +109,9 @@ def compare(got: dict[str, np.ndarray], network: Network, args: list[Tensor], dt
         assert np.abs(got[name] - wanted).max() <= allowed, name
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in LIKE_OTHERS else name for name in LAYERS]
+)
 def test_gradients(name: str) -> None:
     """In float64, of parameters, input and initial states."""
     network, args = made(name, torch.float64, with_states=True)

@@ -29,7 +29,7 @@ pytestmark = [
 BOUNDS = {torch.float32: 2e-6, torch.float64: 1e-10}
 GROUP = 12
 """So many cases are captured as one step: a capture takes a second whatever is in it."""
-SOME = 14
+SOME = 28
 """One of so many cases is tried by default."""
 
 SWEPT = {name: [case for case in section if not case.refused] for name, section in cases().items()}

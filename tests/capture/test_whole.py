@@ -229,7 +229,11 @@ def ctc_forms(log_probs: Tensor, targets: Tensor, steps: Any, lengths: Any) -> T
     return total + some.reshape(-1)[0] + torch.ctc_loss(z, targets, steps, lengths, 0, 2, True)
 
 
-@pytest.mark.parametrize(("dtype", "whole"), [(torch.float32, torch.int32), (torch.float64, torch.int64)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "whole"),
+    [(torch.float32, torch.int32), pytest.param(torch.float64, torch.int64, marks=pytest.mark.full)],
+    ids=str,
+)
 def test_ctc_of_padded_and_of_concatenated_targets(dtype: torch.dtype, whole: torch.dtype) -> None:
     padded = torch.tensor([[2, 3, 2], [3, 3, 0]], dtype=whole)
     joined = torch.tensor([2, 3, 2, 3, 3], dtype=whole)
@@ -328,10 +332,10 @@ TRAINED = {"BatchNormStats", "BatchNormElemt", "BatchNormReduceBackward", "Batch
     ("dtype", "options"),
     [
         (torch.float32, {}),
-        (torch.float32, {"momentum": None}),
-        (torch.float32, {"affine": False, "momentum": 0.3}),
+        pytest.param(torch.float32, {"momentum": None}, marks=pytest.mark.full),
+        pytest.param(torch.float32, {"affine": False, "momentum": 0.3}, marks=pytest.mark.full),
         (torch.float32, {"track_running_stats": False}),
-        (torch.float64, {"momentum": 0.3, "eps": 1e-3}),
+        pytest.param(torch.float64, {"momentum": 0.3, "eps": 1e-3}, marks=pytest.mark.full),
         (torch.float64, {"momentum": None, "affine": False}),
     ],
     ids=str,
@@ -470,6 +474,7 @@ def test_dropout_has_one_mask_in_loss_and_gradient_and_others_elsewhere(dtype: t
     assert nodes(plain) == {}
 
 
+@pytest.mark.full
 def test_every_dropout_draws_from_the_seed() -> None:
     """The check of a capture compares with PyTorch, whose own operators draw from the same seed then."""
 

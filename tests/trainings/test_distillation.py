@@ -109,6 +109,7 @@ def test_interval() -> None:
     assert found.half == pytest.approx(2.776 * np.sqrt(2.5 / 5), rel=1e-3)
 
 
+@pytest.mark.full
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("distillation", tmp_path)

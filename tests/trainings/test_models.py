@@ -26,6 +26,7 @@ TRAININGS = {
 STEPS = 20
 """So many are compared here; with `--full` all that are kept."""
 SHORT = {"batch_norm_workers-step"}
+LONG = {"line_reader-step"}
 """Those whose steps are soon made in float64 too."""
 # Losses of float32 have seven digits, and rounding grows from step to step; those of float64 have sixteen.
 FLOAT32, FLOAT64 = 1e-4, 1e-9
@@ -67,7 +68,9 @@ def test_every_training_has_a_step(steps: dict[str, object]) -> None:
     assert sorted(steps) == sorted(TRAININGS)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in LONG else name for name in TRAININGS]
+)
 def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     """What is captured is what is kept, and PyTorch's losses are those that are kept."""
     from models import capturing, torch_step
