@@ -276,6 +276,18 @@ def test_factors_beside_products_of_doubles_keep_their_digits() -> None:
     close(got["grad.weight"], model.weight.grad, 1e-14)
 
 
+def test_ends_of_a_range_of_doubles_keep_their_digits() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).double(), torch.randn(2, 4, dtype=torch.float64)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * torch.linspace(0.1, 0.7, 3, dtype=torch.float64)).sum()
+
+    capture = gradients(model, loss, (x,))
+    got = run(capture.model, capture.state | arrays(x=x))
+    np.testing.assert_allclose(got["grad.bias"], [0.2, 0.8, 1.4], rtol=1e-15)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
