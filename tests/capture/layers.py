@@ -562,9 +562,8 @@ def _losses() -> Iterator[Case]:
         ROWS,
         rest=("", "distance_function=nn.CosineSimilarity()", "swap=True"),
     )
-    yield from every(
-        "nn.PoissonNLLLoss({rest})", ROWS, positive(6, 8), rest=("", "log_input=False", "full=True", "reduction='none'")
-    )
+    yield from every("nn.PoissonNLLLoss({rest})", ROWS, positive(6, 8), rest=("", "full=True", "reduction='none'"))
+    yield from every("nn.PoissonNLLLoss(log_input=False)", positive(6, 8), positive(6, 8))
     yield from every(
         "nn.GaussianNLLLoss({rest})", ROWS, ROWS, positive(6, 8), rest=("", "full=True", "eps=0.5", "reduction='none'")
     )

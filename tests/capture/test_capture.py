@@ -288,6 +288,20 @@ def test_ends_of_a_range_of_doubles_keep_their_digits() -> None:
     np.testing.assert_allclose(got["grad.bias"], [0.2, 0.8, 1.4], rtol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_arc_tangents_of_two_numbers(dtype: torch.dtype) -> None:
+    """Among them zeros on either side, whose direction is 0 or a half turn, and infinities."""
+    values = torch.tensor([0.0, 1.0, -1.0, 2.5, -0.3, 1e-30, -1e30, np.inf, -np.inf, np.nan], dtype=dtype)
+    y, x = torch.meshgrid(values, values, indexing="ij")
+
+    def loss(model: nn.Module, y: Tensor, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": model(torch.ones(1, dtype=dtype)).sum(), "angles": torch.atan2(y, x)}
+
+    capture = gradients(nn.Linear(1, 1).to(dtype), loss, (y, x), check=False)
+    got = run(capture.model, capture.state | arrays(y=y, x=x))
+    np.testing.assert_allclose(got["angles"], torch.atan2(y, x), rtol=3e-7 if dtype is torch.float32 else 1e-15)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
-from onnx_ops.torch.translations.nodes import op
+from onnx_ops.torch.translations.nodes import number, op
 
 HALVINGS = 3
 """So often is an angle halved before the series of its arc tangent, which then has tan(pi / 16) at most."""
@@ -115,6 +115,20 @@ def _arc(x: Any) -> Any:
     return op.Mul(op.Sign(x), angle)
 
 
+def _atan2(y: Any, x: Any) -> Any:
+    """The translation of torch.onnx takes y = 0 for negative where x is, and NaN for 0."""
+    zero, one, right = number(0.0, y), number(1.0, y), number(math.pi / 2, y)
+    height, width = op.Abs(y), op.Abs(x)
+    steep = op.Greater(height, width)
+    slope = op.Div(op.Where(steep, width, height), op.Where(steep, height, width))
+    diagonal = op.Where(op.Equal(height, zero), zero, one)  # 0 / 0 and infinity / infinity are NaN
+    slope = op.Where(op.Equal(height, width), diagonal, slope)
+    angle = _arc(slope) if y.dtype == ir.DataType.DOUBLE else op.Atan(slope)
+    angle = op.Where(steep, op.Sub(right, angle), angle)
+    angle = op.Where(op.Less(x, zero), op.Sub(number(math.pi, y), angle), angle)
+    return op.Where(op.Less(y, zero), op.Neg(angle), angle)
+
+
 def _asin(x: Any) -> Any:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Asin(x)
@@ -215,6 +229,7 @@ TABLE = {
     },
     aten.erf.default: _erf,
     aten.atan.default: _atan,
+    aten.atan2.default: _atan2,
     aten.asin.default: _asin,
     aten.acos.default: _acos,
     aten.tan.default: _tan,
