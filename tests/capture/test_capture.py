@@ -302,6 +302,20 @@ def test_arc_tangents_of_two_numbers(dtype: torch.dtype) -> None:
     np.testing.assert_allclose(got["angles"], torch.atan2(y, x), rtol=3e-7 if dtype is torch.float32 else 1e-15)
 
 
+def test_functions_of_doubles_keep_their_digits() -> None:
+    x = torch.tensor([-30.0, -5.0, -0.3, 0.0, 0.2, 1.0, 3.0, 4.5, 9.0, 26.0, np.nan], dtype=torch.float64)
+    functions = (torch.special.erfc, torch.deg2rad, torch.rad2deg, torch.log2, torch.log10)
+
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        one = model(torch.ones(1, dtype=torch.float64)).sum()
+        return {"loss": one, **{f.__name__: f(x) for f in functions}}
+
+    capture = gradients(nn.Linear(1, 1).double(), loss, (x,), check=False)
+    got = run(capture.model, capture.state | arrays(x=x))
+    for function in functions:
+        np.testing.assert_allclose(got[function.__name__], function(x), rtol=1e-14, err_msg=function.__name__)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -74,9 +74,8 @@ def _ratio(x: Any, numerator: Sequence[float], denominator: Sequence[float]) -> 
     return op.Div(op.Add(over, double(numerator[-2])), op.Add(under, double(denominator[-1])))
 
 
-def _erf(x: Any) -> Any:
-    if x.dtype != ir.DataType.DOUBLE:
-        return op.Erf(x)
+def _erf_parts(x: Any) -> tuple[Any, Any, Any]:
+    """Whether |x| is small, erf(|x|) for such ones, and 1 - erf(|x|) for the others."""
     size = op.Abs(x)
     # Each range gets arguments of its own only, so that no other overflows.
     near = op.Min(size, double(0.46875))
@@ -88,9 +87,34 @@ def _erf(x: Any) -> Any:
     tail = op.Sub(double(1 / math.sqrt(math.pi)), op.Mul(inverse, _ratio(inverse, *FAR)))
     outermost = op.Div(op.Mul(op.Exp(op.Neg(op.Mul(far, far))), tail), far)
     rest = op.Where(op.LessOrEqual(size, double(4.0)), outer, outermost)
-    positive = op.Where(op.LessOrEqual(size, double(0.46875)), inner, op.Sub(double(1.0), rest))
+    return op.LessOrEqual(size, double(0.46875)), inner, rest
+
+
+def _erf(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Erf(x)
+    small, inner, rest = _erf_parts(x)
+    positive = op.Where(small, inner, op.Sub(double(1.0), rest))
     positive = op.Where(op.IsNaN(x), x, positive)
     return op.Mul(op.Sign(x), positive)
+
+
+def _erfc(x: Any) -> Any:
+    """Of doubles without the cancellation of 1 - erf(x)."""
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Sub(number(1.0, x), op.Erf(x))
+    small, inner, rest = _erf_parts(x)
+    rest = op.Where(op.Less(x, double(0.0)), op.Sub(double(2.0), rest), rest)
+    found = op.Where(small, op.Sub(double(1.0), op.Mul(op.Sign(x), inner)), rest)
+    return op.Where(op.IsNaN(x), x, found)
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda x: op.Mul(x, number(factor, x))
+
+
+def _logarithm(base: float) -> Callable[[Any], Any]:
+    return lambda x: op.Div(op.Log(x), number(math.log(base), x))
 
 
 def _atan(x: Any) -> Any:
@@ -228,6 +252,12 @@ TABLE = {
         }.items()
     },
     aten.erf.default: _erf,
+    aten.erfc.default: _erfc,
+    aten.special_erfc.default: _erfc,
+    aten.deg2rad.default: _times(math.pi / 180),
+    aten.rad2deg.default: _times(180 / math.pi),
+    aten.log2.default: _logarithm(2),
+    aten.log10.default: _logarithm(10),
     aten.atan.default: _atan,
     aten.atan2.default: _atan2,
     aten.asin.default: _asin,
