@@ -115,6 +115,7 @@ def test_the_quick_form_reaches_its_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]")
+@pytest.mark.full
 def test_processes_make_the_trainings_of_threads(tmp_path: Path) -> None:
     command = [*module(NAME), "--epochs", "1", "--out"]
     run(*command, tmp_path / "threads", "--workers", "2", environment=ENVIRONMENT)
