@@ -29,6 +29,7 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
+from onnx_ops.ops.binary_cross_entropy._loss import near_size
 from onnx_ops.ops.binary_cross_entropy._rules import (
     MISSING,
     ROLES,
@@ -138,10 +139,9 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
         stop, extreme = min(start + SPAN, count), False
         for i in range(start, stop):
             x, p, g, w = logits[i], pos_weight[i], grad_output[i], weight[i]
-            size = choose(abs(x) < NEAR, abs(x), NEAR)
             scale = (g * w) * share
             straight = choose(x < 0, p * x, x)
-            result = scale * ((p - ONE) * near_log1p(near_exp(-size)) - straight)
+            result = scale * ((p - ONE) * near_log1p(near_exp(-near_size(x))) - straight)
             out[i] = result
             unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
             extreme = extreme | unusual | (not abs(x) < NEAR) | (not abs(result) < INFINITE)
