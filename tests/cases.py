@@ -1,13 +1,14 @@
-"""What the tests of several ops share: PyTorch's stored results, and strategies for shapes."""
+"""What tests of several rooms share: PyTorch's stored results, parameters, and strategies for shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import golden
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from onnx.defs import OpSchema
@@ -29,6 +30,11 @@ def shape_id(value: Any) -> str | None:
     if isinstance(value, np.dtype):
         return value.name
     return None
+
+
+def names_with(full: Collection[str], names: Iterable[str]) -> list[Any]:
+    """The names as parameters of a test, which `make test` runs without those of `full`."""
+    return [pytest.param(name, marks=pytest.mark.full) if name in full else name for name in names]
 
 
 # --- strategies ----------------------------------------------------------------------------------------------------

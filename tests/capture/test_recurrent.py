@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from cases import names_with
 from torch import Tensor, nn
 
 import onnx_ops
@@ -109,9 +110,7 @@ def compare(got: dict[str, np.ndarray], network: Network, args: list[Tensor], dt
         assert np.abs(got[name] - wanted).max() <= allowed, name
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in LIKE_OTHERS else name for name in LAYERS]
-)
+@pytest.mark.parametrize("name", names_with(full=LIKE_OTHERS, names=LAYERS))
 def test_gradients(name: str) -> None:
     """In float64, of parameters, input and initial states."""
     network, args = made(name, torch.float64, with_states=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from cases import names_with
 
 pytest.importorskip("sklearn")
 
@@ -68,9 +69,7 @@ def test_every_training_has_a_step(steps: dict[str, object]) -> None:
     assert sorted(steps) == sorted(TRAININGS)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in LONG else name for name in TRAININGS]
-)
+@pytest.mark.parametrize("name", names_with(full=LONG, names=TRAININGS))
 def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     """What is captured is what is kept, and PyTorch's losses are those that are kept."""
     from models import capturing, torch_step

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import steps
+from cases import names_with
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
 
@@ -118,9 +119,7 @@ def captured(name: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
 
 @needs_capture
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
-@pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=pytest.mark.full) if task in LIKE_OTHERS else task for task in TASKS]
-)
+@pytest.mark.parametrize("task", names_with(full=LIKE_OTHERS, names=TASKS))
 def test_captured_steps(node: Node, task: str) -> None:
     """Those that are measured too: convolutions, batch norm, pooling, attention, CTC, an LSTM."""
     model, batches = captured(task)
@@ -129,9 +128,7 @@ def test_captured_steps(node: Node, task: str) -> None:
 
 @needs_capture
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
-@pytest.mark.parametrize(
-    "task", [task if task == "LSTM" else pytest.param(task, marks=pytest.mark.full) for task in TASKS]
-)
+@pytest.mark.parametrize("task", names_with(full=set(TASKS) - {"LSTM"}, names=TASKS))
 def test_inlined_captured_steps(node: Node, task: str) -> None:
     model, batches = captured(task)
     check_steps(node, onnx_ops.inline(model), batches, OF_A_CHANGE)
