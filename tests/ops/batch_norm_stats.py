@@ -76,6 +76,15 @@ def calls() -> Iterator[Call]:
     for dtype, centre, spread in itertools.product(FLOATS[2:], (1e4, -3e3), (1e-2, 1.0)):
         x = (normal((64, 3, 50), np.float64, "x") * spread + centre).astype(dtype)
         yield Call(OP, {"input": x}, label=f"centre_{centre}_{spread}-{dtype.name}")
+    # The same in runs that are read where they lie; a channel of two values, and one with a single infinity.
+    for dtype, (channel, other) in itertools.product(FLOATS, enumerate(("far", "two_values", "infinite"))):
+        x = normal((3, 3, 1000), np.float64, "x")
+        x[:, channel] = {
+            "far": x[:, channel] + 200.0,
+            "two_values": np.where(x[:, channel] > 2.0, 1000.0, 0.375),
+            "infinite": np.where(x[:, channel] == x[:, channel].max(), INF, x[:, channel]),
+        }[other]
+        yield Call(OP, {"input": x.astype(dtype)}, label=f"{other}-{dtype.name}")
     for dtype in FLOATS:
         yield Call(OP, {"input": np.full((30, 2, 7), 3.0, dtype)}, label=f"constant-{dtype.name}")
     large = normal((50, 3), np.float32, "large") * np.float32(1e30)  # squares that float32 does not hold

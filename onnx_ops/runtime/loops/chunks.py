@@ -9,7 +9,7 @@ from numba import njit
 
 from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
-from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
+from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
 from onnx_ops.runtime.native import DOUBLE, LINE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
 from onnx_ops.runtime.records import OPERANDS
@@ -92,15 +92,7 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
     done, row = 0, start // inner
     within = start - row * inner
     while done < count:
-        offset = within * step
-        if axes == 2:
-            offset += row * layout.operand_stride[i, 0]
-        else:
-            rest = row
-            for axis in range(axes - 2, -1, -1):
-                extent = layout.operand_extent[i, axis]
-                offset += (rest % extent) * layout.operand_stride[i, axis]
-                rest //= extent
+        offset = within * step + (element_offset(layout, i, row, axes - 1) if axes > 1 else 0)
         run = min(inner - within, count - done)
         source = layout.data[i] + offset * size
         if run == count and source_type == element_type and (step == 1 or (step == 0 and single)):
@@ -158,6 +150,12 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
             else:
                 f8_at(state + MISSING_AT)[0] = kernel.missing[i]
                 call(own_load, (state + MISSING_AT, DOUBLE, 0, wanted, buffer))
+    apply(core, count, state, out)
+
+
+@njit(**OPTIONS)
+def apply(core, count, state, out):
+    """The op's loop over `count` elements that the state points to."""
     call(core, (state, out, count, state + PARAMETERS_AT))
 
 

@@ -105,3 +105,14 @@ def count_up(job, i, element_type):
     for index in range(size):
         total += number_at(job.data[i], element_type, index)
     return total
+
+
+@njit(**OPTIONS)
+def element_offset(layout, i, index, axes):
+    """How far from the first element of an operand the one is that an index over its first `axes` axes stands for."""
+    offset = 0
+    for axis in range(axes - 1, 0, -1):
+        extent = layout.operand_extent[i, axis]
+        offset += (index % extent) * layout.operand_stride[i, axis]
+        index //= extent
+    return offset + index * layout.operand_stride[i, 0]

@@ -6,8 +6,8 @@ from numba import njit
 
 from onnx_ops.loops.primitives import channel_type, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
-from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, evaluate, start_task
-from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD
+from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
+from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import PARAMETERS_AT, ROW
 from onnx_ops.runtime.native import OPTIONS, call, f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
 from onnx_ops.runtime.records import OPERANDS
@@ -23,6 +23,7 @@ LEAST_TOTAL = 128
 LONGEST = 16 * CHUNK
 """Elements that go through a loop at a time where none of them is brought to it."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
+OPERANDS_BYTES = 8 * OPERANDS
 
 
 @njit(**OPTIONS)
@@ -73,8 +74,8 @@ def join(high, low, count):
 
 
 @njit(**OPTIONS)
-def evaluate_terms(kernel, loop, layout, start, count, core, uniform, state):
-    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, uniform, state, state + TERMS_AT)
+def evaluate_terms(kernel, loop, layout, start, count, core, state):
+    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, False, state, state + TERMS_AT)
 
 
 @njit(**OPTIONS)
@@ -93,7 +94,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
         while row < stop:
             rows = min(together, stop - row)
-            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, False, state)
+            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state)
             for k in range(loop.terms):
                 values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
                 if loop.sum_totals != 0:  # one chunk is added up like that in `sum_totals` too
@@ -113,7 +114,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         rows = min(together, stop - row)
         clear(loop, state, rows)
         if short:
-            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, False, state)
+            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, state)
             for k in range(loop.terms):
                 for r in range(rows):
                     add_row(state, k, r, r * columns, columns, lost)
@@ -163,9 +164,10 @@ def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
         count = min(CHUNK, end - column)
         start = row * layout.columns + column
         if loop.sum_totals != 0:
-            add_totals(kernel, loop, layout, start, count, place, False, state, lost)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, state)
+            add_terms(loop, place, state, lost)
         else:
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, False, state)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, state)
             for k in range(loop.terms):
                 add_row(state, k, place, 0, count, lost)
         column += count
@@ -175,23 +177,37 @@ def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
 def add_rows_in_place(kernel, loop, layout, row, rows, column, end, state, lost):
     """Add columns of rows to a place for each, as far at a time as operands can be read where they lie.
 
-    Memory is read from front to back: after a run of one row comes that of the next one.
+    Memory is read from front to back: after a run of one row comes that of the next one. All rows lie along one axis,
+    so that each operand is as far from one to the next.
     """
+    steps_address = stack(OPERANDS_BYTES)
+    pointers, steps = i8_at(state), i8_at(steps_address)
+    for i in range(layout.operands):
+        pointers[i], steps[i] = layout.data[i], 0
+        if layout.kind[i] > SCALAR:
+            step = element_offset(layout, i, layout.columns, layout.operand_axes[i])
+            steps[i] = step * item_size(layout.source_type[i])
     while column < end:
         count = min(LONGEST, end - column)
         for i in range(layout.operands):
             if layout.kind[i] == STRIDED:
                 inner = layout.operand_extent[i, layout.operand_axes[i] - 1]
                 count = min(count, inner - column % inner)
+        for i in range(layout.operands):
+            if layout.kind[i] > SCALAR:
+                start = element_offset(layout, i, row * layout.columns + column, layout.operand_axes[i])
+                pointers[i] = layout.data[i] + start * item_size(layout.source_type[i])
         for r in range(rows):
-            add_totals(kernel, loop, layout, (row + r) * layout.columns + column, count, r, True, state, lost)
+            apply(loop.sum_totals, count, state, state + TERMS_AT)
+            add_terms(loop, r, state, lost)
+            for i in range(layout.operands):
+                pointers[i] += steps[i]
         column += count
 
 
 @njit(**OPTIONS)
-def add_totals(kernel, loop, layout, start, count, place, in_place, state, lost):
-    """Add the sums over a stretch of elements to one place."""
-    evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, in_place, state)
+def add_terms(loop, place, state, lost):
+    """Add one of each term to one place."""
     for k in range(loop.terms):
         lost[0] = 0.0
         high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
