@@ -118,6 +118,22 @@ def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
     return codegen
 
 
+@intrinsic(prefer_literal=True)
+def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
+    """Write a number `count` (a literal) times in a row to an address, as vectors: LLVM leaves such a loop as it is."""
+    times = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(args[0].type, times)
+        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), times), None)
+        repeated = builder.shuffle_vector(first, first, everywhere)
+        builder.store(repeated, builder.inttoptr(args[2], vector.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(value, count, types.int64), codegen
+
+
 @intrinsic
 def malloc(typing: Any, size: Any) -> Any:
     """Address of a new block of memory, 0 if there is none to be had."""

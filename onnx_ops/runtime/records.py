@@ -73,7 +73,7 @@ LAYOUT = np.dtype(
         ("axes", i8),
         ("extent", i8, (MAX_RANK,)),
         ("size", i8),
-        ("block", i8),  # elements of a task
+        ("block", i8),  # elements of a task; of a row, where rows are added up
         ("uniform", i8),  # whether `core_uniform` serves
         ("direct", i8),  # whether operands are read, and results written, where they lie
         ("past_caches", i8),  # whether results are copied to memory that is not to be kept in the caches
@@ -102,8 +102,8 @@ LAYOUT = np.dtype(
         ("rows_of_task", i8),
         ("slice", i8),
         ("slices", i8),
-        ("places", i8),  # results of each term, where `folded` of them, one after another, are yet to be added up
-        ("folded", i8),
+        ("places", i8),  # results of each term
+        ("folded", i8),  # where rows are added up: so many columns that follow each other make one result
         ("wide", i8),  # address of the per-channel operands in float64, for `finish`
         ("pivots", i8),
         ("totals", i8),  # address of the sums of slices; 0 where a task writes them to the output

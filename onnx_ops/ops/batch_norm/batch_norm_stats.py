@@ -18,7 +18,7 @@ from onnx_ops.core.schema import attribute, tensor_types
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
-from onnx_ops.loops.primitives import add_any_order, helper, of_channels, wide
+from onnx_ops.loops.primitives import add_any_order, choose, helper, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
@@ -135,21 +135,16 @@ def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> 
 @helper
 def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
     """From the sums of `moments`; parameters[1]: eps."""
-    pivots = channel_inputs[0]
+    pivots, sums, squares, mean, invstd = channel_inputs[0], totals[0], totals[1], results[0], results[1]
+    eps = parameters[1]
     for c in range(kept):
-        if count == 0:
-            results[0][c] = 0.0
-            results[1][c] = 0.0
-            continue
-        total, squares = totals[0][c], totals[1][c]
-        shift = total / count
-        variance = (squares - shift * total) / count
-        if squares == math.inf and shift - shift == 0.0:  # the squares alone are beyond float64
-            variance = math.inf
-        if variance < 0.0:
-            variance = 0.0
-        results[0][c] = pivots[c] + shift
-        results[1][c] = 1.0 / math.sqrt(variance + parameters[1])
+        shift = sums[c] / max(count, 1)
+        variance = (squares[c] - shift * sums[c]) / max(count, 1)
+        beyond = (squares[c] == math.inf) & (shift - shift == 0.0)  # the squares alone are beyond float64
+        variance = choose(beyond, math.inf, variance)
+        variance = choose(variance < 0.0, 0.0, variance)
+        mean[c] = pivots[c] + shift
+        invstd[c] = choose(count > 0, 1.0 / math.sqrt(variance + eps), 0.0)
 
 
 def finish_in_double(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:

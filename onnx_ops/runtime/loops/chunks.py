@@ -11,40 +11,42 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
-from onnx_ops.runtime.native import DOUBLE, LINE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, u2_at
+from onnx_ops.runtime.native import DOUBLE, LINE, OPTIONS, call, f4, f4_at, f8, f8_at, i8_at, loop_at, repeat, u2_at
 from onnx_ops.runtime.records import OPERANDS
 
 PARAMETERS = 8
 # What a task keeps from chunk to chunk: pointers to the operands, what fills which buffer, the parameters in the
 # computing dtype, where the buffers are and how far apart, and then the buffers, one for each operand and one more. A
-# buffer holds a chunk, which would not fit on the stack of a small thread, or a single number, where operands are read
-# in place.
+# buffer holds a chunk, which would not fit on the stack of a small thread, and what `stretch` writes beyond it; or a
+# single number, where operands are read in place.
 POINTERS = 8 * OPERANDS
 PARAMETERS_AT = 2 * POINTERS
 MISSING_AT = PARAMETERS_AT + 8 * PARAMETERS
 PLACE_AT = MISSING_AT + 8
 BUFFERS_AT = (PLACE_AT + 16 + LINE - 1) // LINE * LINE
-BUFFER, SMALL_BUFFER = CHUNK * 8, 8
+BUFFER, SMALL_BUFFER = (CHUNK + LONG) * 8, 8
 STATE_BYTES, SMALL_STATE_BYTES = (BUFFERS_AT + (OPERANDS + 1) * step for step in (BUFFER, SMALL_BUFFER))
 
 
 @njit(**OPTIONS)
 def stretch(data, source_type, size, start, count, inner, width, load, buffer, spare):
-    """Elements each of which stands `inner` times in a row."""
+    """Elements each of which stands `inner` times in a row, less than LONG.
+
+    Each is written LONG times, which takes a few vectors; the next ones go over what is too much.
+    """
     first = start // inner
     call(load, (data + first * size, source_type, 1, (start + count - 1) // inner + 1 - first, spare))
-    within, k = start - first * inner, 0
-    for i in range(count):
+    place, k = first * inner - start, 0
+    while place < count:
+        begin = max(place, 0)
         if width == 8:
-            f8_at(buffer)[i] = f8_at(spare)[k]
+            repeat(f8_at(spare)[k], LONG, buffer + 8 * begin)
         elif width == 4:
-            f4_at(buffer)[i] = f4_at(spare)[k]
+            repeat(f4_at(spare)[k], LONG, buffer + 4 * begin)
         else:
-            u2_at(buffer)[i] = u2_at(spare)[k]
-        within += 1
-        if within == inner:
-            within = 0
-            k += 1
+            repeat(u2_at(spare)[k], LONG, buffer + 2 * begin)
+        place += inner
+        k += 1
 
 
 @njit(**OPTIONS)

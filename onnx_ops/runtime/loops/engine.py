@@ -90,7 +90,7 @@ def functions(loop: Loop) -> dict[str, int]:
     else:
         found["task"] = compile_native(task_of_terms, TASK)
     if loop.sums or loop.space.having(Role.CHANNEL):
-        found["begin"] = compile_native(begin, ALONE)
+        found |= {"begin": compile_native(begin, ALONE), "read": compile_native(load, LOAD[DOUBLE])}
     return found
 
 

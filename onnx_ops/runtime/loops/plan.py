@@ -39,6 +39,7 @@ from onnx_ops.runtime.native import (
     layout_at,
     loop_at,
     number_at,
+    repeat,
     stack,
 )
 from onnx_ops.runtime.records import LAYOUT, OPERANDS
@@ -138,7 +139,8 @@ def plan(kernel_address, job_address):
     if not layout.summed:
         layout.block = min(max(BLOCK, (layout.size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
         job.tasks = (layout.size + layout.block - 1) // layout.block
-        job.scratch_bytes = 8 * layout.channel_inputs * layout.pattern
+        of_pattern = layout.pattern + LONG if layout.patterned else layout.channels
+        job.scratch_bytes = 8 * layout.channel_inputs * (layout.channels + of_pattern)
         plan_map(kernel, loop, layout)
         return OK
     if loop.pivot >= 0:
@@ -243,9 +245,11 @@ def order_axes(loop, job, layout, order):
 @njit(**OPTIONS)
 def plan_sums(loop, job, layout):
     """Cut the sums into tasks, and find room for what several tasks add to."""
+    layout.folded = layout.inner if loop.kept == CHANNELS and layout.summed_rows else 1
     if layout.summed_rows:
-        layout.places = layout.columns
-        layout.blocks = (layout.columns + CHUNK - 1) // CHUNK
+        layout.places = layout.columns // layout.folded
+        layout.block = CHUNK - CHUNK % layout.folded
+        layout.blocks = (layout.columns + layout.block - 1) // layout.block
         layout.slice = layout.rows
         if layout.blocks < MAX_SLICES:
             least = max(BLOCK // min(max(layout.columns, 1), CHUNK), 1)
@@ -269,19 +273,16 @@ def plan_sums(loop, job, layout):
             layout.slice = max(BLOCK, (layout.columns + MAX_SLICES - 1) // MAX_SLICES)
             layout.slices = (layout.columns + layout.slice - 1) // layout.slice
     layout.slices = max(layout.slices, 1)  # a sum of nothing is still to be stored
-    layout.folded = 1
-    if loop.kept == CHANNELS and layout.summed_rows:
-        layout.folded = layout.inner
     job.tasks = layout.blocks * layout.slices
     # The per-channel operands in float64 and as the core reads them, the pivot too; then two numbers for each sum.
     kept = layout.extent[1] if loop.kept == CHANNELS else 1
     held = 16 * (layout.channel_inputs * layout.channels + (kept if loop.pivot >= 0 else 0))
     layout.totals = 0
-    if layout.slices > 1 or loop.finish != 0 or loop.divided or layout.folded != 1 or loop.terms > 1:
+    if layout.slices > 1 or loop.finish != 0 or loop.divided or loop.terms > 1:
         layout.totals = 1  # `begin` knows the address
         held += 16 * layout.slices * loop.terms * layout.places
         if loop.finish != 0:
-            held += 8 * MAX_OUTPUTS * (layout.places // layout.folded)
+            held += 8 * MAX_OUTPUTS * layout.places
     job.scratch_bytes = held
 
 
@@ -295,43 +296,35 @@ def begin(kernel_address, job_address):
         pointers_address = stack(POINTERS)
         pointers = i8_at(pointers_address)
         place, total = 0, 0.0
-        room = 8 * (channels if layout.summed else layout.pattern)
         layout.wide = free_at
         for i in range(kernel.inputs):
             if loop.role[i] & COUNT:
                 total += count_up(job, i, kernel.element_type[i])
             if loop.role[i] & CHANNEL:
                 pointers[place] = free_at
-                values = f8_at(free_at)
-                for c in range(channels):
-                    if kernel.element_type[i] != 0:
-                        values[c] = number_at(job.data[i], kernel.element_type[i], c)
-                    else:
-                        values[c] = kernel.missing[i]
-                layout.data[i] = free_at
-                free_at += room
+                if kernel.element_type[i] != 0:
+                    call(kernel.read, (job.data[i], kernel.element_type[i], 1, channels, free_at))
+                else:
+                    for c in range(channels):
+                        f8_at(free_at)[c] = kernel.missing[i]
+                free_at += 8 * channels
                 place += 1
         if loop.prepare != 0:
             share = layout.parameters[DIVISOR]
             layout.parameters[DIVISOR] = total
             call(loop.prepare, (pointers_address, channels, job.layout + PARAMETERS_AT))
             layout.parameters[DIVISOR] = share
-        for k in range(place):
-            if layout.summed:
-                narrow(pointers[k], free_at, channels, loop.sum_type)
-                free_at += room
-            else:
-                narrow(pointers[k], pointers[k], channels, loop.compute_type)
-                if loop.compute_type == DOUBLE:
-                    recur(f8_at(pointers[k]), channels, layout)
+        place = 0
+        for i in range(kernel.inputs):
+            if loop.role[i] & CHANNEL:
+                layout.data[i] = free_at
+                if layout.patterned:
+                    recur(pointers[place], free_at, channels, layout, loop.compute_type)
+                    free_at += 8 * (layout.pattern + LONG)
                 else:
-                    recur(f4_at(pointers[k]), channels, layout)
-        if layout.summed:
-            place = 0
-            for i in range(kernel.inputs):
-                if loop.role[i] & CHANNEL:
-                    layout.data[i] = layout.wide + room * (layout.channel_inputs + place)
-                    place += 1
+                    narrow(pointers[place], free_at, channels, loop.sum_type if layout.summed else loop.compute_type)
+                    free_at += 8 * channels
+                place += 1
     if layout.summed:
         if loop.pivot >= 0:
             kept = layout.extent[1] if loop.kept == CHANNELS else 1
@@ -346,29 +339,37 @@ def begin(kernel_address, job_address):
 
 @njit(**OPTIONS)
 def narrow(source, target, count, element_type):
-    """float64 numbers into a computing dtype; the two places in memory may be one."""
+    """float64 numbers into a computing dtype."""
     wide = f8_at(source)
     if element_type == DOUBLE:
-        if source != target:
-            for i in range(count):
-                f8_at(target)[i] = wide[i]
+        for i in range(count):
+            f8_at(target)[i] = wide[i]
     else:
         for i in range(count):
             f4_at(target)[i] = f4(wide[i])
 
 
 @njit(**OPTIONS)
-def recur(values, channels, layout):
-    """One number per channel into the pattern in which they recur along the elements."""
-    if layout.pattern == channels:
-        return
-    for c in range(channels - 1, -1, -1):
-        value = values[c]
-        for k in range(layout.inner):
-            values[c * layout.inner + k] = value
-    period = channels * layout.inner
+def recur(source, target, channels, layout, element_type):
+    """float64 numbers, one per channel, into a computing dtype, in the pattern in which they recur along the elements.
+
+    There is room for LONG numbers behind the pattern.
+    """
+    size, inner, period = item_size(channel_type(element_type)), layout.inner, channels * layout.inner
+    if inner == 1:
+        narrow(source, target, channels, element_type)
+    for c in range(channels if inner > 1 else 0):
+        value = f8_at(source)[c]
+        for k in range(0, inner, LONG):  # what is too much belongs to the next channels, which come after
+            if size == 8:
+                repeat(value, LONG, target + 8 * (c * inner + k))
+            else:
+                repeat(f4(value), LONG, target + 4 * (c * inner + k))
     for i in range(period, layout.pattern):
-        values[i] = values[i - period]
+        if size == 8:
+            f8_at(target)[i] = f8_at(target)[i - period]
+        else:
+            f4_at(target)[i] = f4_at(target)[i - period]
 
 
 @njit(**OPTIONS)
@@ -383,9 +384,14 @@ def find_pivots(kernel, loop, job, layout, target, kept):
     samples_address = stack(SAMPLES_BYTES)
     samples, pivots = f8_at(samples_address), f8_at(target)
     taken = min(count, 1 + 2 * (count // SAMPLED_EVERY), SAMPLES)
+    places_address = stack(SAMPLES_BYTES)
+    places = i8_at(places_address)  # of the samples of the first kept place
+    for k in range(taken):
+        index = count * k // taken
+        places[k] = index // inner * kept * inner + index % inner
     for c in range(kept):
         for k in range(taken):
-            value = sample(source, element_type, count * k // taken, c, kept, inner)
+            value = number_at(source, element_type, places[k] + c * inner)
             place = k
             while place > 0 and samples[place - 1] > value:
                 samples[place] = samples[place - 1]
@@ -395,9 +401,3 @@ def find_pivots(kernel, loop, job, layout, target, kept):
         if taken > 0 and samples[taken // 4] <= 0.0 <= samples[taken - 1 - taken // 4]:
             pivot = 0.0
         pivots[c] = pivot if pivot - pivot == 0.0 else 0.0
-
-
-@njit(**OPTIONS)
-def sample(source, element_type, index, place, kept, inner):
-    """An element of a kept place, by its number among those that are summed."""
-    return number_at(source, element_type, (index // inner * kept + place) * inner + index % inner)

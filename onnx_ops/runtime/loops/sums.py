@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import channel_type, item_size
+from onnx_ops.loops.primitives import add_any_order, channel_type, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
@@ -74,8 +74,8 @@ def join(high, low, count):
 
 
 @njit(**OPTIONS)
-def evaluate_terms(kernel, loop, layout, start, count, core, state):
-    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, False, state, state + TERMS_AT)
+def evaluate_terms(kernel, loop, layout, start, count, core, state, out):
+    evaluate(kernel, layout, start, count, loop.sum_type, loop.sum_load, core, False, state, out)
 
 
 @njit(**OPTIONS)
@@ -85,25 +85,45 @@ def sum_task(kernel, loop, job, layout, number, state):
     piece, block = number // layout.blocks, number % layout.blocks
     columns, lost = layout.columns, f8_at(state + LOST_AT)
     if layout.summed_rows:
-        first = block * CHUNK
-        count = min(CHUNK, columns - first)
-        clear(loop, state, count)
-        for i in range(count):
-            lost[i] = 0.0
-        row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
+        first = block * layout.block
+        count = min(layout.block, columns - first)
+        begin_row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
         together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
+        row = begin_row
+        if row >= stop:
+            clear(loop, state, count)
+        # A single chunk is added up in any order in `sum_totals` too; then there is no second part.
+        in_parts = loop.sum_totals == 0 or row >= stop or row + together < stop
+        if in_parts:
+            for i in range(count):
+                lost[i] = 0.0
         while row < stop:
             rows = min(together, stop - row)
-            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state)
+            terms = state + (HIGH_AT if row == begin_row else TERMS_AT)  # the first need not be added to others
+            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state, terms)
             for k in range(loop.terms):
-                values = f8_at(state + TERMS_AT + 8 * CHUNK * k)
-                if loop.sum_totals != 0:  # one chunk is added up like that in `sum_totals` too
+                values, low = f8_at(terms + 8 * CHUNK * k), low_at(state, k)
+                if loop.sum_totals != 0:
                     add_up_rounded(values, count, rows)
                 else:
                     add_up(values, count, rows, lost)
-                accumulate(high_at(state, k), low_at(state, k), values, lost, count)
+                if row == begin_row:
+                    for i in range(count if in_parts else 0):
+                        low[i] = lost[i]
+                else:
+                    accumulate(high_at(state, k), low, values, lost, count)
             row += rows
-        deliver(kernel, loop, job, layout, piece, first, count, state)
+        folded, kept = layout.folded, count // layout.folded
+        for k in range(loop.terms):
+            high, low = high_at(state, k), low_at(state, k)
+            if loop.sum_totals == 0:
+                if folded > 1:
+                    fold(high, low, folded, kept)
+            elif folded > 1 or not in_parts:
+                if in_parts:
+                    join(high, low, count)
+                fold_rounded(high, low, folded, kept)
+        deliver(kernel, loop, job, layout, piece, first // folded, kept, state)
         return
     row, stop = block * layout.rows_of_task, min((block + 1) * layout.rows_of_task, layout.rows)
     begin_column, end_column = piece * layout.slice, min((piece + 1) * layout.slice, columns)
@@ -114,7 +134,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         rows = min(together, stop - row)
         clear(loop, state, rows)
         if short:
-            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, state)
+            evaluate_terms(kernel, loop, layout, row * columns, rows * columns, loop.sum_core, state, state + TERMS_AT)
             for k in range(loop.terms):
                 for r in range(rows):
                     add_row(state, k, r, r * columns, columns, lost)
@@ -164,10 +184,10 @@ def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
         count = min(CHUNK, end - column)
         start = row * layout.columns + column
         if loop.sum_totals != 0:
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, state)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_totals, state, state + TERMS_AT)
             add_terms(loop, place, state, lost)
         else:
-            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, state)
+            evaluate_terms(kernel, loop, layout, start, count, loop.sum_core, state, state + TERMS_AT)
             for k in range(loop.terms):
                 add_row(state, k, place, 0, count, lost)
         column += count
@@ -260,14 +280,12 @@ def finish(kernel_address, job_address):
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not layout.summed or layout.totals == 0:
         return
-    kept = layout.places // layout.folded
+    kept = layout.places
     for k in range(loop.terms):
         high, low = totals_at(loop, layout, 0, k)
         for piece in range(1, layout.slices):
             more, lost = totals_at(loop, layout, piece, k)
-            accumulate(high, low, more, lost, layout.places)
-        if layout.folded > 1:
-            fold(high, low, layout.folded, kept)
+            accumulate(high, low, more, lost, kept)
         join(high, low, kept)
     if loop.finish == 0:
         totals, _ = totals_at(loop, layout, 0, 0)
@@ -307,3 +325,13 @@ def fold(high, low, folded, kept):
             part = total - a
             lost += low[i * folded + j] + ((a - (total - part)) + (b - part))
         high[i], low[i] = total, lost
+
+
+@njit(**OPTIONS)
+def fold_rounded(high, low, folded, kept):
+    """As `fold`, but of sums in one part, and what rounding takes is lost."""
+    for i in range(kept):
+        total = 0.0
+        for j in range(folded):
+            total = add_any_order(total, high[i * folded + j])
+        high[i], low[i] = total, 0.0
