@@ -35,9 +35,10 @@ from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops import engine
-from onnx_ops.runtime.native import copy_past_caches, i8_at, settle
+from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
+from onnx_ops.runtime.native import LINE, copy_past_caches, i8_at, settle
 from onnx_ops.runtime.process import STATE
-from onnx_ops.runtime.records import LAYOUT
+from onnx_ops.runtime.records import LAYOUT, LOOP
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -317,6 +318,36 @@ def test_the_last_cache_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert engine.cache_bytes.__wrapped__() == 16 << 20
     monkeypatch.setattr(engine, "CACHES", tmp_path / "none")
     assert engine.cache_bytes.__wrapped__() == 32 << 20
+
+
+# --- loops that wait for memory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6])
+def test_each_core_has_as_many_tasks(cores: int) -> None:
+    loop = np.zeros(1, LOOP)
+    loop["cores"] = cores
+    assert block_of_map(loop[0], 100_000) == BLOCK
+    loop["memory_bound"] = 1
+    for size in (100_000, 1_000_000, 16_000_000):
+        block = block_of_map(loop[0], size)
+        assert block % LINE == 0
+        assert block < LARGEST_BLOCK + LINE
+        assert -(-size // block) == cores * -(-size // (cores * LARGEST_BLOCK))
+    for size in (0, 1, BLOCK):  # not worth a second task
+        assert block_of_map(loop[0], size) == BLOCK
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_results_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(engine, "available_cores", lambda: cores)
+    x = np.random.default_rng(30).normal(size=100_003).astype(np.float32)
+    host._parts.cache_clear()  # a kernel knows the number of cores
+    try:
+        out = run("Hardshrink", {"self": x}, np.float32)
+    finally:
+        host._parts.cache_clear()
+    np.testing.assert_array_equal(out, np.where(np.abs(x) > 0.5, x, 0))
 
 
 # --- lanes, natively and as plain Python -----------------------------------------------------------------------------

@@ -90,8 +90,9 @@ class Loop:
         prepare: works over the inputs of role CHANNEL.
         core_uniform: the core for a stretch of elements on which each input named in `uniform` has a single value. It
             reads element 0 of those inputs only.
-        memory_bound: whether the core does so little that it waits for memory alone. Where no cache holds them, its
-            results are written in a way that is faster, but during which nothing can be computed.
+        memory_bound: whether the core does so little that it waits for memory alone. Its work is cut into few tasks.
+            Where no cache holds its results, they are written in a way that is faster, but during which nothing can be
+            computed.
     """
 
     space: IndexSpace

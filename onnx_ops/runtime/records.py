@@ -40,6 +40,7 @@ LOOP = np.dtype(
         ("parameters", np.float64, (4,)),
         ("memory_bound", i8),
         ("cache", i8),  # bytes of the machine's last cache
+        ("cores", i8),  # of the machine
         ("uniform", i8, (MAX_INPUTS,)),  # `core_uniform` wants these to have one value
         # native functions; load and store convert numbers to and from the computing dtype
         ("core", i8),

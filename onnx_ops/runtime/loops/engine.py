@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
         "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
         "memory_bound": loop.memory_bound,
         "cache": cache_bytes(),
+        "cores": available_cores(),
         "uniform": _padded([name in loop.uniform for name in inputs]),
         "load": compile_native(load, LOAD[loop.compute]),
         "channel_load": compile_native(load, LOAD[channel_type(loop.sums.compute if loop.sums else loop.compute)]),
@@ -145,6 +147,11 @@ def cache_bytes() -> int:
     """The size of the last cache before memory, a common one where the system does not tell."""
     sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _core(dtype: int, out: types.Type) -> types.Type:

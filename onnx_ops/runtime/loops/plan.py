@@ -1,6 +1,7 @@
 """Plans one run of a loop: shapes of the outputs, the layout of the operands, and how the work is cut into tasks.
 
-Tasks go by the sizes alone, so that results do not depend on the number of threads.
+Results do not depend on the number of threads: tasks of sums go by the sizes alone, and what a map gives for an element
+is the same in any task.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from onnx_ops.runtime.loops.operands import (
 )
 from onnx_ops.runtime.native import (
     DOUBLE,
+    LINE,
     OPTIONS,
     call,
     f4,
@@ -137,7 +139,7 @@ def plan(kernel_address, job_address):
 
     layout.slices, layout.totals = 1, 0
     if not layout.summed:
-        layout.block = min(max(BLOCK, (layout.size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
+        layout.block = block_of_map(loop, layout.size)
         job.tasks = (layout.size + layout.block - 1) // layout.block
         of_pattern = layout.pattern + LONG if layout.patterned else layout.channels
         job.scratch_bytes = 8 * layout.channel_inputs * (layout.channels + of_pattern)
@@ -151,6 +153,20 @@ def plan(kernel_address, job_address):
         lay_out(layout, pivot, row, 1, loop.kept == CHANNELS, order)
     plan_sums(loop, job, layout)
     return OK
+
+
+@njit(**OPTIONS)
+def block_of_map(loop, size):
+    """Elements of a task.
+
+    What waits for memory is cut into few tasks, the same number for each core: it is done so soon that the start of a
+    task counts, and an odd one, for which the other cores wait.
+    """
+    if not loop.memory_bound:
+        return min(max(BLOCK, (size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
+    most = loop.cores * LARGEST_BLOCK
+    tasks = loop.cores * max((size + most - 1) // most, 1)
+    return max(BLOCK, ((size + tasks - 1) // tasks + LINE - 1) // LINE * LINE)  # a block begins where a line does
 
 
 @njit(**OPTIONS)
