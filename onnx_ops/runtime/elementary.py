@@ -175,9 +175,40 @@ def _falling_exp(x):
     return _normal_exp(-708.0 if y < -708.0 else y)
 
 
-@overload(primitives.falling_exp, jit_options=OPTIONS)
-def _falling_exp_of_float(x):
-    return (lambda x: _falling_exp(x)) if x == types.float32 else None
+# e**r as 1 + r + r*r*q(r) once more, with a relative error of 3e-9, and in float32 as a cubic, with one of 8e-5.
+Q5 = (
+    0.0013814617085908165, 0.008368709730213197, 0.041668387304343794, 0.16666520690476597, 0.4999999345188762,
+)  # fmt: skip
+C3 = tuple(map(f4, (0.16566842, 0.50496326, 1.00016419, 0.99992807)))
+# The low bits of a sum with one of these, shifted into the exponent, make the power of two.
+BIASED4, BIASED8 = ROUND4 + f4(127), ROUND8 + 1023.0
+
+
+@njit(**OPTIONS)
+def _one_plus_exp(x):
+    shifted = x * LOG2E + BIASED8
+    r = x - (shifted - BIASED8) * LN2
+    s = r * r
+    q = (Q5[0] * s + (Q5[1] * r + Q5[2])) * s + (Q5[3] * r + Q5[4])
+    return fused(q * s + (r + 1.0), bitcast(bitcast(shifted, i8(0)) << i8(52), f8(0)), 1.0)
+
+
+@overload(primitives.one_plus_exp, jit_options=OPTIONS)
+def _one_plus_exp_of_double(x):
+    return (lambda x: _one_plus_exp(x)) if x == types.float64 else None
+
+
+@njit(**OPTIONS)
+def _near_one_plus_exp(x):
+    shifted = x * f4(LOG2E) + BIASED4
+    r = x - (shifted - BIASED4) * f4(LN2)
+    p = (C3[0] * r + C3[1]) * (r * r) + (C3[2] * r + C3[3])
+    return fused(p, bitcast(i4(bitcast(shifted, i4(0)) << i4(23)), f4(0)), f4(1))
+
+
+@overload(primitives.near_one_plus_exp, jit_options=OPTIONS)
+def _near_one_plus_exp_of_float(x):
+    return (lambda x: _near_one_plus_exp(x)) if x == types.float32 else None
 
 
 @njit(**OPTIONS)

@@ -374,6 +374,8 @@ def _added_in_any_order(a, b):
 
 @overload(primitives.multiply_any_order, jit_options=OPTIONS)
 def _multiplied_in_any_order(a, b):
+    if a == types.float32:
+        return lambda a, b: _multiply_any_order(a, f4(b))
     return lambda a, b: _multiply_any_order(f8(a), f8(b))
 
 
@@ -385,6 +387,16 @@ def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
 @overload(primitives.choose, jit_options=OPTIONS)
 def _choose(condition, a, b):
     return lambda condition, a, b: _select(condition, a, b)
+
+
+@overload(primitives.size_up_to, jit_options=OPTIONS)
+def _size_up_to(x, most):
+    # Sizes are in the order of their bits, NaN last, and integers are compared beside the arithmetic.
+    def least(x, most):
+        bits, limit = i4(bitcast(x, i4(0)) & i4(0x7FFFFFFF)), bitcast(most, i4(0))
+        return bitcast(_select(bits < limit, bits, limit), f4(0))
+
+    return least if x == types.float32 else None
 
 
 @overload(primitives.like, jit_options=OPTIONS)

@@ -1,7 +1,7 @@
 """The terms of the binary cross entropy of a sigmoid, and their sums.
 
 With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L. Without weights a term is L + y*|x| where
-x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|), for FACTORS elements.
+x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|).
 """
 
 from __future__ import annotations
@@ -16,27 +16,34 @@ from onnx_ops.loops.primitives import (
     ZERO,
     add_any_order,
     choose,
-    falling_exp,
     helper,
     inlined,
     log,
     multiply_any_order,
     near_exp,
     near_log1p,
+    near_one_plus_exp,
+    one_plus_exp,
+    size_up_to,
     softplus_of_falling,
     wide,
 )
 from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 
 FACTORS = 1024
-"""Elements whose logarithms are taken together."""
-SHARE = np.float32(0.75)
-"""Times this, factors 1 + exp(-|x|) are from 0.75 to 1.5, and the product of FACTORS of them is a float64 number."""
-LOG_SHARE = math.log(SHARE)
+"""Elements whose logarithms are taken together; their product is a float64 number if it begins with FIRST."""
+FIRST = 2.0**-512
+LOG_FIRST = math.log(FIRST)
+FAR = np.float32(708)
+"""To minus this power e is a normal float64 number."""
 LEAST = 2.0**-10
-"""A logarithm from here up is good to 1e-10, though each factor of the product was off by 2**-53."""
-LEAST_SHORT = 0.25
-"""The same to 1e-4, for factors that are off by 2**-24."""
+"""A logarithm from here up is good to 1e-9, though each factor of the product was off by 2**-52."""
+SHORT_FACTORS, SHORT_FIRST = 192, np.float32(2.0**-96)
+"""The same for a product in float32."""
+SHORT_PRODUCTS = 5
+"""Such products whose logarithm is taken at once."""
+LEAST_SHORT = 2.0**-9
+"""A mean loss from here up is good to 6e-5, though each factor of the product was off by 2**-23."""
 
 
 @inlined
@@ -104,15 +111,16 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
 
 def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """For weights of ones."""
-    x, target, total, share = operands[0], operands[1], 0.0, wide(SHARE)
+    x, target, total = operands[0], operands[1], 0.0
     for start in range(0, count, FACTORS):
-        stop, product, straight = min(start + FACTORS, count), 1.0, 0.0
+        stop, product, straight, extreme = min(start + FACTORS, count), FIRST, 0.0, False
         for i in range(start, stop):
-            logit = wide(x[i])
-            product = multiply_any_order(product, share + share * falling_exp(-abs(x[i])))
-            straight = add_any_order(straight, choose(logit > 0, logit, 0.0) - logit * wide(target[i]))
-        curved = log(product) - (stop - start) * LOG_SHARE
-        if curved >= LEAST and abs(straight) < math.inf:
+            y, size = wide(target[i]), wide(abs(x[i]))
+            product = multiply_any_order(product, one_plus_exp(-size))
+            straight = add_any_order(straight, choose(x[i] > 0, 1.0 - y, y) * size)
+            extreme = extreme | (not abs(x[i]) < FAR)
+        curved = log(product) - LOG_FIRST
+        if not extreme and curved >= LEAST and abs(straight) < math.inf:
             total += curved + straight
         else:
             total += total_of_span(operands, start, stop)
@@ -125,7 +133,7 @@ def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None
 @inlined
 def near_size(x: Any) -> Any:
     """|x|, or NEAR if that is less or x is NaN."""
-    return choose(abs(x) < NEAR, abs(x), NEAR)
+    return size_up_to(x, NEAR)
 
 
 @inlined
@@ -149,18 +157,19 @@ def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones, in float32 where logits are finite and not all of them right by far."""
+    """For weights of ones, in float32 where targets are finite and the loss is not small."""
     x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, FACTORS):
-        stop, product, straight = min(start + FACTORS, count), 1.0, ZERO
-        for i in range(start, stop):
-            product = multiply_any_order(product, wide(SHARE + SHARE * near_exp(-near_size(x[i]))))
-            straight = add_any_order(straight, straight_part(x[i], target[i]))
-        curved = log(product) - (stop - start) * LOG_SHARE
-        if curved >= LEAST_SHORT and abs(straight) < INFINITE:
-            total += curved + wide(straight)
-        else:
-            total += total_of_span(operands, start, stop)
+    for start in range(0, count, SHORT_PRODUCTS * SHORT_FACTORS):
+        stop, product, straight = min(start + SHORT_PRODUCTS * SHORT_FACTORS, count), 1.0, ZERO
+        for begin in range(start, stop, SHORT_FACTORS):
+            part = SHORT_FIRST
+            for i in range(begin, min(begin + SHORT_FACTORS, stop)):
+                part = multiply_any_order(part, near_one_plus_exp(-near_size(x[i])))
+                straight = add_any_order(straight, straight_part(x[i], target[i]))
+            product *= wide(part) / wide(SHORT_FIRST)
+        loss = log(product) + wide(straight)
+        moderate = loss >= (stop - start) * LEAST_SHORT and loss < math.inf
+        total += loss if moderate else total_of_span(operands, start, stop)
     out[0] = total
 
 
