@@ -98,8 +98,9 @@ def reference(
 def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Differences from the pivot, which is the median of some elements of the channel, and their squares.
 
-    Where the pivot lies far from the mean, so do half of those elements, and the variance is large as well. So the
-    squares, from which `finish` subtracts the square of that distance, keep enough of their digits.
+    Where the pivot lies far from the mean, so do half of those elements, or, where it is 0, they lie as far from each
+    other; and the variance is large as well. So the squares, from which `finish` subtracts the square of that distance,
+    keep enough of their digits.
     """
     x, pivot = operands[0], of_channels(operands[1])
     for i in range(count):

@@ -392,7 +392,8 @@ def recur(source, target, channels, layout, element_type):
 def find_pivots(kernel, loop, job, layout, target, kept):
     """For each kept place the median of a few elements that lie far from each other.
 
-    It is 0 where 0 is as typical, so that a sum of differences is the sum itself, and where the median is not finite.
+    It is 0 where the median is no further from 0 than the elements on either side of it are from each other, so that a
+    sum of differences is the sum itself, and where the median is not finite.
     """
     source, element_type = job.data[loop.pivot], kernel.element_type[loop.pivot]
     count = layout.size // max(kept, 1)
@@ -414,6 +415,6 @@ def find_pivots(kernel, loop, job, layout, target, kept):
                 place -= 1
             samples[place] = value
         pivot = samples[taken // 2] if taken > 0 else 0.0
-        if taken > 0 and samples[taken // 4] <= 0.0 <= samples[taken - 1 - taken // 4]:
+        if taken > 0 and samples[taken - 1 - taken // 4] - samples[taken // 4] >= abs(pivot):
             pivot = 0.0
         pivots[c] = pivot if pivot - pivot == 0.0 else 0.0
