@@ -16,7 +16,9 @@ from onnx_ops.loops.primitives import (
     helper,
     inlined,
     log,
+    near_exp,
     near_exp_parts,
+    near_log,
     normal_exp,
     normal_log,
     short_log,
@@ -24,8 +26,14 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
 
-LEAST_SHARE = np.float32(2.0**-7)
-"""A sum of terms that cancel to less than this share of their parts needs more digits than float32 has."""
+SHORT_SPAN = 1024
+"""Elements whose terms are added up in float32."""
+DOUBT = np.float32(64)
+"""Beside a difference of 1, the weight of what its logarithm is off by."""
+LEAST_SHARE = np.float32(2.0**-10)
+"""A sum in float32 is good to 16 bits if it is no less than this share of the doubt about its terms."""
+LEAST = np.float32(2.0**-80)
+"""And no less than this, as there may be subnormal targets, whose logarithms are wrong."""
 LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
 """To these powers, and between them, e is a normal float64 number."""
 
@@ -96,7 +104,7 @@ def short_divergence_of_logarithms(operands: Any, out: Any, count: int, paramete
 
 
 @helper
-def total_of_span(operands: Any, start: int, stop: int) -> Any:
+def total_of_any_span(operands: Any, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop), whatever they are."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
@@ -105,7 +113,7 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+def total_of_any_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
     """The same of targets that are logarithms."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
@@ -113,56 +121,109 @@ def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
     return total
 
 
-def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+@helper
+def total_of_span(operands: Any, start: int, stop: int) -> Any:
     """Without a look at each target: 0 times some number is 0, and what is infinite or NaN shows in the sum."""
-    x, target, total = operands[0], operands[1], 0.0
+    x, target, negative, total = operands[0], operands[1], False, 0.0
+    for i in range(start, stop):
+        q = wide(target[i])
+        total = add_any_order(total, q * (normal_log(q) - wide(x[i])))
+        negative = negative | (target[i] < 0)
+    return total_of_any_span(operands, start, stop) if negative or not abs(total) < math.inf else total
+
+
+@helper
+def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """In float32 the terms of targets below LEAST_POWER vanish, and those of LEAST_POWER do."""
+    x, target, large, total = operands[0], operands[1], False, 0.0
+    for i in range(start, stop):
+        q = wide(choose(target[i] < LEAST_POWER, LEAST_POWER, target[i]))
+        total = add_any_order(total, (q - wide(x[i])) * normal_exp(q))
+        large = large | (target[i] > GREATEST_POWER)
+    return total_of_any_span_of_logarithms(operands, start, stop) if large or not abs(total) < math.inf else total
+
+
+def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    total = 0.0
     for start in range(0, count, SPAN):
-        stop, negative, part = min(start + SPAN, count), False, 0.0
-        for i in range(start, stop):
-            q = wide(target[i])
-            part = add_any_order(part, q * (normal_log(q) - wide(x[i])))
-            negative = negative | (target[i] < 0)
-        total += total_of_span(operands, start, stop) if negative or not abs(part) < math.inf else part
+        total += total_of_span(operands, start, min(start + SPAN, count))
     out[0] = total
 
 
 def total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32 the terms of targets below LEAST_POWER vanish, and those of LEAST_POWER do."""
-    x, target, total = operands[0], operands[1], 0.0
+    total = 0.0
     for start in range(0, count, SPAN):
-        stop, large, part = min(start + SPAN, count), False, 0.0
-        for i in range(start, stop):
-            q = wide(choose(target[i] < LEAST_POWER, LEAST_POWER, target[i]))
-            part = add_any_order(part, (q - wide(x[i])) * normal_exp(q))
-            large = large | (target[i] > GREATEST_POWER)
-        exact = large or not abs(part) < math.inf
-        total += total_of_span_of_logarithms(operands, start, stop) if exact else part
+        total += total_of_span_of_logarithms(operands, start, min(start + SPAN, count))
     out[0] = total
 
 
+# --- sums for results of 16 bits, of inputs of 16 bits -----------------------------------------------------------
+
+
+@inlined
+def if_good(total: Any, doubt: Any, extreme: Any) -> Any:
+    """A sum of terms in float32, as a float64; NaN if it is not good to 16 bits."""
+    good = not extreme and LEAST <= abs(total) < INFINITE and LEAST_SHARE * doubt <= abs(total)
+    return wide(total) if good else math.nan
+
+
+@helper
+def short_total_of_span(operands: Any, start: int, stop: int) -> Any:
+    """In float32; NaN if it is not good.
+
+    A difference is off by 4e-6 at most, and by some roundings of its size, which is at most a sixteenth of what
+    its square and DOUBT add up to. So a total is off by 7e-5 of itself at most.
+    """
+    x, target, negative, total, doubt = operands[0], operands[1], False, ZERO, ZERO
+    for i in range(start, stop):
+        q = target[i]
+        difference = near_log(q) - x[i]
+        total = add_any_order(total, q * difference)
+        doubt = add_any_order(doubt, q * (difference * difference + DOUBT))
+        negative = negative | (q < 0)
+    return if_good(total, doubt, negative)
+
+
+@helper
+def short_total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """The same of targets that are logarithms. A term is off by 4e-6 of itself."""
+    x, target, extreme, total, size = operands[0], operands[1], False, ZERO, ZERO
+    for i in range(start, stop):
+        value = (target[i] - x[i]) * near_exp(target[i])
+        total = add_any_order(total, value)
+        size = add_any_order(size, abs(value))
+        extreme = extreme | (not abs(target[i]) < NEAR)
+    return if_good(total, DOUBT * size, extreme)
+
+
+@helper
+def near_total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """Where they cancel, of targets that are NEAR: only the terms in float32."""
+    x, target, extreme, total = operands[0], operands[1], False, 0.0
+    for i in range(start, stop):
+        total = add_any_order(total, wide(short_term_of_logarithm(x[i], target[i])))
+        extreme = extreme | (not abs(target[i]) < NEAR)
+    moderate = not extreme and abs(total) < math.inf
+    return total if moderate else total_of_span_of_logarithms(operands, start, stop)
+
+
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Terms in float32, for results of 16 bits."""
-    x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, SPAN):
-        stop, extreme, part, size = min(start + SPAN, count), False, 0.0, ZERO
-        for i in range(start, stop):
-            q, logarithm = target[i], normal_log(target[i])
-            part = add_any_order(part, wide(q * (logarithm - x[i])))
-            size = add_any_order(size, abs(q) * (abs(logarithm) + abs(x[i])))
-            extreme = extreme | ((q != 0) & (q < LEAST_NORMAL))
-        moderate = not extreme and LEAST_SHARE * size <= abs(part) < math.inf
-        total += part if moderate else total_of_span(operands, start, stop)
+    """Where one span needs more care, the rest is taken for like it."""
+    total, careful = 0.0, False
+    for start in range(0, count, SHORT_SPAN):
+        stop = min(start + SHORT_SPAN, count)
+        part = math.nan if careful else short_total_of_span(operands, start, stop)
+        careful = not abs(part) < math.inf
+        total += total_of_span(operands, start, stop) if careful else part
     out[0] = total
 
 
 def total_of_short_terms_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same of targets that are logarithms."""
-    x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, SPAN):
-        stop, extreme, part = min(start + SPAN, count), False, 0.0
-        for i in range(start, stop):
-            part = add_any_order(part, wide(short_term_of_logarithm(x[i], target[i])))
-            extreme = extreme | (not abs(target[i]) < NEAR)
-        moderate = not extreme and abs(part) < math.inf
-        total += part if moderate else total_of_span_of_logarithms(operands, start, stop)
+    """Likewise."""
+    total, careful = 0.0, False
+    for start in range(0, count, SHORT_SPAN):
+        stop = min(start + SHORT_SPAN, count)
+        part = math.nan if careful else short_total_of_span_of_logarithms(operands, start, stop)
+        careful = not abs(part) < math.inf
+        total += near_total_of_span_of_logarithms(operands, start, stop) if careful else part
     out[0] = total
