@@ -34,6 +34,8 @@ LEAST_SHARE = np.float32(2.0**-10)
 """A sum in float32 is good to 16 bits if it is no less than this share of the doubt about its terms."""
 LEAST = np.float32(2.0**-80)
 """And no less than this, as there may be subnormal targets, whose logarithms are wrong."""
+LEAST_LEFT = 2.0**-6
+"""The share of the sizes of terms that may be left of their sum, for it to be good in float32 as terms are to 2e-10."""
 LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
 """To these powers, and between them, e is a normal float64 number."""
 
@@ -134,13 +136,19 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
 
 @helper
 def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """In float32 the terms of targets below LEAST_POWER vanish, and those of LEAST_POWER do."""
-    x, target, large, total = operands[0], operands[1], False, 0.0
+    """In float32 the terms of targets below LEAST_POWER vanish, and those of LEAST_POWER do.
+
+    A term is off by 2e-10 of itself, which is too much for float32 only where terms cancel.
+    """
+    x, target, large, total, size = operands[0], operands[1], False, 0.0, 0.0
     for i in range(start, stop):
         q = wide(choose(target[i] < LEAST_POWER, LEAST_POWER, target[i]))
-        total = add_any_order(total, (q - wide(x[i])) * normal_exp(q))
+        value = (q - wide(x[i])) * normal_exp(q)
+        total = add_any_order(total, value)
+        size = add_any_order(size, abs(value))
         large = large | (target[i] > GREATEST_POWER)
-    return total_of_any_span_of_logarithms(operands, start, stop) if large or not abs(total) < math.inf else total
+    good = not large and LEAST_LEFT * size <= abs(total) < math.inf
+    return total if good else total_of_any_span_of_logarithms(operands, start, stop)
 
 
 def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
