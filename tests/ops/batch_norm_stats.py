@@ -87,6 +87,13 @@ def calls() -> Iterator[Call]:
         yield Call(OP, {"input": x.astype(dtype)}, label=f"{other}-{dtype.name}")
     for dtype in FLOATS:
         yield Call(OP, {"input": np.full((30, 2, 7), 3.0, dtype)}, label=f"constant-{dtype.name}")
+        # Several chunks of rows for each task, in each of which channels lie side by side.
+        yield Call(OP, {"input": normal((700, 300), dtype, "x") + dtype.type(1)}, label=f"rows-{dtype.name}")
+    yield Call(
+        OP,
+        {"input": normal((1_100_000, 2), np.float32, "x") + np.float32(3)},
+        label="so_many_rows_that_sums_have_two_parts",
+    )
     large = normal((50, 3), np.float32, "large") * np.float32(1e30)  # squares that float32 does not hold
     yield Call(OP, {"input": large}, label="squares_beyond_float32")
 

@@ -17,11 +17,12 @@ LOST_AT = STATE_BYTES
 HIGH_AT = LOST_AT + 8 * CHUNK
 LOW_AT = HIGH_AT + 8 * CHUNK * MAX_TERMS
 TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
-SUM_BYTES = TERMS_AT + 8 * CHUNK * MAX_TERMS
+PART_AT = TERMS_AT + 8 * CHUNK * MAX_TERMS
+SUM_BYTES = PART_AT + 8 * CHUNK * MAX_TERMS
 LEAST_TOTAL = 128
 """Rows below this length are evaluated several at a time."""
 LONGEST = 16 * CHUNK
-"""Elements that go through a loop at a time where none of them is brought to it."""
+"""So many elements are added up at a time where the order does not matter, before what rounding takes is kept."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
 OPERANDS_BYTES = 8 * OPERANDS
 
@@ -88,31 +89,15 @@ def sum_task(kernel, loop, job, layout, number, state):
         first = block * layout.block
         count = min(layout.block, columns - first)
         begin_row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
-        together = CHUNK // columns if 0 < columns <= CHUNK else 1  # whole rows that make one chunk
-        row = begin_row
-        if row >= stop:
-            clear(loop, state, count)
-        # A single chunk is added up in any order in `sum_totals` too; then there is no second part.
-        in_parts = loop.sum_totals == 0 or row >= stop or row + together < stop
+        # What is added up in any order, over few enough rows, has no second part.
+        in_parts = loop.sum_totals == 0 or stop - begin_row > LONGEST or begin_row >= stop
         if in_parts:
-            for i in range(count):
-                lost[i] = 0.0
-        while row < stop:
-            rows = min(together, stop - row)
-            terms = state + (HIGH_AT if row == begin_row else TERMS_AT)  # the first need not be added to others
-            evaluate_terms(kernel, loop, layout, row * columns + first, rows * count, loop.sum_core, state, terms)
-            for k in range(loop.terms):
-                values, low = f8_at(terms + 8 * CHUNK * k), low_at(state, k)
-                if loop.sum_totals != 0:
-                    add_up_rounded(values, count, rows)
-                else:
-                    add_up(values, count, rows, lost)
-                if row == begin_row:
-                    for i in range(count if in_parts else 0):
-                        low[i] = lost[i]
-                else:
-                    accumulate(high_at(state, k), low, values, lost, count)
-            row += rows
+            clear(loop, state, count)
+            step = rows_of_chunk(columns) if loop.sum_totals == 0 else LONGEST
+            for row in range(begin_row, stop, step):
+                add_rows(kernel, loop, layout, row, min(row + step, stop), first, count, state)
+        else:
+            add_rows_rounded(kernel, loop, layout, begin_row, stop, first, count, state, state + HIGH_AT)
         folded, kept = layout.folded, count // layout.folded
         for k in range(loop.terms):
             high, low = high_at(state, k), low_at(state, k)
@@ -145,6 +130,53 @@ def sum_task(kernel, loop, job, layout, number, state):
                 add_long_row(kernel, loop, layout, row + r, r, begin_column, end_column, state, lost)
         deliver(kernel, loop, job, layout, piece, row, rows, state)
         row += rows
+
+
+@njit(**OPTIONS)
+def rows_of_chunk(columns):
+    """Whole rows that make one chunk, or the one of which a chunk is a part."""
+    return CHUNK // columns if 0 < columns <= CHUNK else 1
+
+
+@njit(**OPTIONS)
+def add_rows(kernel, loop, layout, row, stop, first, count, state):
+    """Add rows to the places that lie side by side in them: one chunk, or as many rows as are added up in any order."""
+    lost = f8_at(state + LOST_AT)
+    if loop.sum_totals != 0:
+        add_rows_rounded(kernel, loop, layout, row, stop, first, count, state, state + PART_AT)
+        for i in range(count):
+            lost[i] = 0.0
+    else:
+        start, elements = row * layout.columns + first, (stop - row) * count
+        evaluate_terms(kernel, loop, layout, start, elements, loop.sum_core, state, state + PART_AT)
+    for k in range(loop.terms):
+        part = f8_at(state + PART_AT + 8 * CHUNK * k)
+        if loop.sum_totals == 0:
+            add_up(part, count, stop - row, lost)
+        accumulate(high_at(state, k), low_at(state, k), part, lost, count)
+
+
+@njit(**OPTIONS)
+def add_rows_rounded(kernel, loop, layout, row, stop, first, count, state, out):
+    """Sums over rows, at least one, to `out`; what rounding takes is lost."""
+    terms = out  # of the first chunk, which need not be added to others
+    while row < stop:
+        rows = min(rows_of_chunk(layout.columns), stop - row)
+        start, elements = row * layout.columns + first, rows * count
+        evaluate_terms(kernel, loop, layout, start, elements, loop.sum_core, state, terms)
+        for k in range(loop.terms):
+            values = f8_at(terms + 8 * CHUNK * k)
+            add_up_rounded(values, count, rows)
+            if terms != out:
+                add_plainly(f8_at(out + 8 * CHUNK * k), values, count)
+        row += rows
+        terms = state + TERMS_AT
+
+
+@njit(**OPTIONS)
+def add_plainly(sums, values, count):
+    for i in range(count):
+        sums[i] += values[i]
 
 
 @njit(**OPTIONS)
