@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from onnx import ModelProto
 import onnx_ops
 from models.single_op import onnx_element_type, single_op_model
 from onnx_ops.core.types import dtype_name
+from onnx_ops.runtime.loops.engine import available_cores
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import FLOATS
 from tests.ops._shared.record import Array, Call
@@ -161,11 +161,6 @@ def argument_parser(description: str | None, dtypes: Sequence[str], json_path: s
     parser.add_argument("--threads", type=int, default=available_cores(), help="threads of onnxruntime and of torch")
     parser.add_argument("--json", type=Path, default=json_path, metavar="PATH", help="default: %(default)s")
     return parser
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(threads: int) -> dict[str, Any]:
