@@ -374,13 +374,14 @@ def recur(source, target, channels, layout, element_type):
     size, inner, period = item_size(channel_type(element_type)), layout.inner, channels * layout.inner
     if inner == 1:
         narrow(source, target, channels, element_type)
-    for c in range(channels if inner > 1 else 0):
-        value = f8_at(source)[c]
-        for k in range(0, inner, LONG):  # what is too much belongs to the next channels, which come after
-            if size == 8:
-                repeat(value, LONG, target + 8 * (c * inner + k))
-            else:
-                repeat(f4(value), LONG, target + 4 * (c * inner + k))
+    else:
+        for c in range(channels):
+            value = f8_at(source)[c]
+            for k in range(0, inner, LONG):  # what is too much belongs to the next channels, which come after
+                if size == 8:
+                    repeat(value, LONG, target + 8 * (c * inner + k))
+                else:
+                    repeat(f4(value), LONG, target + 4 * (c * inner + k))
     for i in range(period, layout.pattern):
         if size == 8:
             f8_at(target)[i] = f8_at(target)[i - period]

@@ -101,13 +101,10 @@ def sum_task(kernel, loop, job, layout, number, state):
         folded, kept = layout.folded, count // layout.folded
         for k in range(loop.terms):
             high, low = high_at(state, k), low_at(state, k)
-            if loop.sum_totals == 0:
-                if folded > 1:
-                    fold(high, low, folded, kept)
-            elif folded > 1 or not in_parts:
-                if in_parts:
-                    join(high, low, count)
+            if not in_parts:
                 fold_rounded(high, low, folded, kept)
+            elif folded > 1:
+                fold(high, low, folded, kept)
         deliver(kernel, loop, job, layout, piece, first // folded, kept, state)
         return
     row, stop = block * layout.rows_of_task, min((block + 1) * layout.rows_of_task, layout.rows)
