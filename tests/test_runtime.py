@@ -36,7 +36,7 @@ from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops import engine
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
-from onnx_ops.runtime.native import LINE, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, settle
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.records import LAYOUT, LOOP
 

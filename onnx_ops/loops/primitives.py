@@ -1,6 +1,6 @@
 """What kernels are written with: plain Python here, so that a kernel can be run and debugged as it stands.
 
-`onnx_ops.runtime.native`, `lanes` and `elementary` teach Numba the compiled form of each function of this file.
+In `onnx_ops.runtime`, `native`, `memory`, `lanes` and `elementary` teach Numba the compiled form of each of them.
 """
 
 import ctypes

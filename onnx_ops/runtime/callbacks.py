@@ -17,7 +17,8 @@ from numba import njit, types
 from onnx_ops.loops.records import MAX_INPUTS, MAX_OUTPUTS
 from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.native import OPTIONS, call, i8_at, kernel_at, python_at, stack
+from onnx_ops.runtime.memory import i8_at, kernel_at, python_at, stack
+from onnx_ops.runtime.native import OPTIONS, call
 
 
 class CustomOp(OrtCustomOp):

@@ -30,10 +30,10 @@ from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 
-from onnx_ops.runtime import elementary, lanes, native
+from onnx_ops.runtime import elementary, lanes, memory, native
 from onnx_ops.runtime.process import STATE, keep
 
-TAUGHT_BY = (native, elementary, lanes)
+TAUGHT_BY = (native, memory, elementary, lanes)
 """What teaches Numba the functions of `primitives`, by being imported."""
 DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
 PACKAGE = Path(__file__).parents[1]

@@ -11,18 +11,8 @@ from numba.extending import intrinsic, overload
 
 from onnx_ops.loops import primitives
 from onnx_ops.loops.primitives import LANES
-from onnx_ops.runtime.native import (
-    DOUBLE,
-    FLOAT,
-    FLOAT16,
-    OPTIONS,
-    WORD,
-    Numbers16,
-    bfloat_at,
-    f4_at,
-    f8_at,
-    half_at,
-)
+from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
+from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD
 
 QUAD = 4
 """Numbers of each row that are brought together at a time."""

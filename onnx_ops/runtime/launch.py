@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx_ops.core.types import MAX_RANK
 from onnx_ops.loops.records import JOB, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.abi import Api
-from onnx_ops.runtime.native import call, free, i8_at, job_at, kernel_at, malloc, python_at, stack
+from onnx_ops.runtime.memory import free, i8_at, job_at, kernel_at, malloc, python_at, stack
+from onnx_ops.runtime.native import call
 from onnx_ops.runtime.records import LAYOUT
 
 JOB_BYTES, LAYOUT_BYTES = JOB.itemsize, LAYOUT.itemsize

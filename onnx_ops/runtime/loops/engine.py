@@ -19,19 +19,8 @@ from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
-from onnx_ops.runtime.native import (
-    DOUBLE,
-    FLOAT,
-    LINE,
-    OPTIONS,
-    free,
-    job_at,
-    kernel_at,
-    layout_at,
-    loop_at,
-    malloc,
-    stack,
-)
+from onnx_ops.runtime.memory import LINE, free, job_at, kernel_at, layout_at, loop_at, malloc, stack
+from onnx_ops.runtime.native import DOUBLE, FLOAT, OPTIONS
 from onnx_ops.runtime.records import LOOP
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 

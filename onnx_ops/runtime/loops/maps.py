@@ -16,7 +16,8 @@ from onnx_ops.runtime.loops.chunks import (
 )
 from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, STRIDED
 from onnx_ops.runtime.loops.plan import ROW
-from onnx_ops.runtime.native import LINE, OPTIONS, call, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
 
 # Before the state of a task: the addresses of what a chunk gives, one for each output, and of the operands of the next

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from onnx_ops.runtime.native import (
-    BFLOAT16,
-    BOOL,
-    DOUBLE,
-    FLOAT,
-    FLOAT16,
-    OPTIONS,
-    Numbers16,
-    bfloat_at,
-    f4_at,
-    f8_at,
-    half_at,
-    u1_at,
-)
+from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at, u1_at
+from onnx_ops.runtime.native import BFLOAT16, BOOL, DOUBLE, FLOAT, FLOAT16, OPTIONS
 
 NUMBERS = {
     FLOAT: types.CPointer(types.float32),

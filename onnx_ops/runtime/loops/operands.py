@@ -6,7 +6,8 @@ from numba import njit
 
 from onnx_ops.core.types import MAX_RANK
 from onnx_ops.loops.space import Role
-from onnx_ops.runtime.native import OPTIONS, i8_at, number_at, stack
+from onnx_ops.runtime.memory import i8_at, number_at, stack
+from onnx_ops.runtime.native import OPTIONS
 
 # How an operand lies in the index space.
 ABSENT, SCALAR, LINEAR, STRIDED = 0, 1, 2, 3

@@ -26,14 +26,9 @@ from onnx_ops.runtime.loops.operands import (
     fits,
     lay_out,
 )
-from onnx_ops.runtime.native import (
-    DOUBLE,
+from onnx_ops.runtime.memory import (
     LINE,
-    OPTIONS,
-    call,
-    f4,
     f4_at,
-    f8,
     f8_at,
     i8_at,
     job_at,
@@ -44,6 +39,7 @@ from onnx_ops.runtime.native import (
     repeat,
     stack,
 )
+from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import LAYOUT, OPERANDS
 
 BLOCK = 16384

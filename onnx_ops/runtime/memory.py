@@ -1,0 +1,379 @@
+"""The compiled side of those `primitives` that read and write memory, and what the runtime does with it besides."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import from_dtype, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+from onnx_ops.loops import primitives
+from onnx_ops.loops.records import JOB, KERNEL
+from onnx_ops.runtime.native import (
+    BFLOAT16,
+    DOUBLE,
+    FLOAT,
+    FLOAT16,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    OPTIONS,
+    WORD,
+    bfloat_to_float,
+    call,
+    double_to_odd_float,
+    f4,
+    f8,
+    float_to_bfloat,
+    float_to_half,
+    half_to_float,
+)
+from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
+
+# --- pointers, and blocks of memory --------------------------------------------------------------------------------
+
+
+def _pointer_to(element: Any) -> Any:
+    """An intrinsic that sees an address as a typed pointer."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), codegen
+
+    return pointer
+
+
+f4_at, f8_at, i8_at, i4_at, u2_at, i2_at, i1_at, u1_at = map(
+    _pointer_to,
+    (
+        types.float32, types.float64, types.int64, types.int32,
+        types.uint16, types.int16, types.int8, types.uint8,
+    ),
+)  # fmt: skip
+
+
+@functools.cache
+def _record_pointer(record: Any) -> Any:
+    """An intrinsic that sees an address as a record, in place."""
+
+    @intrinsic
+    def at(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(record))
+
+        return record(types.int64), codegen
+
+    return at
+
+
+job_at, kernel_at, python_at, loop_at, layout_at = (
+    _record_pointer(from_dtype(layout)) for layout in (JOB, KERNEL, PYTHON, LOOP, LAYOUT)
+)
+
+
+@intrinsic(prefer_literal=True)
+def stack(typing: Any, size: Any) -> Any:
+    """Address of `size` (a literal) bytes on the stack of the calling function, aligned for any vector."""
+    count = size.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
+            block = builder.alloca(ir.ArrayType(ir.IntType(8), count))
+        block.align = 64
+        return builder.ptrtoint(block, WORD)
+
+    return types.int64(size), codegen
+
+
+def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+        value = builder.call(function, args)
+        return context.get_dummy_value() if isinstance(result, ir.VoidType) else value
+
+    return codegen
+
+
+@intrinsic(prefer_literal=True)
+def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
+    """Write a number `count` (a literal) times in a row to an address, as vectors: LLVM leaves such a loop as it is."""
+    times = count.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(args[0].type, times)
+        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), times), None)
+        repeated = builder.shuffle_vector(first, first, everywhere)
+        builder.store(repeated, builder.inttoptr(args[2], vector.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(value, count, types.int64), codegen
+
+
+@intrinsic
+def malloc(typing: Any, size: Any) -> Any:
+    """Address of a new block of memory, 0 if there is none to be had."""
+    return types.int64(types.int64), _libc("malloc", WORD, [WORD])
+
+
+@intrinsic
+def free(typing: Any, address: Any) -> Any:
+    return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
+
+
+LINE = 64
+"""Bytes of a cache line, at whose bounds vectors are read fastest."""
+
+
+@intrinsic
+def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, ahead: Any, count: Any) -> Any:
+    """Copy cache lines to where one begins; see `copy_past_caches`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target, lines, ahead, count = args
+        line, byte, i32 = ir.VectorType(WORD, LINE // 8), ir.IntType(8).as_pointer(), ir.IntType(32)
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        )
+        past_caches = builder.module.add_metadata([i32(1)])
+        with cgutils.for_range(builder, lines, intp=WORD) as loop:
+            begin = builder.mul(loop.index, WORD(LINE))
+            with cgutils.for_range(builder, count, intp=WORD) as other:
+                address = builder.add(builder.load(builder.gep(ahead, [other.index])), begin)
+                builder.call(prefetch, [builder.inttoptr(address, byte), i32(0), i32(3), i32(1)])  # to read, and soon
+            read, written = (builder.inttoptr(builder.add(at, begin), line.as_pointer()) for at in (source, target))
+            store = builder.store(builder.load(read, align=1), written, align=LINE)
+            store.set_metadata("nontemporal", past_caches)
+        return context.get_dummy_value()
+
+    words = types.CPointer(types.int64)
+    return types.none(types.int64, types.int64, types.int64, words, types.int64), codegen
+
+
+@njit(**OPTIONS)
+def copy_past_caches(source, target, size, ahead, count):
+    """Copy `size` bytes to memory that is not to be kept in the caches, and which need not be read before.
+
+    Meanwhile as many bytes are brought to the caches from each of `count` addresses: writing leaves time for that.
+    Other threads see what was written for certain only after `settle`.
+    """
+    head = min(-target % LINE, size)
+    lines = (size - head) // LINE
+    tail = head + lines * LINE
+    read, written = u1_at(source), u1_at(target)
+    for i in range(head):
+        written[i] = read[i]
+    _copy_lines_past_caches(source + head, target + head, lines, ahead, count)
+    for i in range(tail, size):
+        written[i] = read[i]
+
+
+@intrinsic
+def settle(typing: Any) -> Any:
+    """All that this thread has written comes before whatever it does next."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+# --- numbers of 16 bits in memory ---------------------------------------------------------------------------------
+
+
+class Numbers16(types.Type):  # type: ignore[misc]
+    """A pointer to 16-bit floating numbers that are read as float32 and rounded where they are written."""
+
+    def __init__(self, element_type: int) -> None:
+        self.element_type = element_type
+        super().__init__(name=f"Numbers16({element_type})")
+
+
+@register_model(Numbers16)
+class _Numbers16Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, numbers: Any) -> None:
+        super().__init__(manager, numbers, ir.IntType(16).as_pointer())
+
+
+@intrinsic
+def _bits16(typing: Any, numbers: Any) -> Any:
+    """The same pointer, to the bits."""
+    return types.CPointer(types.uint16)(numbers), lambda context, builder, signature, args: args[0]
+
+
+def _numbers_at(element_type: int) -> Any:
+    """An intrinsic that sees an address as 16-bit floating numbers."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return Numbers16(element_type)(types.int64), codegen
+
+    return pointer
+
+
+half_at, bfloat_at = _numbers_at(FLOAT16), _numbers_at(BFLOAT16)
+
+
+@overload(operator.getitem, jit_options=OPTIONS)
+def _read16(numbers, index):
+    if not isinstance(numbers, Numbers16):
+        return None
+    if numbers.element_type == FLOAT16:
+        return lambda numbers, index: half_to_float(_bits16(numbers)[index])
+    return lambda numbers, index: bfloat_to_float(_bits16(numbers)[index])
+
+
+@overload(operator.setitem, jit_options=OPTIONS)
+def _write16(numbers, index, value):
+    if not isinstance(numbers, Numbers16):
+        return None
+    narrowed = double_to_odd_float if value == types.float64 else f4
+    rounded = float_to_half if numbers.element_type == FLOAT16 else float_to_bfloat
+
+    def write(numbers, index, value):
+        _bits16(numbers)[index] = rounded(narrowed(value))
+
+    return write
+
+
+@intrinsic
+def _as_floats(typing: Any, numbers: Any) -> Any:
+    """The same pointer, to float32 numbers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(numbers), codegen
+
+
+@overload(primitives.of_channels, jit_options=OPTIONS)
+def _of_channels(operand):
+    if isinstance(operand, Numbers16):
+        return lambda operand: _as_floats(operand)
+    return lambda operand: operand
+
+
+# --- numbers of a type that is known at the run -------------------------------------------------------------------
+
+_POINTERS = {
+    "float32": f4_at, "float64": f8_at, "int64": i8_at, "int32": i4_at, "uint16": u2_at, "uint8": u1_at,
+}  # fmt: skip
+
+
+@overload(primitives.array_at, jit_options=OPTIONS)
+def _array_at(address, count, dtype):
+    pointer = _POINTERS[dtype.dtype.name]
+    # The bare pointer: an array would look at each index for a negative one, which keeps loops from being vectorised.
+    return lambda address, count, dtype: pointer(address)
+
+
+@overload(primitives.halves_at, jit_options=OPTIONS)
+def _halves_at(address, count):
+    return lambda address, count: half_at(address)
+
+
+@overload(primitives.bfloats_at, jit_options=OPTIONS)
+def _bfloats_at(address, count):
+    return lambda address, count: bfloat_at(address)
+
+
+@overload(primitives.record_at, jit_options=OPTIONS)
+def _record_at(address, layout):
+    pointer = _record_pointer(layout.dtype)
+    return lambda address, layout: pointer(address)
+
+
+@njit(**OPTIONS)
+def number_at(address, element_type, index):
+    if element_type == FLOAT:
+        return f8(f4_at(address)[index])
+    if element_type == DOUBLE:
+        return f8_at(address)[index]
+    if element_type == FLOAT16:
+        return f8(half_to_float(u2_at(address)[index]))
+    if element_type == BFLOAT16:
+        return f8(bfloat_to_float(u2_at(address)[index]))
+    if element_type == INT64:
+        return f8(i8_at(address)[index])
+    if element_type == INT32:
+        return f8(i4_at(address)[index])
+    if element_type == INT16:
+        return f8(i2_at(address)[index])
+    if element_type == INT8:
+        return f8(i1_at(address)[index])
+    return f8(u1_at(address)[index])  # uint8 and bool
+
+
+@overload(primitives.number_at, jit_options=OPTIONS)
+def _number_at(address, element_type, index):
+    return lambda address, element_type, index: number_at(address, element_type, index)
+
+
+@overload(primitives.read_numbers, jit_options=OPTIONS)
+def _read_numbers(function, source, element_type, count, target):
+    def implementation(function, source, element_type, count, target):
+        call(function, (source, element_type, 1, count, target))
+
+    return implementation
+
+
+@overload(primitives.write_numbers, jit_options=OPTIONS)
+def _write_numbers(function, source, element_type, count, target):
+    def implementation(function, source, element_type, count, target):
+        call(function, (source, element_type, count, target))
+
+    return implementation
+
+
+@njit(**OPTIONS)
+def _copy(numbers, count, out):
+    for i in range(count):
+        out[i] = numbers[i]
+
+
+@overload(primitives.read_floats, jit_options=OPTIONS)
+def _read_floats(source, element_type, count, target):
+    def implementation(source, element_type, count, target):
+        if element_type == FLOAT16:
+            _copy(half_at(source), count, f4_at(target))
+        elif element_type == BFLOAT16:
+            _copy(bfloat_at(source), count, f4_at(target))
+        else:
+            _copy(f4_at(source), count, f4_at(target))
+
+    return implementation
+
+
+@overload(primitives.write_floats, jit_options=OPTIONS)
+def _write_floats(source, element_type, count, target):
+    def implementation(source, element_type, count, target):
+        if element_type == FLOAT16:
+            _copy(f4_at(source), count, half_at(target))
+        elif element_type == BFLOAT16:
+            _copy(f4_at(source), count, bfloat_at(target))
+        else:
+            _copy(f4_at(source), count, f4_at(target))
+
+    return implementation
+
+
+@overload(primitives.malloc, jit_options=OPTIONS)
+def _malloc(size):
+    return lambda size: malloc(size)
+
+
+@overload(primitives.free, jit_options=OPTIONS)
+def _free(address):
+    return lambda address: free(address)
