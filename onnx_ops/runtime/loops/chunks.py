@@ -11,21 +11,23 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
-from onnx_ops.runtime.memory import LINE, f4_at, f8_at, i8_at, loop_at, repeat, u2_at
+from onnx_ops.runtime.memory import LINE, f4_at, f8_at, i8_at, loop_at, repeat, u1_at, u2_at
 from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import OPERANDS
 
 PARAMETERS = 8
 # What a task keeps from chunk to chunk: pointers to the operands, what fills which buffer, the parameters in the
 # computing dtype, where the buffers are and how far apart, and then the buffers, one for each operand and one more. A
-# buffer holds a chunk, which would not fit on the stack of a small thread, and what `stretch` writes beyond it; or a
-# single number, where operands are read in place.
+# buffer holds two chunks, which would not fit on the stack of a small thread, and what `stretch` writes beyond them; or
+# a single number, where operands are read in place.
 POINTERS = 8 * OPERANDS
 PARAMETERS_AT = 2 * POINTERS
 MISSING_AT = PARAMETERS_AT + 8 * PARAMETERS
 PLACE_AT = MISSING_AT + 8
 BUFFERS_AT = (PLACE_AT + 16 + LINE - 1) // LINE * LINE
-BUFFER, SMALL_BUFFER = (CHUNK + LONG) * 8, 8
+BUFFER, SMALL_BUFFER = (2 * CHUNK + LONG) * 8, 8
+RECURRING = -1
+"""Marks a buffer that holds elements which recur, a chunk of them from each of them on."""
 STATE_BYTES, SMALL_STATE_BYTES = (BUFFERS_AT + (OPERANDS + 1) * step for step in (BUFFER, SMALL_BUFFER))
 
 
@@ -51,65 +53,68 @@ def stretch(data, source_type, size, start, count, inner, width, load, buffer, s
 
 
 @njit(**OPTIONS)
-def tile(data, source_type, size, start, count, inner, width, load, buffer):
-    """A row of `inner` elements that recurs."""
-    within = start % inner
-    call(load, (data + within * size, source_type, 1, inner - within, buffer))
-    call(load, (data, source_type, 1, within, buffer + (inner - within) * width))
-    for i in range(inner, count):
-        if width == 8:
-            f8_at(buffer)[i] = f8_at(buffer)[i - inner]
-        elif width == 4:
-            f4_at(buffer)[i] = f4_at(buffer)[i - inner]
-        else:
-            u2_at(buffer)[i] = u2_at(buffer)[i - inner]
+def tile(buffer, period, count, width):
+    """Repeat the first elements of a buffer, `period` of them, until there are `count`."""
+    while period < count:
+        size = min(period, count - period) * width
+        source, target = u1_at(buffer), u1_at(buffer + period * width)
+        for i in range(size):
+            target[i] = source[i]
+        period *= 2
 
 
 @njit(**OPTIONS)
 def gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, single):
     """Address of elements [start, start + count) of a strided operand, in the core's dtype.
 
-    They are brought into the buffer, one run of memory after another, unless a single run is there to be used in
-    place. filled[i] tells what is in the buffer already: the address of one element that fills it; below 0, elements
-    that recur, by where they begin and how many they are. With `single` an element that fills the whole stretch is
-    wanted only once.
+    They are brought into the buffer, unless they are there to be used in place. filled[i] tells what is in the buffer
+    already: the address of one element that fills it, or RECURRING. With `single` an element that fills the whole
+    stretch is wanted only once.
     """
     source_type, axes = layout.source_type[i], layout.operand_axes[i]
-    size = item_size(source_type)
     inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
-    recurring = 0
-    if axes > 1 and layout.operand_stride[i, 0] == 0:  # the same elements for each index of the outermost axis
+    if axes > 1 and layout.operand_stride[i, 0] == 0 and not single:
         period = 1
         for axis in range(1, axes):
             period *= layout.operand_extent[i, axis]
-        recurring = -((start % period) * (CHUNK + 1) + count) - 1
-        if filled[i] == recurring:
+        if period <= CHUNK:  # elements from any of them on are found in the buffer
+            if filled[i] != RECURRING:
+                filled[i] = RECURRING
+                collect(layout, i, 0, period, width, load, buffer)
+                tile(buffer, period, min(CHUNK, layout.size) + period, width)
+            return buffer + (start % period) * width
+    offset = (start % inner) * step + (element_offset(layout, i, start // inner, axes - 1) if axes > 1 else 0)
+    source = layout.data[i] + offset * item_size(source_type)
+    if start % inner + count <= inner:  # a single run of memory
+        if source_type == element_type and (step == 1 or (step == 0 and single)):
+            return source
+        if step == 0 and inner >= CHUNK:
+            if filled[i] != source:
+                filled[i] = source
+                call(load, (source, source_type, 0, CHUNK, buffer))
             return buffer
-    if axes == 2 and inner < LONG and layout.operand_stride[i, 0] == (1 if step == 0 else 0) and count > inner:
-        filled[i] = recurring
-        if step == 0:
-            stretch(layout.data[i], source_type, size, start, count, inner, width, load, buffer, spare)
-        else:
-            tile(layout.data[i], source_type, size, start, count, inner, width, load, buffer)
-        return buffer
+    filled[i] = 0
+    if axes == 2 and inner < LONG and layout.operand_stride[i, 0] == 1 and step == 0 and count > inner:
+        stretch(layout.data[i], source_type, item_size(source_type), start, count, inner, width, load, buffer, spare)
+    else:
+        collect(layout, i, start, count, width, load, buffer)
+    return buffer
+
+
+@njit(**OPTIONS)
+def collect(layout, i, start, count, width, load, buffer):
+    """Bring elements [start, start + count) of a strided operand into the buffer, one run of memory after another."""
+    source_type, axes = layout.source_type[i], layout.operand_axes[i]
+    inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
+    size = item_size(source_type)
     done, row = 0, start // inner
     within = start - row * inner
     while done < count:
         offset = within * step + (element_offset(layout, i, row, axes - 1) if axes > 1 else 0)
         run = min(inner - within, count - done)
-        source = layout.data[i] + offset * size
-        if run == count and source_type == element_type and (step == 1 or (step == 0 and single)):
-            return source
-        if run == count and step == 0 and inner >= CHUNK:
-            if filled[i] != source:
-                call(load, (source, source_type, 0, CHUNK, buffer))
-                filled[i] = source
-            return buffer
-        call(load, (source, source_type, step, run, buffer + done * width))
+        call(load, (layout.data[i] + offset * size, source_type, step, run, buffer + done * width))
         done += run
         row, within = row + 1, 0
-    filled[i] = recurring
-    return buffer
 
 
 @njit(**OPTIONS)
