@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
-from numba import types
+from native import natively
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
@@ -33,7 +33,6 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
-from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops import engine
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
 from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, settle
@@ -239,6 +238,30 @@ def test_kernel_runs_as_plain_python(name: str, dtype: DTypeLike) -> None:
     np.testing.assert_allclose(out, expected, rtol=0, atol=4 * np.finfo(dtype).eps * np.abs(expected).max())
 
 
+SUMS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "kl-div": ("KlDiv", {"reduction": 2}, 2),
+    "kl-div-of-logarithms": ("KlDiv", {"reduction": 2, "log_target": 1}, 2),
+    "bce": ("BinaryCrossEntropyWithLogits", {"reduction": 2}, 2),
+    "bce-weighted": ("BinaryCrossEntropyWithLogits", {"reduction": 2}, 4),
+}
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(FLOAT16, 1e-4), (FLOAT32, 1e-7)], ids=["float16", "float32"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sum_runs_as_plain_python(name: str, dtype: np.dtype, near: float) -> None:
+    """Before its result is rounded."""
+    op_type, attributes, count = SUMS[name]
+    op, rng = onnx_ops.OPS[op_type], np.random.default_rng(26)
+    operands = [rng.normal(size=100).astype(dtype), *(rng.uniform(size=100).astype(dtype) for _ in range(count - 1))]
+    expected = op.reference(*operands, **attributes, dtype=np.float64)
+    kind = TensorType(helper.np_dtype_to_tensor_dtype(dtype))
+    loop: Any = op.kernel(op.call([kind] * count, attributes))
+    out = np.full(1, np.nan)
+    ones = [np.ones(100, dtype)] * (len(op.input_names) - count)
+    loop.sums.totals([operand.astype(np.float32) for operand in operands + ones], out, 100, np.ones(8, np.float32))
+    np.testing.assert_allclose(out, expected, rtol=near)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
     """`prepare` works on the channels, the kernel on an operand per element, the other on elements of one channel."""
@@ -263,12 +286,6 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
 
 
 # --- results past the caches --------------------------------------------------------------------------------------
-
-
-def natively(function: Any) -> Any:
-    """The compiled form of a function of five whole numbers."""
-    address = compile_native(function, types.void(*[types.int64] * 5))
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
 
 
 def copy(source: int, target: int, size: int, ahead: int, count: int) -> None:

@@ -1,6 +1,7 @@
 """What kernels are written with: plain Python here, so that a kernel can be run and debugged as it stands.
 
-In `onnx_ops.runtime`, `native`, `memory`, `lanes` and `elementary` teach Numba the compiled form of each of them.
+In `onnx_ops.runtime`, `native`, `memory`, `lanes` and `elementary` teach Numba the compiled form of each of them. There
+are `vectors` besides.
 """
 
 import ctypes
@@ -84,11 +85,6 @@ def one_plus_exp(x: Any) -> Any:
         return 1 + np.exp(x)
 
 
-def near_one_plus_exp(x: Any) -> Any:
-    """1 + e**x of a float32 from -87 to 0 in float32, with an error of 8e-5 of e**x beside the rounding."""
-    return np.float32(1) + np.exp(x)
-
-
 def log(x: Any) -> Any:
     """Natural logarithm of a float32 or float64, in float64; of 0 it is -infinity, of less NaN."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -102,10 +98,7 @@ def short_log(x: Any) -> Any:
 
 
 def normal_log(x: Any) -> Any:
-    """Natural logarithm of a positive normal number in its dtype; of any other it is some number or NaN.
-
-    Of a float32 it is `short_log`; of a float64 it is good to six units in the last place.
-    """
+    """`short_log` of a positive normal float32; of any other it is some number or NaN."""
     return short_log(x)
 
 

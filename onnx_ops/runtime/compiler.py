@@ -30,10 +30,10 @@ from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 
-from onnx_ops.runtime import elementary, lanes, memory, native
+from onnx_ops.runtime import elementary, lanes, memory, native, vectors
 from onnx_ops.runtime.process import STATE, keep
 
-TAUGHT_BY = (native, memory, elementary, lanes)
+TAUGHT_BY = (native, memory, elementary, lanes, vectors)
 """What teaches Numba the functions of `primitives`, by being imported."""
 DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
 PACKAGE = Path(__file__).parents[1]

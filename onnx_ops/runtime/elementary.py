@@ -175,13 +175,12 @@ def _falling_exp(x):
     return _normal_exp(-708.0 if y < -708.0 else y)
 
 
-# e**r as 1 + r + r*r*q(r) once more, with a relative error of 3e-9, and in float32 as a cubic, with one of 8e-5.
+# e**r as 1 + r + r*r*q(r) once more, with a relative error of 3e-9.
 Q5 = (
     0.0013814617085908165, 0.008368709730213197, 0.041668387304343794, 0.16666520690476597, 0.4999999345188762,
 )  # fmt: skip
-C3 = tuple(map(f4, (0.16566842, 0.50496326, 1.00016419, 0.99992807)))
-# The low bits of a sum with one of these, shifted into the exponent, make the power of two.
-BIASED4, BIASED8 = ROUND4 + f4(127), ROUND8 + 1023.0
+# The low bits of a sum with this, shifted into the exponent, make the power of two.
+BIASED8 = ROUND8 + 1023.0
 
 
 @njit(**OPTIONS)
@@ -196,19 +195,6 @@ def _one_plus_exp(x):
 @overload(primitives.one_plus_exp, jit_options=OPTIONS)
 def _one_plus_exp_of_double(x):
     return (lambda x: _one_plus_exp(x)) if x == types.float64 else None
-
-
-@njit(**OPTIONS)
-def _near_one_plus_exp(x):
-    shifted = x * f4(LOG2E) + BIASED4
-    r = x - (shifted - BIASED4) * f4(LN2)
-    p = (C3[0] * r + C3[1]) * (r * r) + (C3[2] * r + C3[3])
-    return fused(p, bitcast(i4(bitcast(shifted, i4(0)) << i4(23)), f4(0)), f4(1))
-
-
-@overload(primitives.near_one_plus_exp, jit_options=OPTIONS)
-def _near_one_plus_exp_of_float(x):
-    return (lambda x: _near_one_plus_exp(x)) if x == types.float32 else None
 
 
 @njit(**OPTIONS)
@@ -383,10 +369,8 @@ def _short_log_of_float(x):
 
 
 @overload(primitives.normal_log, jit_options=OPTIONS)
-def _normal_log_of_number(x):
-    if x == types.float32:
-        return lambda x: _normal_log(x)
-    return lambda x: _normal_log8(x)
+def _normal_log_of_float(x):
+    return (lambda x: _normal_log(x)) if x == types.float32 else None
 
 
 @overload(primitives.log, jit_options=OPTIONS)

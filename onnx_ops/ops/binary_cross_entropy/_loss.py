@@ -1,7 +1,7 @@
 """The terms of the binary cross entropy of a sigmoid, and their sums.
 
 With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L. Without weights a term is L + y*|x| where
-x < 0, and L + (1 - y)*|x| else. Sums of L are taken as logarithms of products of 1 + exp(-|x|).
+x < 0, and L + (1 - y)*|x| else. For results in float32, sums of L are logarithms of products of 1 + exp(-|x|).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.primitives import (
+    LANES,
     ONE,
     ZERO,
     add_any_order,
@@ -22,12 +23,13 @@ from onnx_ops.loops.primitives import (
     multiply_any_order,
     near_exp,
     near_log1p,
-    near_one_plus_exp,
     one_plus_exp,
     size_up_to,
     softplus_of_falling,
     wide,
 )
+from onnx_ops.loops.tables import near_softplus
+from onnx_ops.loops.vectors import any_negative, bits, by_sign, floats, greater, load, spread, total
 from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 
 FACTORS = 1024
@@ -38,12 +40,10 @@ FAR = np.float32(708)
 """To minus this power e is a normal float64 number."""
 LEAST = 2.0**-10
 """A logarithm from here up is good to 1e-9, though each factor of the product was off by 2**-52."""
-SHORT_FACTORS, SHORT_FIRST = 192, np.float32(2.0**-96)
-"""The same for a product in float32."""
-SHORT_PRODUCTS = 5
-"""Such products whose logarithm is taken at once."""
+SHORT_SPAN = 1024
+"""Elements whose terms are added up in float32."""
 LEAST_SHORT = 2.0**-9
-"""A mean loss from here up is good to 6e-5, though each factor of the product was off by 2**-23."""
+"""Times the factors of its softplus, the loss from which on it is good to 1e-4."""
 
 
 @inlined
@@ -157,20 +157,22 @@ def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones, in float32 where targets are finite and the loss is not small."""
-    x, target, total = operands[0], operands[1], 0.0
-    for start in range(0, count, SHORT_PRODUCTS * SHORT_FACTORS):
-        stop, product, straight = min(start + SHORT_PRODUCTS * SHORT_FACTORS, count), 1.0, ZERO
-        for begin in range(start, stop, SHORT_FACTORS):
-            part = SHORT_FIRST
-            for i in range(begin, min(begin + SHORT_FACTORS, stop)):
-                part = multiply_any_order(part, near_one_plus_exp(-near_size(x[i])))
-                straight = add_any_order(straight, straight_part(x[i], target[i]))
-            product *= wide(part) / wide(SHORT_FIRST)
-        loss = log(product) + wide(straight)
-        moderate = loss >= (stop - start) * LEAST_SHORT and loss < math.inf
-        total += loss if moderate else total_of_span(operands, start, stop)
-    out[0] = total
+    """For weights of ones, in float32 where targets are from 0 to 1 and the loss is not small."""
+    x, target, loss = operands[0], operands[1], 0.0
+    for start in range(0, count, SHORT_SPAN):
+        stop = min(start + SHORT_SPAN, count)
+        whole = stop - (stop - start) % LANES
+        curved, straight, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
+        for i in range(start, whole, LANES):
+            logit = load(x, i)
+            upper = floats(greater(bits(logit), np.int32(0)))  # its bits as an integer are below 0 where it is
+            own = upper - logit * load(target, i)  # the product of two 16-bit numbers is exact
+            curved, straight, signs = curved + near_softplus(abs(logit)), straight + own, signs | bits(own)
+        part = total(curved) + total(straight)
+        moderate = not any_negative(signs) and (whole - start) * LEAST_SHORT <= part < math.inf
+        loss += total_of_span(operands, whole if moderate else start, stop)
+        loss += part if moderate else 0.0
+    out[0] = loss
 
 
 @inlined
@@ -197,14 +199,20 @@ def short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 def total_of_short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Likewise."""
-    x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
-    total = 0.0
-    for start in range(0, count, SPAN):
-        stop, extreme, part = min(start + SPAN, count), False, ZERO
-        for i in range(start, stop):
-            part = add_any_order(part, short_term(x[i], target[i], weight[i], pos_weight[i]))
-            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(weight[i]) <= most)
-        moderate = not extreme and abs(part) < INFINITE
-        total += wide(part) if moderate else total_of_weighted_span(operands, start, stop)
-    out[0] = total
+    """In float32 where no factor of the softplus is negative, and the loss not small beside them."""
+    x, target, weight, pos_weight, loss = operands[0], operands[1], operands[2], operands[3], 0.0
+    for start in range(0, count, SHORT_SPAN):
+        stop = min(start + SHORT_SPAN, count)
+        whole = stop - (stop - start) % LANES
+        terms, factors, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
+        for i in range(start, whole, LANES):
+            logit, y, w = load(x, i), load(target, i), load(weight, i)
+            negative, positive, size = ONE - y, y * load(pos_weight, i), abs(logit)
+            factor, far = w * (negative + positive), w * by_sign(logit, positive, negative)
+            terms, factors = terms + (factor * near_softplus(size) + far * size), factors + factor
+            signs = signs | bits(negative) | bits(positive) | bits(w)
+        part = total(terms)
+        moderate = not any_negative(signs) and total(factors) * LEAST_SHORT <= part < math.inf
+        loss += total_of_weighted_span(operands, whole if moderate else start, stop)
+        loss += part if moderate else 0.0
+    out[0] = loss

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.primitives import (
+    LANES,
     ZERO,
     add_any_order,
     choose,
@@ -24,6 +25,8 @@ from onnx_ops.loops.primitives import (
     short_log,
     wide,
 )
+from onnx_ops.loops.tables import log_parts
+from onnx_ops.loops.vectors import QUAD, any_negative, bits, load, load_wide, scratch, spread, store, total
 from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
 
 SHORT_SPAN = 1024
@@ -34,6 +37,8 @@ LEAST_SHARE = np.float32(2.0**-10)
 """A sum in float32 is good to 16 bits if it is no less than this share of the doubt about its terms."""
 LEAST = np.float32(2.0**-80)
 """And no less than this, as there may be subnormal targets, whose logarithms are wrong."""
+LEAST_MEAN = 2.0**-5
+"""The difference of logarithms, in the mean, from which on it is good to float32 though each is off by 2e-10."""
 LEAST_LEFT = 2.0**-6
 """The share of the sizes of terms that may be left of their sum, for it to be good in float32 as terms are to 2e-10."""
 LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
@@ -125,13 +130,38 @@ def total_of_any_span_of_logarithms(operands: Any, start: int, stop: int) -> Any
 
 @helper
 def total_of_span(operands: Any, start: int, stop: int) -> Any:
-    """Without a look at each target: 0 times some number is 0, and what is infinite or NaN shows in the sum."""
-    x, target, negative, total = operands[0], operands[1], False, 0.0
-    for i in range(start, stop):
-        q = wide(target[i])
-        total = add_any_order(total, q * (normal_log(q) - wide(x[i])))
-        negative = negative | (target[i] < 0)
-    return total_of_any_span(operands, start, stop) if negative or not abs(total) < math.inf else total
+    """Of at most SHORT_SPAN elements, in vectors where terms do not cancel: logarithms are off by 2e-10."""
+    x, target = operands[0], operands[1]
+    high, middle, low = scratch(SHORT_SPAN), scratch(SHORT_SPAN), scratch(SHORT_SPAN)
+    whole = (stop - start) // LANES * LANES
+    weight, seen = spread(ZERO), bits(spread(ZERO))
+    for i in range(0, whole, LANES):
+        q = load(target, start + i)
+        first, second, third = log_parts(q)
+        store(first, high, i)
+        store(second, middle, i)
+        store(third, low, i)
+        weight, seen = weight + q, seen | bits(q)
+    a, b, c, d = spread(0.0), spread(0.0), spread(0.0), spread(0.0)
+    for i in range(0, whole, LANES):
+        a = plus_terms(a, x, target, high, middle, low, start, i)
+        b = plus_terms(b, x, target, high, middle, low, start, i + QUAD)
+        c = plus_terms(c, x, target, high, middle, low, start, i + 2 * QUAD)
+        d = plus_terms(d, x, target, high, middle, low, start, i + 3 * QUAD)
+    part = total((a + b) + (c + d))
+    least = max(LEAST_MEAN * total(weight), wide(LEAST))
+    good = not any_negative(seen) and least <= abs(part) < math.inf
+    if not good:
+        return total_of_any_span(operands, start, stop)
+    return part + total_of_any_span(operands, start + whole, stop)
+
+
+@inlined
+def plus_terms(total: Any, x: Any, target: Any, high: Any, middle: Any, low: Any, start: int, i: int) -> Any:
+    """A vector of sums, and to each number of it a term more."""
+    q = load_wide(target, start + i)
+    total = total + q * load_wide(high, i) - q * load_wide(x, start + i)
+    return total + q * (load_wide(middle, i) + load_wide(low, i))
 
 
 @helper

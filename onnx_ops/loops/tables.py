@@ -1,0 +1,65 @@
+"""Functions of vectors by tables: the argument is brought close to one of a few points, the rest is a polynomial."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import LANES, ONE, inlined
+from onnx_ops.loops.vectors import TO_INTEGER, Table, as_floats, bits, floats, fused, lesser
+
+f4 = np.float32
+
+# The logarithm of 2**k * m, where 1 <= m < 2 and c is about 1/m, is k*log(2) - log(c) + log(1 + r), r = m*c - 1. Each c
+# is a number of sixty-fourths, an even one where |r| may exceed 1/32, so that r is exact. So are k*log(2) - log(c) of
+# the upper parts of these logarithms, 16 bits behind the point. As k comes with 127 added to it, tables hold
+# -log(c) - 127*log(2).
+POINTS = [k / 64 for k in (62, 58, 56, 52, 50, 48, 46, 44, 42, 40, 39, 37, 36, 35, 34, 33)]
+MANTISSA, ONE_BITS = np.int32(0x7FFFFF), np.int32(0x3F800000)
+
+
+def _upper(number: float) -> float:
+    return round(number * 65536) / 65536
+
+
+LN2_HIGH = _upper(math.log(2))
+LN2_LOW = math.log(2) - LN2_HIGH
+HIGH4, LOW4 = f4(LN2_HIGH), f4(LN2_LOW)
+RECIPROCALS = Table(POINTS)
+LOG_HIGH = Table(_upper(-math.log(c)) - 127 * LN2_HIGH for c in POINTS)
+LOG_LOW = Table(-math.log(c) - _upper(-math.log(c)) - 127 * LN2_LOW for c in POINTS)
+# log(1 + r) = r + r*r*p(r) for |r| <= 0.039, with an error of 2e-11.
+P3 = tuple(map(f4, (0.20034089, -0.25031885, 0.33333314, -0.49999986)))
+
+
+@inlined
+def log_parts(x: Any) -> tuple[Any, Any, Any]:
+    """The logarithms of positive normal numbers, each as a sum of three, with an error of 2e-10.
+
+    Of other numbers they are some finite numbers.
+    """
+    word = bits(x)
+    index, exponent = word >> 19, as_floats(word >> 23)
+    r = fused(floats((word & MANTISSA) | ONE_BITS), RECIPROCALS[index], -ONE)
+    p = ((P3[0] * r + P3[1]) * r + P3[2]) * r + P3[3]
+    low = r * r * p + (exponent * LOW4 + LOG_LOW[index])
+    return fused(exponent, HIGH4, LOG_HIGH[index]), r, low
+
+
+# log(1 + e**-a) near 32 points half a unit apart as a cubic, through the points of least error. What is done on bits
+# and in fused multiplications leaves room for the additions, of which processors do fewer at a time.
+FAR_BITS = f4(15.5).view(np.int32)
+NODES = np.cos(np.pi * (np.arange(4) + 0.5) / 4) / 4
+VALUES = np.log1p(np.exp(-(NODES[:, None] + np.arange(2 * LANES) / 2)))
+SOFTPLUS = tuple(map(Table, np.linalg.solve(np.vander(NODES), VALUES)))
+
+
+@inlined
+def near_softplus(size: Any) -> Any:
+    """log(1 + e**-size) of numbers from 0 up, with an error of 3e-5; above 15.5 it is 2e-7."""
+    near = floats(lesser(bits(size), FAR_BITS))
+    shifted = near * f4(2) + TO_INTEGER
+    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(0.5)
+    return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]

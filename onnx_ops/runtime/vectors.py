@@ -1,0 +1,333 @@
+"""The compiled side of `onnx_ops.loops.vectors`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_constant
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import lower_builtin, models, register_model, typeof_impl
+
+from onnx_ops.loops import vectors
+from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.vectors import QUAD
+from onnx_ops.runtime.memory import Numbers16
+from onnx_ops.runtime.native import FLOAT16
+
+INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
+WORDS = ir.VectorType(INT, LANES)
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """Numbers of one type side by side."""
+
+    def __init__(self, dtype: Any, count: int) -> None:
+        self.dtype, self.count = dtype, count
+        super().__init__(name=f"Vector({dtype}, {count})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, vector: Any) -> None:
+        super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.count))
+
+
+FLOATS, INTEGERS, DOUBLES = Vector(types.float32, LANES), Vector(types.int32, LANES), Vector(types.float64, QUAD)
+NUMBERS = types.CPointer(types.float32)
+
+
+# --- how Numba is taught ------------------------------------------------------------------------------------------
+
+
+def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: Any) -> Callable[..., Any]:
+    """A decorator of what writes the code of a function, given context, builder, signature and arguments.
+
+    result: from the types of arguments that of the result, or None if the function is not of these.
+    accepted: the types of arguments, if the function is Numba's own and of others too.
+    """
+
+    @infer_global(function)
+    class Template(AbstractTemplate):  # type: ignore[misc]
+        prefer_literal = True
+
+        def generic(self, args: Any, keywords: Any) -> Any:
+            wanted = result(*args)
+            return None if wanted is None else signature(wanted, *args)
+
+    def decorate(emit: Callable[..., Any]) -> Callable[..., Any]:
+        for kinds in accepted or ((types.VarArg(types.Any),),):
+            lower_builtin(function, *kinds)(emit)
+        return emit
+
+    return decorate
+
+
+def _repeated(builder: Any, value: Any, count: int) -> Any:
+    """A vector of one number throughout."""
+    first = builder.insert_element(ir.Constant(ir.VectorType(value.type, count), ir.Undefined), value, INT(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(INT, count), None))
+
+
+def _common(*kinds: Any) -> Any:
+    """The type of vectors among arguments, the rest of which are like them or numbers; None if there is none."""
+    vector = next((kind for kind in kinds if isinstance(kind, Vector)), None)
+    return vector if all(kind == vector or isinstance(kind, types.Number) for kind in kinds) else None
+
+
+def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *accepted: Any) -> None:
+    """Teach a function of vectors of one type, in place of some of which there may be numbers.
+
+    emit: from the builder, whether the numbers are integers, and the vectors.
+    """
+
+    @_teach(function, _common, *accepted)
+    def write(context: Any, builder: Any, call: Any, args: Any) -> Any:
+        vector = call.return_type
+        values = [
+            value
+            if kind == vector
+            else _repeated(builder, context.cast(builder, value, kind, vector.dtype), vector.count)
+            for kind, value in zip(call.args, args, strict=True)
+        ]
+        return emit(builder, isinstance(vector.dtype, types.Integer), *values)
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------------
+
+BESIDE = ((Vector, Vector), (Vector, types.Number), (types.Number, Vector))
+
+
+def _of_either(of_integers: str, of_floats: str) -> Callable[..., Any]:
+    """What writes one instruction of two vectors."""
+
+    def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
+        if integers:
+            return getattr(builder, of_integers)(a, b)
+        return getattr(builder, of_floats)(a, b, flags=("contract",))
+
+    return emit
+
+
+def _ordered(order: str) -> Callable[..., Any]:
+    """What chooses from two vectors by an order, the second where there is none."""
+
+    def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
+        compare = builder.icmp_signed if integers else builder.fcmp_ordered
+        return builder.select(compare(order, a, b), a, b)
+
+    return emit
+
+
+def _fused(builder: Any, integers: bool, a: Any, b: Any, c: Any) -> Any:
+    name = f"llvm.fma.v{a.type.count}f{32 if a.type.element == FLOAT else 64}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
+    return builder.call(function, (a, b, c))
+
+
+def _size(builder: Any, integers: bool, a: Any) -> Any:
+    name = f"llvm.fabs.v{a.type.count}f{32 if a.type.element == FLOAT else 64}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type]), name)
+    return builder.call(function, (a,))
+
+
+def _by_sign(builder: Any, integers: bool, vector: Any, negative: Any, positive: Any) -> Any:
+    return builder.select(_is_negative(builder, builder.bitcast(vector, WORDS)), negative, positive)
+
+
+def _is_negative(builder: Any, vector: Any) -> Any:
+    return builder.icmp_signed("<", vector, ir.Constant(vector.type, None))
+
+
+_teach_arithmetic(operator.add, _of_either("add", "fadd"), *BESIDE)
+_teach_arithmetic(operator.sub, _of_either("sub", "fsub"), *BESIDE)
+_teach_arithmetic(operator.mul, _of_either("mul", "fmul"), *BESIDE)
+_teach_arithmetic(operator.and_, lambda builder, integers, a, b: builder.and_(a, b), *BESIDE)
+_teach_arithmetic(operator.or_, lambda builder, integers, a, b: builder.or_(a, b), *BESIDE)
+_teach_arithmetic(operator.rshift, lambda builder, integers, a, b: builder.ashr(a, b), *BESIDE)
+_teach_arithmetic(operator.lshift, lambda builder, integers, a, b: builder.shl(a, b), *BESIDE)
+_teach_arithmetic(operator.neg, lambda builder, integers, a: builder.fneg(a), (Vector,))
+_teach_arithmetic(abs, _size, (Vector,))
+_teach_arithmetic(vectors.lesser, _ordered("<"))
+_teach_arithmetic(vectors.greater, _ordered(">"))
+_teach_arithmetic(vectors.by_sign, _by_sign)
+_teach_arithmetic(vectors.fused, _fused)
+
+
+# --- from one type to another -------------------------------------------------------------------------------------
+
+
+def _from(given: Any, wanted: Any) -> Callable[..., Any]:
+    return lambda vector: wanted if vector == given else None
+
+
+@_teach(vectors.spread, lambda value: {types.float32: FLOATS, types.float64: DOUBLES}.get(value))
+def _spread(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    return _repeated(builder, args[0], call.return_type.count)
+
+
+@_teach(vectors.bits, _from(FLOATS, INTEGERS))
+@_teach(vectors.floats, _from(INTEGERS, FLOATS))
+def _read_as(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    return builder.bitcast(args[0], context.get_value_type(call.return_type))
+
+
+@_teach(vectors.as_floats, _from(INTEGERS, FLOATS))
+def _as_floats(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    return builder.sitofp(args[0], context.get_value_type(FLOATS))
+
+
+def _constant(number: Any, values: Any) -> Any:
+    return ir.Constant(ir.VectorType(number, len(values)), list(values))
+
+
+def _halves(builder: Any, vector: Any) -> list[Any]:
+    count = vector.type.count // 2
+    return [builder.shuffle_vector(vector, vector, _constant(INT, range(k, k + count))) for k in (0, count)]
+
+
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    return builder.shuffle_vector(*parts, _constant(INT, range(2 * parts[0].type.count)))
+
+
+def _added_up(builder: Any, vector: Any) -> Any:
+    """Sum of float64 numbers by halves."""
+    while vector.type.count > 1:
+        vector = builder.fadd(*_halves(builder, vector))
+    return builder.extract_element(vector, INT(0))
+
+
+@_teach(vectors.total, lambda vector: types.float64 if vector in (FLOATS, DOUBLES) else None)
+def _total(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    vector = args[0]
+    if call.args[0] == FLOATS:
+        vector = builder.fpext(vector, ir.VectorType(DOUBLE, LANES))
+    return _added_up(builder, vector)
+
+
+@_teach(vectors.any_negative, _from(INTEGERS, types.boolean))
+def _any_negative(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    negative = _is_negative(builder, args[0])
+    return builder.icmp_unsigned("!=", builder.bitcast(negative, ir.IntType(LANES)), ir.IntType(LANES)(0))
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def _place(builder: Any, numbers: Any, start: Any, count: int) -> Any:
+    """A pointer to `count` numbers, from one on."""
+    pointer = builder.gep(numbers, [start])
+    return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, count).as_pointer())
+
+
+def _floats_from(builder: Any, kind: Any, numbers: Any, start: Any, count: int) -> Any:
+    """A vector of `count` float32 numbers from memory."""
+    pointer, wanted = _place(builder, numbers, start, count), ir.VectorType(FLOAT, count)
+    if kind == NUMBERS:
+        return builder.load(pointer, align=4)
+    halves = builder.load(pointer, align=2)
+    if kind.element_type == FLOAT16:
+        return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), count)), wanted)
+    words = ir.VectorType(INT, count)
+    return builder.bitcast(builder.shl(builder.zext(halves, words), _constant(INT, [16] * count)), wanted)
+
+
+def _of_numbers(wanted: Any) -> Callable[..., Any]:
+    return lambda numbers, start: wanted if numbers == NUMBERS or isinstance(numbers, Numbers16) else None
+
+
+@_teach(vectors.load, _of_numbers(FLOATS))
+def _load(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    numbers, start = args
+    return _floats_from(builder, call.args[0], numbers, start, LANES)
+
+
+@_teach(vectors.load_wide, _of_numbers(DOUBLES))
+def _load_wide(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    numbers, start = args
+    return builder.fpext(_floats_from(builder, call.args[0], numbers, start, QUAD), ir.VectorType(DOUBLE, QUAD))
+
+
+@_teach(vectors.store, lambda vector, numbers, start: types.none if (vector, numbers) == (FLOATS, NUMBERS) else None)
+def _store(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    builder.store(args[0], _place(builder, args[1], args[2], LANES), align=4)
+    return context.get_dummy_value()
+
+
+@_teach(vectors.scratch, lambda count: NUMBERS if isinstance(count, types.IntegerLiteral) else None)
+def _scratch(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    with builder.goto_entry_block():
+        block = builder.alloca(ir.ArrayType(FLOAT, call.args[0].literal_value))
+    block.align = 64
+    return builder.bitcast(block, FLOAT.as_pointer())
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+class Table(types.Dummy):  # type: ignore[misc]
+    """The type of one table: compiled code holds its numbers."""
+
+    def __init__(self, numbers: tuple[float, ...]) -> None:
+        self.numbers = numbers
+        super().__init__(name=f"Table{numbers}")
+
+
+register_model(Table)(models.OpaqueModel)
+
+
+@typeof_impl.register(vectors.Table)
+def _type_of_table(table: Any, c: Any) -> Any:
+    return Table(tuple(map(float, table.numbers)))
+
+
+@lower_constant(Table)
+def _table(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+def _is_table(table: Any, index: Any) -> Any:
+    return FLOATS if isinstance(table, Table) and index == INTEGERS else None
+
+
+@_teach(operator.getitem, _is_table, (Table, Vector))
+def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    numbers, index, features = call.args[0].numbers, args[1], context.codegen().magic_tuple()[2].split(",")
+    if "+avx512f" in features:
+        parts = [_constant(FLOAT, numbers[first : first + 16]) for first in range(0, len(numbers), 16)]
+        if len(parts) == 1:
+            return _by_machine(builder, "avx512.permvar.sf.512", parts[0], index)
+        return _by_machine(builder, "avx512.vpermi2var.ps.512", parts[0], index, parts[1])
+    if "+avx2" in features:
+        return _joined(builder, [_by_eights(builder, numbers, part) for part in _halves(builder, index)])
+    table = cgutils.global_constant(builder, "table", ir.Constant(ir.ArrayType(FLOAT, len(numbers)), numbers))
+    place = builder.and_(index, _constant(INT, [len(numbers) - 1] * LANES))
+    found = ir.Constant(ir.VectorType(FLOAT, LANES), ir.Undefined)
+    for lane in map(INT, range(LANES)):
+        number = builder.load(builder.gep(table, [INT(0), builder.extract_element(place, lane)]))
+        found = builder.insert_element(found, number, lane)
+    return found
+
+
+def _by_machine(builder: Any, name: str, *args: Any) -> Any:
+    """An instruction of x86 for vectors of float32."""
+    wanted = ir.FunctionType(ir.VectorType(FLOAT, args[0].type.count), [value.type for value in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, wanted, f"llvm.x86.{name}"), args)
+
+
+def _by_eights(builder: Any, numbers: Any, index: Any) -> Any:
+    """Eight numbers of a table: from each eight of them by the lowest bits, then by one bit more each time."""
+    found = [
+        _by_machine(builder, "avx2.permps", _constant(FLOAT, numbers[first : first + 8]), index)
+        for first in range(0, len(numbers), 8)
+    ]
+    bit = 8
+    while len(found) > 1:
+        is_upper = builder.icmp_signed("!=", builder.and_(index, _constant(INT, [bit] * 8)), _constant(INT, [0] * 8))
+        found = [builder.select(is_upper, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        bit *= 2
+    return found[0]
