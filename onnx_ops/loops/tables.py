@@ -63,3 +63,28 @@ def near_softplus(size: Any) -> Any:
     shifted = near * f4(2) + TO_INTEGER
     index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(0.5)
     return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]
+
+
+# The same near 32 points three quarters apart, by a polynomial of degree 7 with an error of 3e-10. Its last two
+# coefficients have two parts.
+APART = 0.75
+FINE_NODES = np.cos(np.pi * (np.arange(8) + 0.5) / 8) * APART / 2
+FINE_VALUES = np.log1p(np.exp(-(FINE_NODES[:, None] + APART * np.arange(2 * LANES))))
+FINE = np.linalg.solve(np.vander(FINE_NODES), FINE_VALUES)
+FINE_LOW = tuple(map(Table, FINE[-2:] - FINE[-2:].astype(f4)))
+FINE_SOFTPLUS = tuple(map(Table, FINE))
+LAST_BITS = f4(31.49 * APART).view(np.int32)
+
+
+@inlined
+def softplus_parts(size: Any) -> tuple[Any, Any]:
+    """log(1 + e**-size) of numbers from 0 up as sums of two, with an error of 2e-9; above 23.6 they are 6e-11."""
+    near = floats(lesser(bits(size), LAST_BITS))
+    shifted = near * f4(1 / APART) + TO_INTEGER
+    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(APART)
+    q = (FINE_SOFTPLUS[0][index] * u + FINE_SOFTPLUS[1][index]) * u + FINE_SOFTPLUS[2][index]
+    q = ((q * u + FINE_SOFTPLUS[3][index]) * u + FINE_SOFTPLUS[4][index]) * u + FINE_SOFTPLUS[5][index]
+    slope, value = FINE_SOFTPLUS[6][index], FINE_SOFTPLUS[7][index]
+    high = slope * u + value
+    lost = fused(slope, u, value - high)
+    return high, (q * u + FINE_LOW[0][index]) * u + (FINE_LOW[1][index] + lost)
