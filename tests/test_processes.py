@@ -593,15 +593,24 @@ print(*(w.message for w in caught))
     assert "ONNX_OPS_CACHE_DIR" in text
 
 
-def test_numba_that_compiles_nothing_leaves_the_portable_bodies() -> None:
-    told = """
+TOLD = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     check(onnx_ops.InferenceSession(MODEL)); check(session())
 print(*(w.message for w in caught))
 """
-    (text,) = assert_ends_well(run(told, {"NUMBA_DISABLE_JIT": "1"}))
+
+
+def test_processor_without_instructions_for_float16(tmp_path: Path) -> None:
+    """Kernels, or the portable bodies where Numba is too old to do without."""
+    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "ONNX_OPS_CACHE_DIR": str(tmp_path)}
+    printed = assert_ends_well(run(TOLD, generic))
+    assert not "".join(printed) or ("portable bodies" in printed[0] and "F16C" in printed[0])
+
+
+def test_numba_that_compiles_nothing_leaves_the_portable_bodies() -> None:
+    (text,) = assert_ends_well(run(TOLD, {"NUMBA_DISABLE_JIT": "1"}))
     assert "portable bodies" in text
     assert "NUMBA_DISABLE_JIT" in text
 

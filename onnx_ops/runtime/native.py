@@ -6,15 +6,20 @@ import functools
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import config, njit, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload, register_jitable
 
 from onnx_ops.loops import primitives
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")
+FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+"""Of the processor that is compiled for, as LLVM names them, each behind a plus or a minus."""
+if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get_process_triple().startswith("x86_64"):
+    raise ImportError("this processor has no instructions for float16 (F16C), for which Numba has to be 0.62 or newer")
 
 WORD = ir.IntType(64)
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}

@@ -17,7 +17,7 @@ from onnx_ops.loops import vectors
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.vectors import QUAD
 from onnx_ops.runtime.memory import Numbers16
-from onnx_ops.runtime.native import FLOAT16
+from onnx_ops.runtime.native import FEATURES, FLOAT16
 
 INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 WORDS = ir.VectorType(INT, LANES)
@@ -296,13 +296,13 @@ def _is_table(table: Any, index: Any) -> Any:
 
 @_teach(operator.getitem, _is_table, (Table, Vector))
 def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
-    numbers, index, features = call.args[0].numbers, args[1], context.codegen().magic_tuple()[2].split(",")
-    if "+avx512f" in features:
+    numbers, index = call.args[0].numbers, args[1]
+    if "+avx512f" in FEATURES:
         parts = [_constant(FLOAT, numbers[first : first + 16]) for first in range(0, len(numbers), 16)]
         if len(parts) == 1:
             return _by_machine(builder, "avx512.permvar.sf.512", parts[0], index)
         return _by_machine(builder, "avx512.vpermi2var.ps.512", parts[0], index, parts[1])
-    if "+avx2" in features:
+    if "+avx2" in FEATURES:
         return _joined(builder, [_by_eights(builder, numbers, part) for part in _halves(builder, index)])
     table = cgutils.global_constant(builder, "table", ir.Constant(ir.ArrayType(FLOAT, len(numbers)), numbers))
     place = builder.and_(index, _constant(INT, [len(numbers) - 1] * LANES))
