@@ -48,40 +48,40 @@ def log_parts(x: Any) -> tuple[Any, Any, Any]:
     return fused(exponent, HIGH4, LOG_HIGH[index]), r, low
 
 
-# log(1 + e**-a) near 32 points half a unit apart as a cubic, through the points of least error. What is done on bits
-# and in fused multiplications leaves room for the additions, of which processors do fewer at a time.
-FAR_BITS = f4(15.5).view(np.int32)
-NODES = np.cos(np.pi * (np.arange(4) + 0.5) / 4) / 4
-VALUES = np.log1p(np.exp(-(NODES[:, None] + np.arange(2 * LANES) / 2)))
-SOFTPLUS = tuple(map(Table, np.linalg.solve(np.vander(NODES), VALUES)))
+def _softplus(apart: float, count: int) -> np.ndarray:
+    """log(1 + e**-a) near points so far apart as polynomials of so many coefficients, the highest power first."""
+    nodes = np.cos(np.pi * (np.arange(count) + 0.5) / count) * apart / 2  # where the rest of the range errs least
+    return np.linalg.solve(np.vander(nodes), np.log1p(np.exp(-(nodes[:, None] + apart * np.arange(2 * LANES)))))
+
+
+COARSE = 0.5
+COARSE_LAST = f4(31 * COARSE).view(np.int32)
+SOFTPLUS = tuple(map(Table, _softplus(COARSE, 4)))
 
 
 @inlined
 def near_softplus(size: Any) -> Any:
     """log(1 + e**-size) of numbers from 0 up, with an error of 3e-5; above 15.5 it is 2e-7."""
-    near = floats(lesser(bits(size), FAR_BITS))
-    shifted = near * f4(2) + TO_INTEGER
-    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(0.5)
+    near = floats(lesser(bits(size), COARSE_LAST))
+    shifted = near * f4(1 / COARSE) + TO_INTEGER
+    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(COARSE)
     return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]
 
 
-# The same near 32 points three quarters apart, by a polynomial of degree 7 with an error of 3e-10. Its last two
-# coefficients have two parts.
-APART = 0.75
-FINE_NODES = np.cos(np.pi * (np.arange(8) + 0.5) / 8) * APART / 2
-FINE_VALUES = np.log1p(np.exp(-(FINE_NODES[:, None] + APART * np.arange(2 * LANES))))
-FINE = np.linalg.solve(np.vander(FINE_NODES), FINE_VALUES)
-FINE_LOW = tuple(map(Table, FINE[-2:] - FINE[-2:].astype(f4)))
-FINE_SOFTPLUS = tuple(map(Table, FINE))
-LAST_BITS = f4(31.49 * APART).view(np.int32)
+FINE = 0.75
+FINE_LAST = f4(31 * FINE).view(np.int32)
+COEFFICIENTS = _softplus(FINE, 8)
+FINE_SOFTPLUS = tuple(map(Table, COEFFICIENTS))
+FINE_LOW = tuple(map(Table, COEFFICIENTS[-2:] - COEFFICIENTS[-2:].astype(f4)))
+"""What the last two of them lose in float32."""
 
 
 @inlined
 def softplus_parts(size: Any) -> tuple[Any, Any]:
-    """log(1 + e**-size) of numbers from 0 up as sums of two, with an error of 2e-9; above 23.6 they are 6e-11."""
-    near = floats(lesser(bits(size), LAST_BITS))
-    shifted = near * f4(1 / APART) + TO_INTEGER
-    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(APART)
+    """log(1 + e**-size) of numbers from 0 up as sums of two, with an error of 2e-8; above 23 they are 1e-10."""
+    near = floats(lesser(bits(size), FINE_LAST))
+    shifted = near * f4(1 / FINE) + TO_INTEGER
+    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(FINE)
     q = (FINE_SOFTPLUS[0][index] * u + FINE_SOFTPLUS[1][index]) * u + FINE_SOFTPLUS[2][index]
     q = ((q * u + FINE_SOFTPLUS[3][index]) * u + FINE_SOFTPLUS[4][index]) * u + FINE_SOFTPLUS[5][index]
     slope, value = FINE_SOFTPLUS[6][index], FINE_SOFTPLUS[7][index]

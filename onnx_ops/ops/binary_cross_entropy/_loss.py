@@ -55,7 +55,7 @@ FAR = np.float32(708)
 LEAST = 2.0**-10
 """A logarithm from here up is good to 1e-9, though each factor of the product was off by 2**-52."""
 LEAST_MEAN = 2.0**-7
-"""Times the factors of its softplus, the loss from which on softpluses that are off by 6e-11 do for float32."""
+"""Times the factors of its softplus, the loss from which on softpluses that are off by 1e-10 do for float32."""
 SHORT_SPAN = 1024
 """Elements whose terms are added up in float32."""
 LEAST_SHORT = 2.0**-9
