@@ -32,8 +32,8 @@ def shape_id(value: Any) -> str | None:
     return None
 
 
-def names_with(full: Collection[str], names: Iterable[str]) -> list[Any]:
-    """The names as parameters of a test, which `make test` runs without those of `full`."""
+def names_with(full: Collection[Any], names: Iterable[Any]) -> list[Any]:
+    """The names, or numbers, as parameters of a test, which `make test` runs without those of `full`."""
     return [pytest.param(name, marks=pytest.mark.full) if name in full else name for name in names]
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cases import names_with
 
 import onnx_ops
 from onnx_ops.runtime.compiler import cache_directory
@@ -207,7 +208,7 @@ def test_signals_reach_the_user(which: str, prepare: str, work: str) -> None:
     assert assert_ends_well(run(code)) == [expected]
 
 
-@pytest.mark.parametrize("which", ["SIGINT", "SIGTERM-exception"])
+@pytest.mark.parametrize("which", names_with(full=["SIGTERM-exception"], names=["SIGINT", "SIGTERM-exception"]))
 def test_signals_while_kernels_compile(which: str, nearly_filled_cache: Path) -> None:
     handler, expected = SIGNALS[which]
     code = INTERRUPTED.format(
@@ -231,7 +232,7 @@ import onnx_ops
 }
 
 
-@pytest.mark.parametrize("what", RELOADS)
+@pytest.mark.parametrize("what", names_with(full=set(RELOADS) - {"process", "package"}, names=RELOADS))
 @pytest.mark.parametrize("dropped", [False, True], ids=["kept", "dropped"])
 def test_reloading_leaves_kernels_where_they_are(what: str, dropped: bool) -> None:
     """Sessions made before run on, new ones run, and refusals still come in words."""
@@ -537,7 +538,7 @@ def test_spoilt_cache_is_compiled_anew(part_cache: Path) -> None:
     assert compiled(PART, part_cache) == (0, 2)
 
 
-@pytest.mark.parametrize("place", [0.0, 0.5, 0.9, 0.999], ids=str)
+@pytest.mark.parametrize("place", names_with(full=[0.5, 0.9], names=[0.0, 0.5, 0.9, 0.999]))
 def test_one_flipped_bit_is_seen(part_cache: Path, place: float) -> None:
     """Anywhere in a file: in its checksum, in the machine code, in what describes it."""
     spoilt = [p for p in part_cache.rglob("*") if p.is_file()]
@@ -602,6 +603,7 @@ print(*(w.message for w in caught))
 """
 
 
+@pytest.mark.full
 def test_processor_without_instructions_for_float16(tmp_path: Path) -> None:
     """Kernels, or the portable bodies where Numba is too old to do without."""
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "ONNX_OPS_CACHE_DIR": str(tmp_path)}

@@ -93,6 +93,7 @@ def test_nothing_is_found_of_what_is_never_named() -> None:
     assert (found.recall[0], found.precision[0], found.average_precision[0]) == (0, 0, 0.25)
 
 
+@pytest.mark.full
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("multilabel", tmp_path)

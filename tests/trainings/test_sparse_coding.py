@@ -100,6 +100,7 @@ def test_mosaic() -> None:
     assert np.all(shown[[0, 3, 4, 7]] == 1)
 
 
+@pytest.mark.full
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("sparse_coding", tmp_path)
