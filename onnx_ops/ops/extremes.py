@@ -6,6 +6,8 @@ import numpy as np
 
 SPAN = 512
 """Elements that are looked at together."""
+SHORT_SPAN = 1024
+"""Elements whose terms are added up in float32."""
 NEAR = np.float32(87)
 """To this power, and to minus this power, e is a normal float32 number."""
 INFINITE, LEAST_NORMAL = np.float32(np.inf), np.float32(2.0**-126)

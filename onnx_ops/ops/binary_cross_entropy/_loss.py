@@ -44,7 +44,7 @@ from onnx_ops.loops.vectors import (
     store,
     total,
 )
-from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
+from onnx_ops.ops.extremes import INFINITE, NEAR, SHORT_SPAN, SPAN
 
 FACTORS = 1024
 """Elements whose logarithms are taken together; their product is a float64 number if it begins with FIRST."""
@@ -56,8 +56,6 @@ LEAST = 2.0**-10
 """A logarithm from here up is good to 1e-9, though each factor of the product was off by 2**-52."""
 LEAST_MEAN = 2.0**-7
 """Times the factors of its softplus, the loss from which on softpluses that are off by 1e-10 do for float32."""
-SHORT_SPAN = 1024
-"""Elements whose terms are added up in float32."""
 LEAST_SHORT = 2.0**-9
 """Times the factors of its softplus, the loss from which on it is good to 1e-4."""
 

@@ -27,10 +27,8 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.tables import log_parts
 from onnx_ops.loops.vectors import QUAD, any_negative, bits, load, load_wide, scratch, spread, store, total
-from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
+from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SHORT_SPAN, SPAN
 
-SHORT_SPAN = 1024
-"""Elements whose terms are added up in float32."""
 DOUBT = np.float32(64)
 """Beside a difference of 1, the weight of what its logarithm is off by."""
 LEAST_SHARE = np.float32(2.0**-10)
