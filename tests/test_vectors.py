@@ -14,7 +14,7 @@ import pytest
 from llvmlite import binding
 from native import natively
 
-from onnx_ops.loops.primitives import LANES, array_at, bfloats_at, floats_at, halves_at
+from onnx_ops.loops.primitives import LANES, array_at, bfloats_at, floats_at, fma, halves_at
 from onnx_ops.loops.tables import log_parts, near_softplus, softplus_parts
 from onnx_ops.loops.vectors import (
     QUAD,
@@ -24,7 +24,6 @@ from onnx_ops.loops.vectors import (
     bits,
     by_sign,
     floats,
-    fused,
     greater,
     lesser,
     load,
@@ -47,7 +46,7 @@ def arithmetic(a: int, b: int, out: int) -> None:
     store(x + y, results, 0)
     store(x - y * HALF, results, LANES)
     store(-x * y, results, 2 * LANES)
-    store(fused(x, y, -THIRD), results, 3 * LANES)
+    store(fma(x, y, spread(-THIRD)), results, 3 * LANES)
     store(lesser(x, y), results, 4 * LANES)
     store(greater(x, y), results, 5 * LANES)
     store(by_sign(x, abs(x), y), results, 6 * LANES)
@@ -93,7 +92,7 @@ def wide_sums(a: int, out: int) -> None:
     x, results = floats_at(a, LANES), array_at(out, 4, np.float64)
     sums = spread(0.0)
     for i in range(0, LANES, QUAD):
-        sums = fused(load_wide(x, i), load_wide(x, i), sums) - load_wide(x, i)
+        sums = fma(load_wide(x, i), load_wide(x, i), sums) - load_wide(x, i)
     results[0] = total(sums)
     results[1] = total(load(x, 0))
     results[2] = 1.0 if any_negative(bits(load(x, 0))) else 0.0

@@ -185,9 +185,9 @@ def size_up_to(x: Any, most: Any) -> Any:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a*b + c, rounded once, in the dtype of a."""
+    """a*b + c, rounded once, in the dtype of a; of vectors too."""
     with np.errstate(all="ignore"):
-        return type(a)(np.longdouble(a) * np.longdouble(b) + np.longdouble(c))
+        return (np.longdouble(a) * np.longdouble(b) + np.longdouble(c)).astype(a.dtype)
 
 
 FLOAT, DOUBLE, BOOL = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE), int(onnx.TensorProto.BOOL)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import LANES, ONE, inlined
-from onnx_ops.loops.vectors import TO_INTEGER, Table, as_floats, bits, floats, fused, lesser
+from onnx_ops.loops.primitives import LANES, ONE, fma, inlined
+from onnx_ops.loops.vectors import TO_INTEGER, Table, as_floats, bits, floats, lesser, spread
 
 f4 = np.float32
 
@@ -42,10 +42,10 @@ def log_parts(x: Any) -> tuple[Any, Any, Any]:
     """
     word = bits(x)
     index, exponent = word >> 19, as_floats(word >> 23)
-    r = fused(floats((word & MANTISSA) | ONE_BITS), RECIPROCALS[index], -ONE)
+    r = fma(floats((word & MANTISSA) | ONE_BITS), RECIPROCALS[index], spread(-ONE))
     p = ((P3[0] * r + P3[1]) * r + P3[2]) * r + P3[3]
     low = r * r * p + (exponent * LOW4 + LOG_LOW[index])
-    return fused(exponent, HIGH4, LOG_HIGH[index]), r, low
+    return fma(exponent, spread(HIGH4), LOG_HIGH[index]), r, low
 
 
 def _softplus(apart: float, count: int) -> np.ndarray:
@@ -54,37 +54,40 @@ def _softplus(apart: float, count: int) -> np.ndarray:
     return np.linalg.solve(np.vander(nodes), np.log1p(np.exp(-(nodes[:, None] + apart * np.arange(2 * LANES)))))
 
 
-COARSE = 0.5
-COARSE_LAST = f4(31 * COARSE).view(np.int32)
-SOFTPLUS = tuple(map(Table, _softplus(COARSE, 4)))
-
-
 @inlined
-def near_softplus(size: Any) -> Any:
-    """log(1 + e**-size) of numbers from 0 up, with an error of 3e-5; above 15.5 it is 2e-7."""
-    near = floats(lesser(bits(size), COARSE_LAST))
-    shifted = near * f4(1 / COARSE) + TO_INTEGER
-    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(COARSE)
-    return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]
+def nearest(size: Any, apart: Any, last: Any) -> tuple[Any, Any]:
+    """Which of the points so far apart is nearest to a size, in the low bits, and how far the size lies from it.
+
+    last: the bits of the last point, which stands for larger sizes.
+    """
+    near = floats(lesser(bits(size), last))
+    shifted = near * (ONE / apart) + TO_INTEGER
+    return bits(shifted), near - (shifted - TO_INTEGER) * apart
 
 
-FINE = 0.75
-FINE_LAST = f4(31 * FINE).view(np.int32)
-COEFFICIENTS = _softplus(FINE, 8)
+COARSE, FINE = f4(0.5), f4(0.75)
+COARSE_LAST, FINE_LAST = ((f4(2 * LANES - 1) * apart).view(np.int32) for apart in (COARSE, FINE))
+SOFTPLUS = tuple(map(Table, _softplus(float(COARSE), 4)))
+COEFFICIENTS = _softplus(float(FINE), 8)
 FINE_SOFTPLUS = tuple(map(Table, COEFFICIENTS))
 FINE_LOW = tuple(map(Table, COEFFICIENTS[-2:] - COEFFICIENTS[-2:].astype(f4)))
 """What the last two of them lose in float32."""
 
 
 @inlined
+def near_softplus(size: Any) -> Any:
+    """log(1 + e**-size) of numbers from 0 up, with an error of 3e-5; above 15.5 it is 2e-7."""
+    index, u = nearest(size, COARSE, COARSE_LAST)
+    return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]
+
+
+@inlined
 def softplus_parts(size: Any) -> tuple[Any, Any]:
     """log(1 + e**-size) of numbers from 0 up as sums of two, with an error of 2e-8; above 23 they are 1e-10."""
-    near = floats(lesser(bits(size), FINE_LAST))
-    shifted = near * f4(1 / FINE) + TO_INTEGER
-    index, u = bits(shifted), near - (shifted - TO_INTEGER) * f4(FINE)
+    index, u = nearest(size, FINE, FINE_LAST)
     q = (FINE_SOFTPLUS[0][index] * u + FINE_SOFTPLUS[1][index]) * u + FINE_SOFTPLUS[2][index]
     q = ((q * u + FINE_SOFTPLUS[3][index]) * u + FINE_SOFTPLUS[4][index]) * u + FINE_SOFTPLUS[5][index]
     slope, value = FINE_SOFTPLUS[6][index], FINE_SOFTPLUS[7][index]
     high = slope * u + value
-    lost = fused(slope, u, value - high)
+    lost = fma(slope, u, value - high)
     return high, (q * u + FINE_LOW[0][index]) * u + (FINE_LOW[1][index] + lost)

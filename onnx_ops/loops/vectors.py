@@ -74,12 +74,6 @@ def as_floats(vector: Any) -> Any:
     return vector.astype(np.float32)
 
 
-def fused(a: Any, b: Any, c: Any) -> Any:
-    """a*b + c of float32 or float64, rounded once."""
-    with np.errstate(all="ignore"):
-        return (np.multiply(a, b, dtype=np.longdouble) + c).astype(a.dtype)
-
-
 def lesser(a: Any, b: Any) -> Any:
     """a where it is less than b, else b."""
     return np.where(a < b, a, b)

@@ -12,24 +12,12 @@ from numba.extending import intrinsic, overload
 from onnx_ops.loops import primitives
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
-from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD
+from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD, joined, shuffled, widened
 
 QUAD = 4
 """Numbers of each row that are brought together at a time."""
 TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
 """Where the numbers of a square of QUAD by QUAD are found when rows become columns."""
-
-
-def _shuffled(builder: Any, a: Any, b: Any, mask: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
-
-
-def _joined(builder: Any, vectors: list[Any]) -> Any:
-    """All of them one after the other; a power of two of them."""
-    while len(vectors) > 1:
-        mask = list(range(2 * vectors[0].type.count))
-        vectors = [_shuffled(builder, a, b, mask) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    return vectors[0]
 
 
 def _lanes_at(builder: Any, numbers: Any, place: Any) -> Any:
@@ -55,12 +43,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
             """The numbers of a row."""
             address = builder.add(builder.load(builder.gep(sources, [WORD(lane)])), offset)
             if isinstance(given, Numbers16):
-                bits = _loaded(builder, address, ir.IntType(16))
-                if given.element_type == FLOAT16:
-                    return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), QUAD)), vector)
-                words = ir.VectorType(ir.IntType(32), QUAD)
-                shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * QUAD))
-                value = builder.bitcast(shifted, ir.VectorType(ir.FloatType(), QUAD))
+                value = widened(builder, given.element_type, _loaded(builder, address, ir.IntType(16)))
             else:
                 value = _loaded(builder, address, context.get_value_type(given.dtype))
             if value.type == vector:
@@ -69,12 +52,12 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 
         # Four rows at a time: the first number of each, then the second of each, and so on.
         blocks = [
-            _joined(builder, [quad(lane) for lane in range(first, first + QUAD)]) for first in range(0, LANES, QUAD)
+            joined(builder, [quad(lane) for lane in range(first, first + QUAD)]) for first in range(0, LANES, QUAD)
         ]
-        blocks = [_shuffled(builder, block, block, TURNED) for block in blocks]
+        blocks = [shuffled(builder, block, block, TURNED) for block in blocks]
         for k in range(QUAD):
             part = list(range(QUAD * k, QUAD * (k + 1)))
-            column = _joined(builder, [_shuffled(builder, block, block, part) for block in blocks])
+            column = joined(builder, [shuffled(builder, block, block, part) for block in blocks])
             target = _lanes_at(builder, out, builder.add(place, WORD(k)))
             builder.store(column, target, align=_alignment(wanted))
         return context.get_dummy_value()
@@ -184,10 +167,10 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
         ]
         for first in range(0, LANES, QUAD):
             part = list(range(first, first + QUAD))
-            square = _joined(builder, [_shuffled(builder, column, column, part) for column in columns])
-            square = _shuffled(builder, square, square, TURNED)
+            square = joined(builder, [shuffled(builder, column, column, part) for column in columns])
+            square = shuffled(builder, square, square, TURNED)
             for k in range(QUAD):
-                own = _shuffled(builder, square, square, list(range(QUAD * k, QUAD * (k + 1))))
+                own = shuffled(builder, square, square, list(range(QUAD * k, QUAD * (k + 1))))
                 address = builder.add(builder.load(builder.gep(targets, [WORD(first + k)])), offset)
                 builder.store(own, builder.inttoptr(address, row.as_pointer()), align=align)
         return context.get_dummy_value()

@@ -32,8 +32,12 @@ from onnx_ops.runtime.native import (
     float_to_bfloat,
     float_to_half,
     half_to_float,
+    repeated,
 )
 from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
+
+LINE = 64
+"""Bytes of a cache line, at whose bounds vectors are read fastest."""
 
 # --- pointers, and blocks of memory --------------------------------------------------------------------------------
 
@@ -79,16 +83,21 @@ job_at, kernel_at, python_at, loop_at, layout_at = (
 )
 
 
+def room(builder: Any, size: int) -> Any:
+    """A pointer to `size` bytes on the stack of the calling function, aligned for any vector."""
+    with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
+        block = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+    block.align = LINE
+    return block
+
+
 @intrinsic(prefer_literal=True)
 def stack(typing: Any, size: Any) -> Any:
     """Address of `size` (a literal) bytes on the stack of the calling function, aligned for any vector."""
     count = size.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
-            block = builder.alloca(ir.ArrayType(ir.IntType(8), count))
-        block.align = 64
-        return builder.ptrtoint(block, WORD)
+        return builder.ptrtoint(room(builder, count), WORD)
 
     return types.int64(size), codegen
 
@@ -108,11 +117,8 @@ def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
     times = count.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(args[0].type, times)
-        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), times), None)
-        repeated = builder.shuffle_vector(first, first, everywhere)
-        builder.store(repeated, builder.inttoptr(args[2], vector.as_pointer()), align=1)
+        vector = repeated(builder, args[0], times)
+        builder.store(vector, builder.inttoptr(args[2], vector.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.none(value, count, types.int64), codegen
@@ -127,10 +133,6 @@ def malloc(typing: Any, size: Any) -> Any:
 @intrinsic
 def free(typing: Any, address: Any) -> Any:
     return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
-
-
-LINE = 64
-"""Bytes of a cache line, at whose bounds vectors are read fastest."""
 
 
 @intrinsic

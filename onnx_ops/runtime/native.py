@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,50 @@ def bitcast(typing: Any, value: Any, like: Any) -> Any:
     return like(value, like), codegen
 
 
+def shuffled(builder: Any, a: Any, b: Any, places: Iterable[int]) -> Any:
+    """The vector of the numbers at some places of two vectors, one behind the other."""
+    mask = list(places)
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
+
+
+def joined(builder: Any, vectors: list[Any]) -> Any:
+    """All of them one after the other; a power of two of them."""
+    while len(vectors) > 1:
+        places = range(2 * vectors[0].type.count)
+        vectors = [shuffled(builder, a, b, places) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def repeated(builder: Any, value: Any, count: int) -> Any:
+    """A vector of one number throughout."""
+    vector = ir.VectorType(value.type, count)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    return shuffled(builder, first, first, [0] * count)
+
+
+def called(builder: Any, name: str, *args: Any) -> Any:
+    """The result of an operation of LLVM; it has the type of the first argument."""
+    function = ir.FunctionType(args[0].type, [value.type for value in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}"), args)
+
+
+def of_type(name: str, number: Any) -> str:
+    """The name that LLVM has for an operation on float32, float64, or a vector of them."""
+    count, kind = (f"v{number.count}", number.element) if isinstance(number, ir.VectorType) else ("", number)
+    return f"{name}.{count}f{32 if kind == ir.FloatType() else 64}"
+
+
+def widened(builder: Any, element_type: int, bits: Any) -> Any:
+    """The float32 numbers of a vector of the bits of FLOAT16 or BFLOAT16 numbers."""
+    count = bits.type.count
+    if element_type == FLOAT16:
+        halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), count))
+        return builder.fpext(halves, ir.VectorType(ir.FloatType(), count))
+    words = ir.VectorType(ir.IntType(32), count)
+    shifted = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * count))
+    return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), count))
+
+
 @intrinsic
 def half_to_float(typing: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -117,7 +162,7 @@ def double_to_odd_float(value):
 @intrinsic
 def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fma(*args)
+        return called(builder, of_type("fma", args[0].type), *args)
 
     return a(a, a, a), codegen
 

@@ -16,8 +16,8 @@ from numba.extending import lower_builtin, models, register_model, typeof_impl
 from onnx_ops.loops import vectors
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.vectors import QUAD
-from onnx_ops.runtime.memory import Numbers16
-from onnx_ops.runtime.native import FEATURES, FLOAT16
+from onnx_ops.runtime.memory import Numbers16, room
+from onnx_ops.runtime.native import FEATURES, called, joined, of_type, repeated, shuffled, widened
 
 INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 WORDS = ir.VectorType(INT, LANES)
@@ -67,12 +67,6 @@ def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: 
     return decorate
 
 
-def _repeated(builder: Any, value: Any, count: int) -> Any:
-    """A vector of one number throughout."""
-    first = builder.insert_element(ir.Constant(ir.VectorType(value.type, count), ir.Undefined), value, INT(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(INT, count), None))
-
-
 def _common(*kinds: Any) -> Any:
     """The type of vectors among arguments, the rest of which are like them or numbers; None if there is none."""
     vector = next((kind for kind in kinds if isinstance(kind, Vector)), None)
@@ -91,7 +85,7 @@ def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *a
         values = [
             value
             if kind == vector
-            else _repeated(builder, context.cast(builder, value, kind, vector.dtype), vector.count)
+            else repeated(builder, context.cast(builder, value, kind, vector.dtype), vector.count)
             for kind, value in zip(call.args, args, strict=True)
         ]
         return emit(builder, isinstance(vector.dtype, types.Integer), *values)
@@ -123,18 +117,6 @@ def _ordered(order: str) -> Callable[..., Any]:
     return emit
 
 
-def _fused(builder: Any, integers: bool, a: Any, b: Any, c: Any) -> Any:
-    name = f"llvm.fma.v{a.type.count}f{32 if a.type.element == FLOAT else 64}"
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
-    return builder.call(function, (a, b, c))
-
-
-def _size(builder: Any, integers: bool, a: Any) -> Any:
-    name = f"llvm.fabs.v{a.type.count}f{32 if a.type.element == FLOAT else 64}"
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type]), name)
-    return builder.call(function, (a,))
-
-
 def _by_sign(builder: Any, integers: bool, vector: Any, negative: Any, positive: Any) -> Any:
     return builder.select(_is_negative(builder, builder.bitcast(vector, WORDS)), negative, positive)
 
@@ -151,11 +133,10 @@ _teach_arithmetic(operator.or_, lambda builder, integers, a, b: builder.or_(a, b
 _teach_arithmetic(operator.rshift, lambda builder, integers, a, b: builder.ashr(a, b), *BESIDE)
 _teach_arithmetic(operator.lshift, lambda builder, integers, a, b: builder.shl(a, b), *BESIDE)
 _teach_arithmetic(operator.neg, lambda builder, integers, a: builder.fneg(a), (Vector,))
-_teach_arithmetic(abs, _size, (Vector,))
+_teach_arithmetic(abs, lambda builder, integers, a: called(builder, of_type("fabs", a.type), a), (Vector,))
 _teach_arithmetic(vectors.lesser, _ordered("<"))
 _teach_arithmetic(vectors.greater, _ordered(">"))
 _teach_arithmetic(vectors.by_sign, _by_sign)
-_teach_arithmetic(vectors.fused, _fused)
 
 
 # --- from one type to another -------------------------------------------------------------------------------------
@@ -167,7 +148,7 @@ def _from(given: Any, wanted: Any) -> Callable[..., Any]:
 
 @_teach(vectors.spread, lambda value: {types.float32: FLOATS, types.float64: DOUBLES}.get(value))
 def _spread(context: Any, builder: Any, call: Any, args: Any) -> Any:
-    return _repeated(builder, args[0], call.return_type.count)
+    return repeated(builder, args[0], call.return_type.count)
 
 
 @_teach(vectors.bits, _from(FLOATS, INTEGERS))
@@ -187,11 +168,7 @@ def _constant(number: Any, values: Any) -> Any:
 
 def _halves(builder: Any, vector: Any) -> list[Any]:
     count = vector.type.count // 2
-    return [builder.shuffle_vector(vector, vector, _constant(INT, range(k, k + count))) for k in (0, count)]
-
-
-def _joined(builder: Any, parts: list[Any]) -> Any:
-    return builder.shuffle_vector(*parts, _constant(INT, range(2 * parts[0].type.count)))
+    return [shuffled(builder, vector, vector, range(k, k + count)) for k in (0, count)]
 
 
 def _added_up(builder: Any, vector: Any) -> Any:
@@ -226,14 +203,10 @@ def _place(builder: Any, numbers: Any, start: Any, count: int) -> Any:
 
 def _floats_from(builder: Any, kind: Any, numbers: Any, start: Any, count: int) -> Any:
     """A vector of `count` float32 numbers from memory."""
-    pointer, wanted = _place(builder, numbers, start, count), ir.VectorType(FLOAT, count)
+    pointer = _place(builder, numbers, start, count)
     if kind == NUMBERS:
         return builder.load(pointer, align=4)
-    halves = builder.load(pointer, align=2)
-    if kind.element_type == FLOAT16:
-        return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), count)), wanted)
-    words = ir.VectorType(INT, count)
-    return builder.bitcast(builder.shl(builder.zext(halves, words), _constant(INT, [16] * count)), wanted)
+    return widened(builder, kind.element_type, builder.load(pointer, align=2))
 
 
 def _of_numbers(wanted: Any) -> Callable[..., Any]:
@@ -260,10 +233,7 @@ def _store(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 @_teach(vectors.scratch, lambda count: NUMBERS if isinstance(count, types.IntegerLiteral) else None)
 def _scratch(context: Any, builder: Any, call: Any, args: Any) -> Any:
-    with builder.goto_entry_block():
-        block = builder.alloca(ir.ArrayType(FLOAT, call.args[0].literal_value))
-    block.align = 64
-    return builder.bitcast(block, FLOAT.as_pointer())
+    return builder.bitcast(room(builder, 4 * call.args[0].literal_value), FLOAT.as_pointer())
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -300,10 +270,10 @@ def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
     if "+avx512f" in FEATURES:
         parts = [_constant(FLOAT, numbers[first : first + 16]) for first in range(0, len(numbers), 16)]
         if len(parts) == 1:
-            return _by_machine(builder, "avx512.permvar.sf.512", parts[0], index)
-        return _by_machine(builder, "avx512.vpermi2var.ps.512", parts[0], index, parts[1])
+            return called(builder, "x86.avx512.permvar.sf.512", parts[0], index)
+        return called(builder, "x86.avx512.vpermi2var.ps.512", parts[0], index, parts[1])
     if "+avx2" in FEATURES:
-        return _joined(builder, [_by_eights(builder, numbers, part) for part in _halves(builder, index)])
+        return joined(builder, [_by_eights(builder, numbers, part) for part in _halves(builder, index)])
     table = cgutils.global_constant(builder, "table", ir.Constant(ir.ArrayType(FLOAT, len(numbers)), numbers))
     place = builder.and_(index, _constant(INT, [len(numbers) - 1] * LANES))
     found = ir.Constant(ir.VectorType(FLOAT, LANES), ir.Undefined)
@@ -313,16 +283,10 @@ def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
     return found
 
 
-def _by_machine(builder: Any, name: str, *args: Any) -> Any:
-    """An instruction of x86 for vectors of float32."""
-    wanted = ir.FunctionType(ir.VectorType(FLOAT, args[0].type.count), [value.type for value in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, wanted, f"llvm.x86.{name}"), args)
-
-
 def _by_eights(builder: Any, numbers: Any, index: Any) -> Any:
     """Eight numbers of a table: from each eight of them by the lowest bits, then by one bit more each time."""
     found = [
-        _by_machine(builder, "avx2.permps", _constant(FLOAT, numbers[first : first + 8]), index)
+        called(builder, "x86.avx2.permps", _constant(FLOAT, numbers[first : first + 8]), index)
         for first in range(0, len(numbers), 8)
     ]
     bit = 8
