@@ -85,10 +85,9 @@ def _interleave(sources, size, start, count, out, place, at):
         last = count - QUAD
         _interleave_quads(sources, (start + last) * size, at(0), out, place + last)
     elif whole < count:
-        for lane in range(LANES):
-            row = at(sources[lane] + start * size)
-            for j in range(count):
-                out[(place + j) * LANES + lane] = row[j]
+        for j in range(count):
+            for lane in range(LANES):
+                out[(place + j) * LANES + lane] = at(sources[lane] + (start + j) * size)[0]
 
 
 @overload(primitives.interleave, jit_options=OPTIONS)
@@ -180,10 +179,9 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
 
 @njit(**OPTIONS)
 def _separate_one_by_one(numbers, place, count, targets, start, size, at):
-    for lane in range(LANES):
-        row = at(targets[lane] + start * size)
-        for j in range(count):
-            row[j] = numbers[(place + j) * LANES + lane]
+    for j in range(count):
+        for lane in range(LANES):
+            at(targets[lane] + (start + j) * size)[0] = numbers[(place + j) * LANES + lane]
 
 
 @njit(**OPTIONS)
