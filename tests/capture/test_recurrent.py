@@ -39,6 +39,7 @@ LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
 LIKE_OTHERS = {
     "rnn_deep_both_ways",
     "gru_without_bias",
+    "gru_deep_both_ways",
     "lstm_batch_first_without_bias",
     "lstm_deep_both_ways",
     "lstm_projected",
@@ -118,7 +119,7 @@ def test_gradients(name: str) -> None:
     compare(run(capture, args), network, args, torch.float64)
 
 
-@pytest.mark.parametrize("name", ["rnn", "gru", "lstm_projected"])
+@pytest.mark.parametrize("name", names_with(full=["gru"], names=["rnn", "gru", "lstm_projected"]))
 def test_other_batches(name: str) -> None:
     """In float32, with a batch of another size than the graph was captured with, and states that are zeros."""
     network, args = made(name, torch.float32)

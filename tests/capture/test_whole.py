@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -348,7 +349,7 @@ def test_batch_norm_in_training(dtype: torch.dtype, options: dict[str, Any]) -> 
     assert nodes(graph) == dict.fromkeys(TRAINED | ({"BatchNormGatherStatsWithCounts"} if tracks else set()), 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", names_with(full=[torch.float64], names=[torch.float32, torch.float64]), ids=str)
 def test_batch_norm_in_evaluation_while_the_rest_trains(dtype: torch.dtype) -> None:
     model = Norms(eps=1e-3).to(dtype)
     for norm in (model.first, model.second, model.third):
@@ -401,7 +402,7 @@ class SynchronizedNorm(nn.BatchNorm2d):
         return Synchronized.apply(x, self.weight, self.bias, self.running_mean, self.running_var)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", names_with(full=[torch.float64], names=[torch.float32, torch.float64]), ids=str)
 def test_synchronized_batch_norm_in_steps(dtype: torch.dtype) -> None:
     """As workers with the same elements have their mean and variance, so does batch norm of one of them alone."""
     x = numbers(4, 3, 2, 3, dtype=dtype).requires_grad_()
@@ -450,7 +451,7 @@ class Dropped(nn.Module):
         return self.layer(self.ones), self.layer(self.ones)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", names_with(full=[torch.float64], names=[torch.float32, torch.float64]), ids=str)
 def test_dropout_has_one_mask_in_loss_and_gradient_and_others_elsewhere(dtype: torch.dtype) -> None:
     def loss(model: nn.Module) -> dict[str, Tensor]:
         first, second = model()

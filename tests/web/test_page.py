@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import names_with
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 import onnx_ops
@@ -373,7 +374,10 @@ class TestPage:
             assert (shown(page), history(page)) == beginning
         assert losses[0] == losses[1]
 
-    @pytest.mark.parametrize(("name", "steps", "near"), [("digits", 150, 1e-5), ("lines", 5, 1e-4)])
+    @pytest.mark.parametrize(
+        ("name", "steps", "near"),
+        [pytest.param("digits", 150, 1e-5, marks=pytest.mark.full), ("lines", 5, 1e-4)],
+    )
     def test_numbers_are_those_of_python(self, browser: Browser, url: str, name: str, steps: int, near: float) -> None:
         """The same file, rates and batches give the same losses in Python, where kernels run; within float32."""
         with opened(browser, f"{url}?task={name}") as page:
@@ -428,7 +432,7 @@ class TestPage:
         assert focused() == "start"
         assert page.get_by_role("status").inner_text() == shown(page)["status"]
 
-    @pytest.mark.parametrize("task", ["digits", "lines"])
+    @pytest.mark.parametrize("task", names_with(full=["digits"], names=["digits", "lines"]))
     def test_fits_every_width(self, browser: Browser, url: str, task: str) -> None:
         with opened(browser, f"{url}?task={task}") as page:
             for width in (1280, 320, 400, 500, 768, 1000, 1280):
