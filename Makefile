@@ -9,8 +9,8 @@ WEB := scripts/web/node_modules/.package-lock.json
 OLDEST := .venv-oldest
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
-# The tests of what another version is likely to break.
-SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions)
+# The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
+SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
 .PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
 

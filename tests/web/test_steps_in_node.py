@@ -38,7 +38,7 @@ TASKS = (
     "LSTM",
 )
 """Of models.networks, which cannot be imported without PyTorch."""
-LIKE_OTHERS = {"MLP, KL", "transformer block", "depthwise CNN", "LSTM"}
+LIKE_OTHERS = {"MLP, BCE", "MLP, KL", "transformer block", "depthwise CNN", "LSTM"}
 """Their losses and layers are in others, or have bodies that are tested by themselves."""
 NEAR = 2e-5
 """Of the largest entry of a tensor: float32, added up in another order, over a few steps."""
