@@ -73,7 +73,9 @@ def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
         host = _host()
     except ImportError as error:
         raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
-    return host.register(options, OPS.values())
+    registered = host.register(options, OPS.values())
+    STATE.enter_onnxruntime()
+    return registered
 
 
 @functools.cache

@@ -36,7 +36,8 @@ class _State(types.ModuleType):
         busy: held by whoever compiles or answers onnxruntime.
         kept: what must never be freed.
         settled: results of what is done once per process, by name.
-        ended: whether the interpreter is about to end.
+        ending: whether the interpreter is about to end.
+        ended: whether besides nothing is being compiled or answered any more.
         at_the_end: called when the interpreter is about to end.
         in_child: called in a forked child.
     """
@@ -47,7 +48,7 @@ class _State(types.ModuleType):
         self.busy = threading.RLock()
         self.kept: list[Any] = []
         self.settled: dict[str, Any] = {}
-        self.ended = False
+        self.ending = self.ended = False
         self.at_the_end: list[Callable[[], None]] = []
         self.in_child: list[Callable[[], None]] = []
 
@@ -66,11 +67,21 @@ class _State(types.ModuleType):
 
     def end(self) -> None:
         """Called on the main thread, when only daemon threads are left besides; `registering` stays closed to them."""
-        self.acquire()
-        self.ended = True
-        for call in self.at_the_end:
+        self.ending = True
+        self.registering.acquire()
+        for call in self.at_the_end:  # before what is being answered is done, for it is then that its asker looks
             call()
+        self.busy.acquire()
+        self.ended = True
         self.busy.release()
+
+    def enter_onnxruntime(self) -> None:
+        """Called before a session is made: only the main thread goes on when the interpreter is about to end.
+
+        On its way back from C++ Python would end any other thread, and that ends the process by std::terminate.
+        """
+        if self.ending and threading.get_ident() != threading.main_thread().ident:
+            threading.Event().wait()
 
 
 def _made() -> _State:
