@@ -130,10 +130,10 @@ threading.Thread(target=lambda: (time.sleep(0.2), check(seen[0]))).start()
 import atexit; atexit.register(check, seen[0]); gc.disable(); gc.freeze()
 """,
 }
-LIKE_OTHERS = {"live-sessions", "failed-runs", "failed-sessions"}
-"""What these leave behind, others do too."""
 # Not here: a daemon thread in the middle of a run when the interpreter ends. onnxruntime itself aborts there, with any
 # model: the thread is stopped as it wants the GIL back, in C++ that lets no exception through.
+LIKE_OTHERS = {"live-sessions", "failed-runs", "failed-sessions"}
+"""What these leave behind, others do too."""
 
 
 @pytest.mark.parametrize("name", names_with(full=LIKE_OTHERS, names=ENDINGS))
@@ -193,8 +193,6 @@ SIGNALS = {
     "SIGTERM": ("leave", "SystemExit"),
     "SIGTERM-exception": ("raise_timeout", "Timeout"),
 }
-
-
 INTERRUPTIBLE = {"making-sessions": ("session()", "check(session())"), "refused-runs": (FAILING, "check_error(s)")}
 
 

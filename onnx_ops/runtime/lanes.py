@@ -85,7 +85,7 @@ def _interleave(sources, size, start, count, out, place, at):
         last = count - QUAD
         _interleave_quads(sources, (start + last) * size, at(0), out, place + last)
     elif whole < count:
-        for j in range(count):
+        for j in range(count):  # not lane by lane, which LLVM would make vectors of, at length, for three numbers
             for lane in range(LANES):
                 out[(place + j) * LANES + lane] = at(sources[lane] + (start + j) * size)[0]
 

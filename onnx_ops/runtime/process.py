@@ -71,9 +71,8 @@ class _State(types.ModuleType):
         self.registering.acquire()
         for call in self.at_the_end:  # before what is being answered is done, for it is then that its asker looks
             call()
-        self.busy.acquire()
-        self.ended = True
-        self.busy.release()
+        with self.busy:
+            self.ended = True
 
     def enter_onnxruntime(self) -> None:
         """Called before a session is made: only the main thread goes on when the interpreter is about to end.
