@@ -28,6 +28,7 @@ from onnx_ops.loops.vectors import (
     lesser,
     load,
     load_wide,
+    prefetch,
     scratch,
     spread,
     store,
@@ -56,6 +57,8 @@ def arithmetic(a: int, b: int, out: int) -> None:
     store(spread(THIRD), results, 10 * LANES)
     room = scratch(TWICE)
     store(x, room, LANES)
+    prefetch(room, LANES)
+    prefetch(room, 1 << 50)  # where nothing is
     store(load(room, LANES), results, 11 * LANES)
 
 
@@ -147,12 +150,11 @@ def test_tables_are_looked_up_by_the_low_bits() -> None:
 
 
 def logarithms(a: int, count: int, out: int) -> None:
-    x, results = floats_at(a, count), array_at(out, 3 * count, np.float32)
+    x, results = floats_at(a, count), array_at(out, 2 * count, np.float32)
     for i in range(0, count, LANES):
-        high, middle, low = log_parts(load(x, i))
+        high, low = log_parts(load(x, i))
         store(high, results, i)
-        store(middle, results, count + i)
-        store(low, results, 2 * count + i)
+        store(low, results, count + i)
 
 
 def test_logarithms_by_table() -> None:
@@ -163,10 +165,10 @@ def test_logarithms_by_table() -> None:
     x = np.concatenate([x, np.exp(np.random.default_rng(33).uniform(-80, 80, 20000)).astype(np.float32)])
     x = np.concatenate([x, np.ones(-len(x) % LANES, np.float32)])
     for run, values in ((natively(logarithms, 3), x), (logarithms, x[:: len(x) // 512][: 30 * LANES].copy())):
-        out = np.zeros((3, len(values)), np.float32)
+        out = np.zeros((2, len(values)), np.float32)
         run(values.ctypes.data, len(values), out.ctypes.data)
         error = out.astype(np.longdouble).sum(axis=0) - np.log(values.astype(np.longdouble))
-        assert abs(error).max() < 2e-10
+        assert abs(error).max() < 2e-9
 
 
 def softplus(a: int, count: int, out: int) -> None:

@@ -35,8 +35,8 @@ P3 = tuple(map(f4, (0.20034089, -0.25031885, 0.33333314, -0.49999986)))
 
 
 @inlined
-def log_parts(x: Any) -> tuple[Any, Any, Any]:
-    """The logarithms of positive normal numbers, each as a sum of three, with an error of 2e-10.
+def log_parts(x: Any) -> tuple[Any, Any]:
+    """The logarithms of positive normal numbers, each as a sum of two, with an error of 2e-9.
 
     Of other numbers they are some finite numbers.
     """
@@ -44,8 +44,8 @@ def log_parts(x: Any) -> tuple[Any, Any, Any]:
     index, exponent = word >> 19, as_floats(word >> 23)
     r = fma(floats((word & MANTISSA) | ONE_BITS), RECIPROCALS[index], spread(-ONE))
     p = ((P3[0] * r + P3[1]) * r + P3[2]) * r + P3[3]
-    low = r * r * p + (exponent * LOW4 + LOG_LOW[index])
-    return fma(exponent, spread(HIGH4), LOG_HIGH[index]), r, low
+    low = r + (r * r * p + (exponent * LOW4 + LOG_LOW[index]))
+    return fma(exponent, spread(HIGH4), LOG_HIGH[index]), low
 
 
 def _softplus(apart: float, count: int) -> np.ndarray:

@@ -49,6 +49,10 @@ def load_wide(numbers: Any, start: int) -> Any:
     return np.array([numbers[start + k] for k in range(QUAD)], np.float64)
 
 
+def prefetch(numbers: Any, start: int) -> None:
+    """Have the numbers from a place on brought to the caches while others are worked on; there need not be any."""
+
+
 def store(vector: Any, numbers: Any, start: int) -> None:
     """A vector of float32 to the places from one on; `numbers` are float32."""
     numbers[start : start + LANES] = vector

@@ -135,22 +135,27 @@ def free(typing: Any, address: Any) -> Any:
     return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
 
 
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Have the cache line at an address, a pointer to bytes, brought to all caches; there need not be any."""
+    i32 = ir.IntType(32)
+    function = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], function)
+    builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # data, to read, and soon
+
+
 @intrinsic
 def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, ahead: Any, count: Any) -> Any:
     """Copy cache lines to where one begins; see `copy_past_caches`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, lines, ahead, count = args
-        line, byte, i32 = ir.VectorType(WORD, LINE // 8), ir.IntType(8).as_pointer(), ir.IntType(32)
-        prefetch = builder.module.declare_intrinsic(
-            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
-        )
-        past_caches = builder.module.add_metadata([i32(1)])
+        line, byte = ir.VectorType(WORD, LINE // 8), ir.IntType(8).as_pointer()
+        past_caches = builder.module.add_metadata([ir.IntType(32)(1)])
         with cgutils.for_range(builder, lines, intp=WORD) as loop:
             begin = builder.mul(loop.index, WORD(LINE))
             with cgutils.for_range(builder, count, intp=WORD) as other:
                 address = builder.add(builder.load(builder.gep(ahead, [other.index])), begin)
-                builder.call(prefetch, [builder.inttoptr(address, byte), i32(0), i32(3), i32(1)])  # to read, and soon
+                prefetch_line(builder, builder.inttoptr(address, byte))
             read, written = (builder.inttoptr(builder.add(at, begin), line.as_pointer()) for at in (source, target))
             store = builder.store(builder.load(read, align=1), written, align=LINE)
             store.set_metadata("nontemporal", past_caches)

@@ -16,7 +16,7 @@ from numba.extending import lower_builtin, models, register_model, typeof_impl
 from onnx_ops.loops import vectors
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.vectors import QUAD
-from onnx_ops.runtime.memory import Numbers16, room
+from onnx_ops.runtime.memory import Numbers16, prefetch_line, room
 from onnx_ops.runtime.native import FEATURES, called, joined, of_type, repeated, shuffled, widened
 
 INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
@@ -223,6 +223,13 @@ def _load(context: Any, builder: Any, call: Any, args: Any) -> Any:
 def _load_wide(context: Any, builder: Any, call: Any, args: Any) -> Any:
     numbers, start = args
     return builder.fpext(_floats_from(builder, call.args[0], numbers, start, QUAD), ir.VectorType(DOUBLE, QUAD))
+
+
+@_teach(vectors.prefetch, _of_numbers(types.none))
+def _prefetch(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    numbers, start = args
+    prefetch_line(builder, builder.bitcast(builder.gep(numbers, [start]), ir.IntType(8).as_pointer()))
+    return context.get_dummy_value()
 
 
 @_teach(vectors.store, lambda vector, numbers, start: types.none if (vector, numbers) == (FLOATS, NUMBERS) else None)

@@ -39,12 +39,13 @@ from onnx_ops.loops.vectors import (
     lesser,
     load,
     load_wide,
+    prefetch,
     scratch,
     spread,
     store,
     total,
 )
-from onnx_ops.ops.extremes import INFINITE, NEAR, SHORT_SPAN, SPAN
+from onnx_ops.ops.extremes import CACHED_SPAN, INFINITE, NEAR, SHORT_SPAN, SPAN
 
 FACTORS = 1024
 """Elements whose logarithms are taken together; their product is a float64 number if it begins with FIRST."""
@@ -88,12 +89,14 @@ def total_of_weighted_span(operands: Any, start: int, stop: int) -> Any:
 
 @helper
 def total_of_positive_span(operands: Any, start: int, stop: int) -> Any:
-    """The same of at most SHORT_SPAN elements, in vectors where weights are positive and softpluses not all tiny."""
+    """The same of at most CACHED_SPAN elements, in vectors where weights are positive and softpluses not all tiny."""
     x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
-    high, low = scratch(SHORT_SPAN), scratch(SHORT_SPAN)
+    high, low = scratch(CACHED_SPAN), scratch(CACHED_SPAN)
     whole = (stop - start) // LANES * LANES
     factors, signs = spread(ZERO), bits(spread(ZERO))
     for i in range(0, whole, LANES):
+        for operand in (x, target, weight, pos_weight):
+            prefetch(operand, start + i + CACHED_SPAN)
         y, w, p = load(target, start + i), load(weight, start + i), load(pos_weight, start + i)
         first, second = softplus_parts(abs(load(x, start + i)))
         store(first, high, i)
@@ -124,8 +127,8 @@ def plus_weighted_terms(total: Any, operands: Any, high: Any, low: Any, start: i
 
 def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     loss = 0.0
-    for start in range(0, count, SHORT_SPAN):
-        loss += total_of_positive_span(operands, start, min(start + SHORT_SPAN, count))
+    for start in range(0, count, CACHED_SPAN):
+        loss += total_of_positive_span(operands, start, min(start + CACHED_SPAN, count))
     out[0] = loss
 
 
