@@ -64,6 +64,7 @@ def test_processes_make_the_steps_of_the_whole_batch(counts: list[int], tmp_path
     check_training(tmp_path, len(counts))
 
 
+@pytest.mark.full
 def test_training_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("before", "after")]
     for folder in folders:
@@ -113,6 +114,7 @@ def check_norms(folder: Path, workers: int, first: int, last: int) -> None:
         assert_close(state[name], array, rtol=1e-5, atol=1e-5, what=name)
 
 
+@pytest.mark.full
 def test_processes_synchronize_batch_norm(tmp_path: Path) -> None:
     """With unequal shares and one worker without a sample; other workers go on from the checkpoint."""
     pytest.importorskip("sklearn")
@@ -133,7 +135,7 @@ def test_processes_synchronize_batch_norm(tmp_path: Path) -> None:
     ("instead", "messages"),
     [
         pytest.param("die", ["signal 9"], marks=pytest.mark.full),
-        ("raise", ["LookupError: no data", "has failed and ends all others"]),
+        pytest.param("raise", ["LookupError: no data", "has failed and ends all others"], marks=pytest.mark.full),
         pytest.param("exit", ["worker 2 has ended, while worker"], marks=pytest.mark.full),
     ],
 )

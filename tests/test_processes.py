@@ -275,7 +275,7 @@ thread.join()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
     ("prepare", "delay"),
-    [("", 0.1), ("onnx_ops.session_options()", 0.3)],
+    [pytest.param("", 0.1, marks=pytest.mark.full), ("onnx_ops.session_options()", 0.3)],
     ids=["importing", "compiling"],
 )
 def test_fork_while_another_thread_compiles(prepare: str, delay: float, nearly_filled_cache: Path) -> None:
@@ -295,7 +295,7 @@ threading.Thread(target=make, daemon=True).start(); time.sleep({delay})
     assert_ends_well(run(code, {"ONNX_OPS_CACHE_DIR": str(tmp_path)}))
 
 
-@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize("cold", names_with(full=[False], names=[False, True]), ids=["warm", "cold"])
 def test_threads_with_little_stack(cold: bool, nearly_filled_cache: Path) -> None:
     """64 KiB, all that onnxruntime itself needs; compiling and explaining happen on threads of their own."""
     code = f"""

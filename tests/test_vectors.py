@@ -195,7 +195,9 @@ def test_softplus_by_table() -> None:
 FEATURES = dict(binding.get_host_cpu_features())
 
 
-@pytest.mark.parametrize("processor", ["without AVX-512", "without vectors of its own"])
+@pytest.mark.parametrize(
+    "processor", ["without AVX-512", pytest.param("without vectors of its own", marks=pytest.mark.full)]
+)
 def test_other_processors(processor: str, tmp_path: Path) -> None:
     """The tests of tables again, compiled for a processor that lacks instructions of this one."""
     if binding.llvm_version_info < (20,) and processor == "without vectors of its own":

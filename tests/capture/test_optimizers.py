@@ -73,7 +73,7 @@ def check_weights(trainer: onnx_ops.Trainer, model: nn.Module, tolerance: float)
         np.testing.assert_allclose(got[name], wanted.numpy(), rtol=0, atol=tolerance * largest, err_msg=name)
 
 
-IN_FLOAT32 = ("SGD momentum", "AdamW amsgrad")
+IN_FLOAT32 = ("AdamW amsgrad",)
 """Of the update in float32 there is little else to see than in float64."""
 LIKE_OTHERS = ("SGD", "SGD momentum", "Adam", "Adam amsgrad", "AdamW", "AdamW amsgrad")
 """What these do, others do too, and more."""

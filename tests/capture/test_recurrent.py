@@ -37,9 +37,11 @@ LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "lstm_projected_deep_both_ways": (nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}),
 }
 LIKE_OTHERS = {
+    "rnn",
     "rnn_deep_both_ways",
     "gru_without_bias",
     "gru_deep_both_ways",
+    "lstm",
     "lstm_batch_first_without_bias",
     "lstm_deep_both_ways",
     "lstm_projected",
@@ -119,7 +121,7 @@ def test_gradients(name: str) -> None:
     compare(run(capture, args), network, args, torch.float64)
 
 
-@pytest.mark.parametrize("name", names_with(full=["gru"], names=["rnn", "gru", "lstm_projected"]))
+@pytest.mark.parametrize("name", names_with(full=["rnn", "gru"], names=["rnn", "gru", "lstm_projected"]))
 def test_other_batches(name: str) -> None:
     """In float32, with a batch of another size than the graph was captured with, and states that are zeros."""
     network, args = made(name, torch.float32)
@@ -156,7 +158,7 @@ class Cell(Network):
         return self.layer(x)[1][1].square().sum()
 
 
-@pytest.mark.parametrize("kind", [Last, Cell])
+@pytest.mark.parametrize("kind", names_with(full=[Last], names=[Last, Cell]))
 def test_outputs_that_the_loss_leaves_out(kind: type[Network]) -> None:
     torch.manual_seed(2)
     network = kind(nn.LSTM, {"proj_size": 2}).double()

@@ -108,7 +108,7 @@ def mean_square(model: Norms, x: Tensor) -> dict[str, Tensor]:
     ("dtype", "allowed", "fixed"),
     [
         pytest.param(torch.float32, 1e-5, False, marks=pytest.mark.full),
-        (torch.float32, 1e-5, True),
+        pytest.param(torch.float32, 1e-5, True, marks=pytest.mark.full),
         (torch.float64, 1e-13, False),
     ],
     ids=str,

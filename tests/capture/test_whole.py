@@ -122,7 +122,8 @@ def parts(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
     return numbers(*shape, seed=seed, dtype=torch.float64).sigmoid().to(dtype)
 
 
-FLOATS = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+DTYPES = names_with(full=[torch.float64], names=[torch.float16, torch.float32, torch.float64])
+FLOATS = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 # Divergence
@@ -335,7 +336,7 @@ TRAINED = {"BatchNormStats", "BatchNormElemt", "BatchNormReduceBackward", "Batch
         (torch.float32, {}),
         pytest.param(torch.float32, {"momentum": None}, marks=pytest.mark.full),
         pytest.param(torch.float32, {"affine": False, "momentum": 0.3}, marks=pytest.mark.full),
-        (torch.float32, {"track_running_stats": False}),
+        pytest.param(torch.float32, {"track_running_stats": False}, marks=pytest.mark.full),
         pytest.param(torch.float64, {"momentum": 0.3, "eps": 1e-3}, marks=pytest.mark.full),
         (torch.float64, {"momentum": None, "affine": False}),
     ],

@@ -117,6 +117,7 @@ def test_quick_command(tmp_path: Path) -> None:
     check_pictures(tmp_path, ("answers.png", "accuracy.png", "epochs.png"), dark=(0.02, 0.9))
 
 
+@pytest.mark.full
 def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted amid the last of its three networks, a training ends with the same bits."""
     split = data.split

@@ -138,6 +138,7 @@ def test_error_rate() -> None:
 # The command
 
 
+@pytest.mark.full
 def test_quick_form(tmp_path: Path) -> None:
     printed = run_quick("line_reader", tmp_path / "new")
     assert "% of digits read right" in printed
@@ -145,6 +146,7 @@ def test_quick_form(tmp_path: Path) -> None:
     check_pictures(tmp_path / "new", ("lines.png", "curves.png"), dark=(0.02, 0.9))
 
 
+@pytest.mark.full
 def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that is interrupted in its second epoch, and one that is not; and one that was over already."""
     monkeypatch.setattr(data, "LINES", 80)

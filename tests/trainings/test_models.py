@@ -26,8 +26,7 @@ TRAININGS = {
 }
 STEPS = 20
 """So many are compared here; with `--full` all that are kept."""
-SOON_CAPTURED = {"batch_norm_workers-step", "distillation-student", "multilabel-step"}
-SOON_IN_FLOAT64 = {"batch_norm_workers-step"}
+SOON_CAPTURED = SOON_IN_FLOAT64 = {"batch_norm_workers-step"}
 # Losses of float32 have seven digits, and rounding grows from step to step; those of float64 have sixteen.
 FLOAT32, FLOAT64 = 1e-4, 1e-9
 

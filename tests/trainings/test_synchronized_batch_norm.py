@@ -109,6 +109,7 @@ def test_resumed_training_is_the_same(tmp_path: Path) -> None:
         assert array.tobytes() == states[1][name].tobytes(), name
 
 
+@pytest.mark.full
 def test_the_quick_form_reaches_its_figure(tmp_path: Path) -> None:
     assert "losses of one worker within" in run_quick(NAME, tmp_path, ENVIRONMENT)
     check_pictures(tmp_path, ("curves.png", "batch.png"), dark=(0.02, 0.9))

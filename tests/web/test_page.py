@@ -322,6 +322,7 @@ class TestPage:
         wait_for_steps(page, steps + 10)
         assert history(page)["losses"][:steps] == paused[1]["losses"]
 
+    @pytest.mark.full
     def test_there_is_time_to_pause(self, page: Page) -> None:
         """At the speed that the page begins with, training takes 23 s; a slower one can be chosen meanwhile."""
         start = time.monotonic()
@@ -396,6 +397,7 @@ class TestPage:
             expected.append(float(trainer.step(**batch)["loss"]))
         np.testing.assert_allclose(losses[:steps], expected, rtol=near)
 
+    @pytest.mark.full
     def test_an_epoch_shows_every_sample_once(self, browser: Browser, url: str) -> None:
         images, labels = digit_training.shown(digit_training.load())
         with browser.new_page() as page:
@@ -495,6 +497,7 @@ class TestPage:
 @needs_packages
 @needs_chromium
 class TestLines:
+    @pytest.mark.full
     def test_untrained_reader(self, line_page: Page) -> None:
         """What it makes of the held-out lines is what the same network makes of them in Python."""
         held_out = lines.held_out_lines(0, tasks.HELD_OUT_LINES)
