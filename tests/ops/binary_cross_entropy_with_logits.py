@@ -64,19 +64,25 @@ def terms(
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
-    """What float64 sums may be off by; a portable body may take a softplus below the smallest normal number for 0."""
+    """What float64 sums may be off by, and what vanishes below the smallest normal number.
+
+    That may be a softplus, in a portable body or in double; and in double a product that has yet to be multiplied by
+    the weight and a softplus, which is at most 1 + |x|.
+    """
     inputs = [call.inputs.get(name) for name in RECORD.inputs]
     reduction = call.attributes.get("reduction", MEAN)
     with np.errstate(all="ignore"):
         if reduction != NONE:
             w, first, second = _parts(*inputs, np.float64)  # type: ignore[arg-type]
             return losses.of_sums(np.abs(w) * (np.abs(first) + np.abs(second)), reduction)
-        if not portable:
-            return 0.0
         x, y, w, p = bce.widened(*inputs, np.float64)  # type: ignore[arg-type]
-        wide = any(array.dtype == np.float64 for array in call.given.values())
-        least = float(np.finfo(np.float64 if wide else np.float32).smallest_normal)
-        scale = np.abs(w) * np.maximum(np.abs(1 - y), np.abs(p * y)) * least
+        factors = np.maximum(np.abs(1 - y), np.abs(p * y))
+        if any(array.dtype == np.float64 for array in call.given.values()):
+            scale = np.abs(w) * np.maximum(factors, 1 + np.abs(x)) * float(np.finfo(np.float64).smallest_normal)
+        elif portable:
+            scale = np.abs(w) * factors * float(np.finfo(np.float32).smallest_normal)
+        else:
+            return 0.0
         return np.asarray(np.broadcast_to(np.where(np.isfinite(scale), scale, 0.0), x.shape))
 
 

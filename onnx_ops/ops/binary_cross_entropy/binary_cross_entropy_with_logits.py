@@ -56,9 +56,9 @@ inputs have 16 bits, and rounded once. Sums are taken in double.
 Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
 overflows, and the small loss of a logit that is right by far keeps its digits. A term of weight 0 is 0 whatever the
 logit is: where 1 - y, p * y or w is 0, the softplus that it would multiply does not count, be it infinite or NaN. So an
-infinite logit that is right has loss 0. Other NaN and infinities go through the formula. In double a product of
-weights and a softplus that overflows or vanishes on the way gives infinity or 0, though the last factor would bring it
-back. A sum of no terms is 0, a mean of no terms is NaN.
+infinite logit that is right has loss 0. Other NaN and infinities go through the formula. In double a softplus, or its
+product with 1 - y or p * y, that overflows on the way gives infinity, and below the smallest normal number it loses
+digits or vanishes, though w would bring it back. A sum of no terms is 0, a mean of no terms is NaN.
 
 Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
 checked: they broadcast as the operators do.
