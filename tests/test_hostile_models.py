@@ -426,15 +426,13 @@ def _seconds(work: Callable[[onnx.ModelProto], Any], model: onnx.ModelProto) -> 
 
 
 KINDS = ["alike", "attributes", "optional-inputs", "dtypes", "functions"]
-SOON = {"optional-inputs", "functions"}
+WORKS = [*((onnx_ops.link, kind) for kind in KINDS), (onnx_ops.inline, "optional-inputs"), (inspect, "optional-inputs")]
+SOON = [(onnx_ops.link, "optional-inputs"), (onnx_ops.link, "functions")]
 
 
 @pytest.mark.parametrize(
     ("work", "kind"),
-    [
-        *(pytest.param(onnx_ops.link, kind, marks=() if kind in SOON else pytest.mark.full) for kind in KINDS),
-        *(pytest.param(work, "optional-inputs", marks=pytest.mark.full) for work in (onnx_ops.inline, inspect)),
-    ],
+    [pytest.param(*work, marks=() if work in SOON else pytest.mark.full) for work in WORKS],
     ids=lambda part: getattr(part, "__name__", part),
 )
 def test_time_grows_as_the_model(work: Callable[[onnx.ModelProto], Any], kind: str) -> None:

@@ -131,12 +131,13 @@ def test_processes_synchronize_batch_norm(tmp_path: Path) -> None:
     check_norms(folders[1], 2, 10, STEPS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("instead", "messages"),
     [
-        pytest.param("die", ["signal 9"], marks=pytest.mark.full),
-        pytest.param("raise", ["LookupError: no data", "has failed and ends all others"], marks=pytest.mark.full),
-        pytest.param("exit", ["worker 2 has ended, while worker"], marks=pytest.mark.full),
+        ("die", ["signal 9"]),
+        ("raise", ["LookupError: no data", "has failed and ends all others"]),
+        ("exit", ["worker 2 has ended, while worker"]),
     ],
 )
 def test_a_worker_that_ends_amid_a_step_ends_the_others(instead: str, messages: list[str], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ TRAININGS = {
 }
 STEPS = 20
 """So many are compared here; with `--full` all that are kept."""
-SOON_CAPTURED = SOON_IN_FLOAT64 = {"batch_norm_workers-step"}
+SOON = {"batch_norm_workers-step"}
 # Losses of float32 have seven digits, and rounding grows from step to step; those of float64 have sixteen.
 FLOAT32, FLOAT64 = 1e-4, 1e-9
 
@@ -67,7 +67,7 @@ def test_every_training_has_a_step(steps: dict[str, object]) -> None:
     assert sorted(steps) == sorted(TRAININGS)
 
 
-@pytest.mark.parametrize("name", names_with(full=TRAININGS.keys() - SOON_CAPTURED, names=TRAININGS))
+@pytest.mark.parametrize("name", names_with(full=TRAININGS.keys() - SOON, names=TRAININGS))
 def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     """What is captured is what is kept, and PyTorch's losses are those that are kept."""
     from models import capturing, torch_step
@@ -84,7 +84,7 @@ def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     assert kept.difference(torch_step.first_losses(step, step.training.model, count), expected) <= FLOAT32
 
 
-@pytest.mark.parametrize("name", names_with(full=TRAININGS.keys() - SOON_IN_FLOAT64, names=TRAININGS))
+@pytest.mark.parametrize("name", names_with(full=TRAININGS.keys() - SOON, names=TRAININGS))
 def test_float64(steps: dict[str, object], count: int, name: str) -> None:
     """Where onnxruntime has the operators."""
     import torch
