@@ -60,7 +60,7 @@ const HANDLERS = {
   },
 
   async train({ train, options }) {
-    const trainer = await Trainer.create(ort, bytes(train), settings(options));
+    const trainer = await Trainer.create(ort, Buffer.from(train, "base64"), settings(options));
     sessions.set(++loaded, trainer);
     return { trainer: loaded, inputs: trainer.batchInputs };
   },

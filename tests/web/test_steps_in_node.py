@@ -434,6 +434,57 @@ await trainer.release();
     run_program(tmp_path, program, step=steps.whole_step().SerializeToString())
 
 
+def test_bytes_however_they_come(node: Node, tmp_path: Path) -> None:
+    """Also as Buffers, which Node cuts out of a pool that others share; what cannot be bytes is refused."""
+    program = """
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import * as ort from "onnxruntime-web";
+import { Trainer } from "./training/trainer.js";
+ort.env.wasm.numThreads = 1;
+
+const file = await readFile("step");
+const odd = new Uint8Array(file.length + 1);
+odd.set(file, 1);
+const { buffer } = odd.slice(1);
+let start;
+for (const bytes of [buffer, odd.subarray(1), Buffer.from(file), Buffer.from(odd.buffer, 1), new DataView(buffer)]) {
+  const trainer = await Trainer.create(ort, bytes);
+  start ??= await trainer.state();
+  assert.deepEqual(await trainer.state(), start);
+  await trainer.release();
+}
+for (const other of [readFile("step"), "step", undefined]) {
+  await assert.rejects(Trainer.create(ort, other), { name: "StepError", message: /expected the bytes of a step/ });
+}
+
+const trainer = await Trainer.create(ort, file);
+const { data } = start["linear.weight"];
+const stored = Buffer.from(data.buffer);
+const as = (data) => ({ ...start, "linear.weight": { type: "float32", data, dims: [3, 2] } });
+const unaligned = Buffer.concat([Buffer.alloc(1), stored]).subarray(1);
+for (const bytes of [stored, unaligned, data.buffer, new DataView(data.buffer)]) {
+  trainer.loadState({ ...as(bytes), "head.weight": start["linear.weight"] }); // a tied name, with the same data
+  assert.deepEqual(await trainer.state(), start);
+}
+const passed = Buffer.from(stored);
+trainer.loadState(as(passed));
+passed.fill(0); // it is the caller's, the state is not
+assert.deepEqual(await trainer.state(), start);
+const expected = "expected Float32Array or its bytes as Uint8Array";
+for (const [wrong, message] of [
+  [stored.subarray(4), "'linear.weight' is float32 (3, 2), but has 5 elements"],
+  [stored.subarray(1), "the data of 'linear.weight' are 23 bytes, no multiple of 4"],
+  [Float64Array.from(data), `the data of 'linear.weight' are Float64Array, ${expected}`],
+  [undefined, `the data of 'linear.weight' are Undefined, ${expected}`],
+]) {
+  assert.throws(() => trainer.loadState(as(wrong)), { name: "StepError", message });
+  assert.deepEqual(await trainer.state(), start);
+}
+"""
+    run_program(tmp_path, program, step=steps.whole_step().SerializeToString())
+
+
 @needs_capture
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
 def test_the_guide_runs(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

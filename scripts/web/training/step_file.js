@@ -34,11 +34,12 @@ const TYPES = new Map([
   [12, { type: "uint32", array: Uint32Array, field: 11 }],
   [13, { type: "uint64", array: BigUint64Array, field: 11 }],
 ]);
+const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]));
 
 /**
  * Takes a step's file apart.
  *
- * @param {Uint8Array | ArrayBuffer} file
+ * @param {Uint8Array | ArrayBuffer} file Its bytes; of Node a Buffer too.
  * @returns {{
  *   model: Uint8Array,
  *   state: Object<string, {type: string, data: TypedArray, dims: number[]}>,
@@ -51,11 +52,15 @@ const TYPES = new Map([
  *   names of parameters and buffers; the types of all inputs and outputs; and the trained network as a model that takes
  *   parameters and buffers as inputs, if the file has it. A dimension is a string or null if it may be of any size, dims
  *   are null where not even their number is known.
- * @throws {StepError} What is no ONNX model or no training step, or is damaged; data in other files; types that
+ * @throws {StepError} What is no bytes, no ONNX model or no training step, or is damaged; data in other files; types that
  *   onnxruntime-web has no tensors of.
  */
 export function openStep(file) {
-  const model = new Message(file instanceof Uint8Array ? file : new Uint8Array(file), "the model");
+  const bytes = viewed(file);
+  if (bytes === null) {
+    throw new StepError(`the file came as ${kind(file)}, expected the bytes of a step as Uint8Array or ArrayBuffer`);
+  }
+  const model = new Message(bytes, "the model");
   const graphs = model.messages(7, "the graph");
   if (graphs.length !== 1) throw new StepError(`the bytes are no ONNX model: they hold ${graphs.length} graphs`);
   const [graph] = graphs;
@@ -237,28 +242,61 @@ function started(tensor, name) {
   const { type, array, field: typed } = TYPES.get(element);
   const dims = tensor.integers(1).map(Number);
   const raw = tensor.of(9).at(-1);
-  const data = raw ? viewed(bytesOf(raw.value, name), array, name) : listed(tensor, typed, array, name);
-  const count = dims.reduce((product, dim) => product * dim, 1);
-  if (data.length !== count || dims.some((dim) => dim < 0)) {
-    throw new StepError(`'${name}' is ${typeText({ type, dims })}, but has ${data.length} elements`);
-  }
-  return { type, data, dims };
+  const data = raw ? bytesOf(raw.value, name) : listed(tensor, typed, array, name);
+  return { type, data: ownData({ type, data, dims }, name), dims };
 }
 
 function listed(tensor, typed, array, name) {
   if (array === Float32Array || array === Float64Array) {
-    return viewed(joined(tensor.of(typed).map(({ value }) => bytesOf(value, name))), array, name);
+    return joined(tensor.of(typed).map(({ value }) => bytesOf(value, name)));
   }
   const values = tensor.integers(typed);
   return array === BigInt64Array || array === BigUint64Array ? array.from(values) : array.from(values, Number);
 }
 
-/** A copy, for an array of larger elements cannot begin anywhere in memory. */
-function viewed(bytes, array, name) {
+/**
+ * A copy of the data of a tensor, as the array of its type.
+ *
+ * @param {{type: string, data: TypedArray | ArrayBuffer | Array, dims: number[]}} tensor Of a type that onnxruntime-web
+ *   has. Its data are such an array, or the bytes of one, little-endian, wherever in memory they begin; or a list of
+ *   numbers, which is copied as it is.
+ * @param {string} name How an error names it.
+ * @throws {StepError} Data of another kind, or of another number of elements than the dimensions have.
+ */
+export function ownData({ type, data, dims }, name) {
+  const { array } = TYPES_BY_NAME.get(type);
+  const count = dims.reduce((product, dim) => product * dim, 1);
+  const own = Array.isArray(data) ? data.slice() : copied(data, array, name);
+  if (own.length !== count || dims.some((dim) => dim < 0)) {
+    throw new StepError(`'${name}' is ${typeText({ type, dims })}, but has ${own.length} elements`);
+  }
+  return own;
+}
+
+function copied(data, array, name) {
+  const bytes = viewed(data);
+  const kinds = [array.name, "Uint8Array", "DataView", ...(array === Uint16Array ? ["Float16Array"] : [])];
+  if (bytes === null || (ArrayBuffer.isView(data) && !kinds.includes(kind(data)))) {
+    throw new StepError(`the data of '${name}' are ${kind(data)}, expected ${array.name} or its bytes as Uint8Array`);
+  }
   if (bytes.length % array.BYTES_PER_ELEMENT !== 0) {
     throw new StepError(`the data of '${name}' are ${bytes.length} bytes, no multiple of ${array.BYTES_PER_ELEMENT}`);
   }
-  return new array(bytes.slice().buffer);
+  return new array(bytes.slice().buffer); // an array of larger elements cannot begin anywhere in memory
+}
+
+/**
+ * The bytes of an ArrayBuffer, or of a view of one; null of anything else. Always a plain Uint8Array: a Buffer of Node is
+ * one too, but its `slice` copies nothing.
+ */
+function viewed(data) {
+  if (ArrayBuffer.isView(data)) return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+  return ["ArrayBuffer", "SharedArrayBuffer"].includes(kind(data)) ? new Uint8Array(data) : null;
+}
+
+/** The name of a value's kind, such as "ArrayBuffer", whichever window or process it is from. */
+function kind(value) {
+  return Object.prototype.toString.call(value).slice("[object ".length, -1);
 }
 
 // Protobuf

@@ -1,4 +1,4 @@
-import { NEXT, StepError, checkTensors, openStep } from "./step_file.js";
+import { NEXT, StepError, checkTensors, openStep, ownData } from "./step_file.js";
 
 export { StepError } from "./step_file.js";
 
@@ -21,7 +21,7 @@ export class Trainer {
 
   /**
    * @param ort The module onnxruntime-web.
-   * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file.
+   * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file; in Node a Buffer too.
    * @param options Of onnxruntime-web's sessions.
    * @throws {StepError} What is no training step, or has types that onnxruntime-web has no tensors of.
    */
@@ -98,9 +98,10 @@ export class Trainer {
    * Goes on from another state.
    *
    * @param state A tensor of the right type and shape, or the parts {type, data, dims} of one, for each name in
-   *   `state()`. What is tied can be given under any of its names.
-   * @throws {StepError} Names, types or shapes that do not fit; tied names with different values. The state is then as
-   *   it was.
+   *   `state()`. The data of parts can also be bytes: a Uint8Array, such as a Buffer of Node, or an ArrayBuffer. What is
+   *   tied can be given under any of its names.
+   * @throws {StepError} Names, types, shapes or data that do not fit; tied names with different values. The state is then
+   *   as it was.
    */
   loadState(state) {
     this.#refuseWhileBusy();
@@ -157,12 +158,13 @@ export class Trainer {
 
   /** The state by the names of inputs alone. */
   #untied(state) {
-    const { tied } = this.#step;
+    const { tied, inputs } = this.#step;
     const untied = filtered(state, (name) => !Object.hasOwn(tied, name));
     for (const [other, first] of Object.entries(tied)) {
       if (state[other] === undefined) continue;
+      checkTensors("the state", { [other]: inputs[first] }, { [other]: state[other] });
       untied[first] ??= state[other];
-      if (!same(untied[first], state[other])) {
+      if (!same(untied[first], state[other], other)) {
         throw new StepError(`'${other}' differs from '${first}', to which it is tied`);
       }
     }
@@ -171,8 +173,8 @@ export class Trainer {
 
   /** Tensors with data of their own. */
   #tensors(parts) {
-    const tensor = ({ type, data, dims }) => new this.#ort.Tensor(type, data.slice(), dims);
-    return Object.fromEntries(Object.entries(parts).map(([name, one]) => [name, tensor(one)]));
+    const tensor = (one, name) => new this.#ort.Tensor(one.type, ownData(one, name), one.dims);
+    return Object.fromEntries(Object.entries(parts).map(([name, one]) => [name, tensor(one, name)]));
   }
 
   #replace(state) {
@@ -199,10 +201,11 @@ function filtered(object, wanted) {
   return Object.fromEntries(Object.entries(object).filter(([name]) => wanted(name)));
 }
 
-/** Whether two tensors agree in every bit. */
-function same(one, other) {
-  const bytes = ({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-  const [mine, its] = [bytes(one), bytes(other)];
+/** Whether two tensors agree in every bit. An error names the second one. */
+function same(one, other, name) {
   const shape = ({ type, dims }) => JSON.stringify([type, dims]);
-  return shape(one) === shape(other) && mine.length === its.length && mine.every((byte, at) => byte === its[at]);
+  if (shape(one) !== shape(other)) return false;
+  const bytes = (tensor) => new Uint8Array(ownData(tensor, name).buffer);
+  const [mine, its] = [bytes(one), bytes(other)];
+  return mine.length === its.length && mine.every((byte, at) => byte === its[at]);
 }
