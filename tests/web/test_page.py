@@ -255,11 +255,25 @@ def held_out_labels(page: Page) -> list[int]:
 
 
 def shown(page: Page) -> dict[str, str]:
-    return {name: page.inner_text(f"#{name}") for name in ("accuracy", "loss", "epoch", "speed", "digits", "status")}
+    names = "accuracy", "loss", "mean-loss", "epoch", "speed", "time-left", "digits", "status"
+    return {name: page.inner_text(f"#{name}") for name in names}
 
 
 def at_pace(page: Page, label: str) -> None:
     page.select_option("#pace", label=label)
+
+
+def check_losses(figures: dict[str, str], losses: list[float]) -> None:
+    """The loss that is shown is that of the last step, and beside it is a mean that says of how many steps it is."""
+    assert figures["loss"] == f"{losses[-1]:.4f}"
+    assert float(figures["mean-loss"]) == pytest.approx(np.mean(losses[-20:]), abs=1e-4)  # four digits are shown
+
+
+def seconds(text: str) -> int:
+    """Of "1 min 5 s"."""
+    found = re.fullmatch(r"(?:(\d+) min )?(\d+) s", text)
+    assert found, text
+    return 60 * int(found[1] or 0) + int(found[2])
 
 
 AS_FAST_AS_IT_CAN = "As fast as it can"
@@ -292,7 +306,8 @@ class TestPage:
         accuracy = f"{100 * np.mean(predictions == labels):.1f} %"
         figures = shown(page)
         assert figures["accuracy"] == accuracy
-        assert figures["loss"] == f"{losses[-1]:.4f}"
+        check_losses(figures, after["losses"])
+        assert figures["time-left"] == "0 s"
         assert figures["epoch"] == f"{digit_training.EPOCHS}.0"
         assert float(figures["speed"]) > 0.1
         assert accuracy in figures["status"]
@@ -316,6 +331,10 @@ class TestPage:
         assert (shown(page), history(page)) == paused
         steps = len(paused[1]["losses"])
         assert f"{steps} steps" in paused[0]["status"]
+        check_losses(paused[0], paused[1]["losses"])
+        left = steps / float(page.get_attribute("#progress", "value") or "nan") - steps
+        # The speed is shown with one digit after the point, the time in whole seconds.
+        assert seconds(paused[0]["time-left"]) == pytest.approx(left / float(paused[0]["speed"]), rel=0.01, abs=1)
 
         assert page.inner_text("#start") == "Resume"
         page.click("#start")
@@ -584,13 +603,34 @@ class TestLines:
         assert not line().any()
         line_page.wait_for_function("document.querySelector('#own-line .said').textContent === 'reads nothing'")
 
+    def test_what_is_read_at_first(self, line_page: Page) -> None:
+        """As the page says: untrained more than is written, and after a few steps nothing."""
+
+        def read() -> list[str]:
+            return [re.split("reads ", text)[-1] for text in line_page.locator("#lines .said").all_text_contents()]
+
+        lead = re.sub(r"\s+", " ", line_page.inner_text("header"))
+        assert "Untrained, it reads digits at random, too many of them. A few steps later it reads nothing" in lead
+        written = lines.written(lines.held_out_lines(0, tasks.HELD_OUT_LINES))
+        assert all(len(text) > len(digits) for text, digits in zip(read(), written, strict=False))
+        line_page.click("#start")
+        wait_for_steps(line_page, 10)
+        line_page.click("#pause")
+        wait_for(line_page, "paused")
+        assert set(read()) == {"nothing"}
+        assert "mean of the last 20 steps" in line_page.inner_text(".figures")
+
     @pytest.mark.full
     def test_learns_to_read(self, line_page: Page) -> None:
+        """Before the first epoch is over digits stand out, as the page says."""
         line_page.click("#start")
         deadline = time.monotonic() + 600
         while history(line_page)["accuracies"][-1]["accuracy"] < 0.7:
             assert time.monotonic() < deadline
             line_page.wait_for_timeout(1000)
+        points = history(line_page)["accuracies"]
+        epoch = tasks.all_tasks()["lines"].setup["stepsPerEpoch"]
+        assert next(point["step"] for point in points if point["accuracy"] > 0.2) < epoch
 
 
 def test_images_are_moved_by_up_to_a_pixel() -> None:

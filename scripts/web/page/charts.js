@@ -3,8 +3,8 @@ import uPlot from "./uplot/uPlot.esm.js";
 const FONT = "12px system-ui, sans-serif";
 
 /**
- * The loss over the epochs: every step's, and the mean of the steps of an epoch. Data: [epochs, losses, means]. The
- * scale goes down to `lowest` at least.
+ * The loss over the epochs: every step's, and the mean of the last ones. Data: [epochs, losses, means]. The scale goes
+ * down to `lowest` at least.
  */
 export function lossChart(element, epochs, lowest) {
   return chart(element, epochs, {

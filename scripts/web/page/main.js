@@ -17,6 +17,8 @@ const TASKS = {
   },
 };
 
+const SMOOTHED = 20; // steps whose losses make a mean
+
 const element = (id) => document.getElementById(id);
 const buttons = { start: element("start"), pause: element("pause"), reset: element("reset") };
 const asked = new URLSearchParams(location.search).get("task");
@@ -26,7 +28,7 @@ const task = TASKS[name];
 let worker;
 let setup; // what the worker has loaded
 let state = "loading";
-let means = []; // of the last epoch's losses, after every step
+let means = []; // of the last losses, after every step
 let speed;
 let outcome; // what the network makes of the held-out samples
 let view; // the charts and the held-out samples
@@ -35,6 +37,7 @@ let drawing = false;
 document.body.dataset.task = name;
 document.title = `${task.title} · onnx_ops`;
 element("title").textContent = task.title;
+for (const label of document.querySelectorAll(".smoothed")) label.textContent = `mean of the last ${SMOOTHED} steps`;
 for (const part of document.querySelectorAll("[data-of]")) part.hidden = part.dataset.of !== name;
 document.querySelector(`nav a[href="?task=${name}"]`).setAttribute("aria-current", "page");
 
@@ -88,7 +91,7 @@ const handlers = {
   progress(message) {
     for (const loss of message.losses) {
       history.losses.push(loss);
-      const last = history.losses.slice(-setup.stepsPerEpoch);
+      const last = history.losses.slice(-SMOOTHED);
       means.push(last.reduce((sum, value) => sum + value, 0) / last.length);
     }
     history.accuracies.push(...message.accuracies);
@@ -174,9 +177,11 @@ function drawFigures() {
   const steps = history.losses.length;
   const { epochs, stepsPerEpoch } = setup;
   element("accuracy").textContent = percent(history.accuracies.at(-1)?.accuracy);
-  element("loss").textContent = means.at(-1)?.toFixed(4) ?? "–";
+  element("loss").textContent = history.losses.at(-1)?.toFixed(4) ?? "–";
+  element("mean-loss").textContent = means.at(-1)?.toFixed(4) ?? "–";
   element("epoch").textContent = (steps / stepsPerEpoch).toFixed(1);
   element("speed").textContent = speed > 0 ? speed.toFixed(1) : "–";
+  element("time-left").textContent = speed > 0 ? duration((stepsPerEpoch * epochs - steps) / speed) : "–";
   element("progress").value = steps / (stepsPerEpoch * epochs);
 }
 
@@ -200,6 +205,12 @@ function drawMistakes() {
 function batchSizes(count, steps) {
   const [least, most] = [Math.floor(count / steps), Math.ceil(count / steps)];
   return least === most ? `${least}` : `${least} or ${most}`;
+}
+
+/** Seconds in words: "9 s", "1 min 5 s". */
+function duration(seconds) {
+  const whole = Math.ceil(seconds);
+  return (whole < 60 ? "" : `${Math.floor(whole / 60)} min `) + `${whole % 60} s`;
 }
 
 function percent(share) {
