@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 import onnx_ops
 from models.line_reader import data
@@ -150,7 +150,7 @@ def curves_drawn(losses: list[float], shares: list[float], path: Path) -> Path:
         right.axhline(EXPECTED, color=pictures.GREY, linestyle=":")
         right.set_title("Digits read right in held-out lines")
         right.set_ylim(min(0.7, *shares), 1)
-        right.yaxis.set_major_formatter(PercentFormatter(1))
+        pictures.in_percent(right.yaxis)
         for axes in (left, right):
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 from sklearn.metrics import precision_recall_curve
 
 from models import digits
@@ -153,7 +152,7 @@ def bars(axes: Any, measures: dict[str, np.ndarray], moved: np.ndarray) -> None:
     axes.set_xticks(places, [f"{digit}\n{share:.0%}" for digit, share in enumerate(data.SHARES)])
     axes.set_xlabel("digit, and the share of pictures that have it")
     axes.grid(visible=False, axis="x")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    pictures.in_percent(axes.yaxis)
 
 
 def curves_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: data.Found, path: Path) -> Path:
@@ -178,7 +177,7 @@ def curves_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: d
             axes.set_title(f"The digit {digit}, in {data.SHARES[digit]:.0%} of the pictures")
             axes.set_xlabel("recall")
             for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(PercentFormatter(1))
+                pictures.in_percent(axis)
         figure.axes[0].set_ylabel("precision")
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=3)

@@ -47,6 +47,12 @@ def picture(path: Path, height: float) -> Iterator[Figure]:
         figure.savefig(path, dpi=DPI)
 
 
+def in_percent(axis: Any, whole: float = 1.0) -> None:
+    """Label the ticks of an axis as shares of the whole, each with the digits that it needs."""
+    # Rounded, for ticks are sums of steps: 0.30000000000000004; and no "-0%".
+    axis.set_major_formatter(lambda value, _: f"{round(100 * value / whole, 9) + 0.0:g}%")
+
+
 def show(axes: Any, image: np.ndarray, **options: Any) -> None:
     """Draw an image (H, W) or (H, W, 3) without ticks and frame; options as of matplotlib's imshow."""
     axes.imshow(image, **options)

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 
 from models.sparse_coding import data
 from models.sparse_coding.training import LEARNING_RATE, TRAINING
@@ -162,7 +161,7 @@ def sparsity_drawn(curves: dict[str, tuple[np.ndarray, np.ndarray]], codes: np.n
         right.hist(some, np.arange(1, used.max() + 2) - 0.5, weights=np.full(len(some), 1 / len(used)), rwidth=0.9)
         right.set_xlabel(f"atoms used, of {codes.shape[1]}")
         right.set_title(f"Share of the held-out patches; {1 - len(some) / len(used):.0%} need none")
-        right.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+        pictures.in_percent(right.yaxis)
         right.grid(visible=False, axis="x")
     return path
 

@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("PIL")  # scikit-learn reads its photographs with it
 
 from commands import check_pictures, check_resumed, interrupted, run_quick
+from matplotlib.figure import Figure
 
 from models.sparse_coding import data
 from models.sparse_coding.training import TRAINING
@@ -98,6 +99,23 @@ def test_mosaic() -> None:
     assert shown.shape == (8, 12)
     assert np.allclose(shown[5:7, 9:11], [[0, 1 / 3], [2 / 3, 1]])
     assert np.all(shown[[0, 3, 4, 7]] == 1)
+
+
+@pytest.mark.parametrize("most", [0.0022, 0.009, 0.0207, 0.3, 0.9])
+def test_ticks_are_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    """However small a share the highest bar is, and so however fine the ticks beside it."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: drawn.append(self))
+    codes = np.zeros((10_000, 9))
+    codes[: round(most * len(codes)), :2] = 1
+    curve = np.arange(1.0, 1 + len(sparse_coding.SCALES)), np.linspace(25, 40, len(sparse_coding.SCALES))
+    sparse_coding.sparsity_drawn(dict.fromkeys(sparse_coding.COLOURS, curve), codes, tmp_path / "sparsity.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    axis = figure.axes[1].yaxis
+    labels = [label.get_text() for label in axis.get_ticklabels()]
+    assert len(labels) > 3
+    assert [float(label.removesuffix("%")) for label in labels] == pytest.approx(100 * axis.get_ticklocs(), abs=1e-9)
 
 
 @pytest.mark.full
