@@ -18,6 +18,7 @@ from models.distillation import data
 from models.distillation.data import Digits, Split
 from models.distillation.training import ALPHA, COPIES, STUDENT, TEACHER, TEMPERATURE, softened
 from scripts.trainings import distillation
+from scripts.trainings.distillation import Mean
 
 
 def bilinear(image: np.ndarray, row: float, column: float) -> float:
@@ -109,11 +110,44 @@ def test_interval() -> None:
     assert found.half == pytest.approx(2.776 * np.sqrt(2.5 / 5), rel=1e-3)
 
 
+CLEAR, NONE, WORSE = Mean(15.0, 4.5), Mean(-0.5, 1.5), Mean(-6.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "moved", "quick", "full"),
+    [
+        (Mean(1.5, 1.1), CLEAR, True, True),
+        (NONE, CLEAR, True, False),
+        (WORSE, CLEAR, True, False),
+        (Mean(1.5, 1.1), Mean(9.1, 11.9), False, False),
+        (Mean(1.5, 1.1), Mean(3.0, 1.0), False, False),
+        (Mean(1.5, 1.1), WORSE, False, False),
+    ],
+)
+def test_what_is_expected(held_out: Mean, moved: Mean, quick: bool, full: bool) -> None:
+    """No gain whose interval reaches 0 is taken for one; the quick form is to show that on moved digits alone."""
+    assert distillation.is_reached(held_out, moved, quick=True) == quick
+    assert distillation.is_reached(held_out, moved, quick=False) == full
+
+
+def test_what_is_not_shown_is_said() -> None:
+    assert distillation.gains_told(Mean(1.5, 1.1), CLEAR) == (
+        "student: +15.0 ± 4.5 points over its twin on moved held-out digits; "
+        "+1.5 ± 1.1 points over its twin on held-out digits as they are"
+    )
+    assert distillation.gains_told(NONE, CLEAR) == (
+        "student: +15.0 ± 4.5 points over its twin on moved held-out digits; "
+        "no difference from its twin shown on held-out digits as they are (-0.5 ± 1.5 points)"
+    )
+
+
 @pytest.mark.full
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("distillation", tmp_path)
-    assert re.search(r"^student [+-][\d.]+ ± [\d.]+ points over its twin on held-out digits", printed, re.MULTILINE)
+    assert re.search(
+        r"^student: \+[\d.]+ ± [\d.]+ points over its twin on moved held-out digits", printed, re.MULTILINE
+    )
     check_pictures(tmp_path, ("answers.png", "accuracy.png", "epochs.png"), dark=(0.02, 0.9))
 
 
