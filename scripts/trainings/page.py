@@ -9,6 +9,11 @@ from pathlib import Path
 
 from scripts.trainings.command import Result
 
+COLUMNS = {"op": "", "task": "", "reached": "", "seconds": "number", "off PyTorch by": "number"}
+"""Of the table, each with the class of its cells."""
+
+# Narrower than here, a picture's text is too small to read. On narrow screens pictures scroll sideways, and a row of
+# the table is a block of lines, each of which begins with the name of its column.
 STYLE = """
 :root { color-scheme: light; --ink: #1c2530; --soft: #5a6675; --line: #dfe4ea; --back: #f5f7f9; --mark: #0b6e99; }
 * { box-sizing: border-box; }
@@ -18,7 +23,7 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { font-size: 1.25rem; margin: 0; }
 p { margin: .4rem 0; max-width: 46rem; }
 .soft { color: var(--soft); }
-.table { overflow-x: auto; margin: 1.5rem 0 2.5rem; }
+.table { margin: 1.5rem 0 2.5rem; }
 table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid var(--line); }
 th, td { text-align: left; padding: .55rem .8rem; border-top: 1px solid var(--line); vertical-align: top; }
 th { font-size: .85rem; color: var(--soft); font-weight: 600; border-top: 0; }
@@ -27,10 +32,24 @@ a { color: var(--mark); }
 section { background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: 1.4rem 1.5rem; }
 section + section { margin-top: 1.5rem; }
 code { font: .9em ui-monospace, monospace; background: var(--back); padding: .1em .35em; border-radius: 3px; }
+code, .soft { overflow-wrap: break-word; }
 figure { margin: 1.2rem 0 0; }
-img { display: block; max-width: 100%; height: auto; }
+.picture { overflow-x: auto; }
+img { display: block; width: 100%; min-width: 48rem; height: auto; }
+.wider { display: none; }
 figcaption { color: var(--soft); font-size: .92rem; margin-top: .4rem; max-width: 46rem; }
 .missed { color: #b3261e; }
+@media (max-width: 54rem) {
+  .wider { display: inline; }
+  main { padding: 1.5rem .8rem 3rem; }
+  section { padding: 1rem .9rem; }
+  table, tbody, tr, td { display: block; }
+  tr:first-child { display: none; }
+  tr + tr { padding: .6rem .8rem; border-top: 1px solid var(--line); }
+  tr:nth-child(2) { border-top: 0; }
+  td, td.number { padding: .1rem 0; border: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  td::before { content: attr(data-of) ": "; color: var(--soft); font-size: .85rem; }
+}
 """
 
 
@@ -39,6 +58,7 @@ def page(results: Mapping[str, Result], *, full: bool) -> str:
     form = "in their whole length" if full else "in their quick form"
     rows = "".join(row(name, result) for name, result in results.items())
     sections = "".join(section(name, result, full=full) for name, result in results.items())
+    heads = "".join(f'<th class="{kind}">{column}</th>' for column, kind in COLUMNS.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -51,10 +71,10 @@ def page(results: Mapping[str, Result], *, full: bool) -> str:
 <main>
 <h1>Five trainings without a training framework</h1>
 <p>Each step of each training (forward pass, loss, gradients and the update) is one ONNX graph, captured from PyTorch
-once and run here by onnxruntime alone. These are the trainings {form}. The last column says how far the first losses
-are from those that PyTorch has from the same start on the same batches.</p>
+once and run here by onnxruntime alone. These are the trainings {form}. “Off PyTorch by” is how far the first losses are
+from those that PyTorch has from the same start on the same batches.</p>
 <div class="table"><table>
-<tr><th>op</th><th>task</th><th>reached</th><th class="number">seconds</th><th class="number">off PyTorch by</th></tr>
+<tr>{heads}</tr>
 {rows}</table></div>
 {sections}</main>
 </body>
@@ -63,13 +83,18 @@ are from those that PyTorch has from the same start on the same batches.</p>
 
 
 def row(name: str, result: Result) -> str:
-    kind = "" if result.reached else ' class="missed"'
-    like = "number" if result.is_like_torch else "number missed"
-    return (
-        f'<tr><td><a href="#{name}">{escape(result.op)}</a></td><td>{escape(result.task)}</td>'
-        f'<td{kind}>{escape(result.figure)}</td><td class="number">{result.seconds:.0f}</td>'
-        f'<td class="{like}">{result.difference:.0e}</td></tr>\n'
+    cells = (
+        (f'<a href="#{name}">{escape(result.op)}</a>', True),
+        (escape(result.task), True),
+        (escape(result.figure), result.reached),
+        (f"{result.seconds:.0f}", True),
+        (f"{result.difference:.0e}", result.is_like_torch),
     )
+    written = "".join(
+        f'<td class="{kind}{"" if good else " missed"}" data-of="{column}">{content}</td>'
+        for (column, kind), (content, good) in zip(COLUMNS.items(), cells, strict=True)
+    )
+    return f"<tr>{written}</tr>\n"
 
 
 def section(name: str, result: Result, *, full: bool) -> str:
@@ -86,4 +111,7 @@ def section(name: str, result: Result, *, full: bool) -> str:
 def figure(path: Path, caption: str) -> str:
     content = base64.b64encode(path.read_bytes()).decode()
     text = escape(caption)
-    return f'<figure><img src="data:image/png;base64,{content}" alt="{text}"><figcaption>{text}</figcaption></figure>\n'
+    return (
+        f'<figure><div class="picture" tabindex="0"><img src="data:image/png;base64,{content}" alt="{text}"></div>'
+        f'<figcaption><span class="wider">(Scroll the picture sideways.) </span>{text}</figcaption></figure>\n'
+    )

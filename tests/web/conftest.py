@@ -1,11 +1,13 @@
-"""The Node process that the tests of a pytest worker share."""
+"""What tests share: the Node process of a pytest worker, and the browser of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from chromium import CHROMIUM, FLAGS
 from onnxruntime_web import Node, the_node, what_is_missing
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,19 @@ def node() -> Iterator[Node]:
         pytest.skip(missing)
     yield the_node()
     assert the_node().close() == 0
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Playwright]:
+    """What starts Chromium, if it is installed."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with sync_playwright() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """Chromium."""
+    with playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as launched:
+        yield launched

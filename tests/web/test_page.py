@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import names_with
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from chromium import CHROMIUM, FLAGS
+from playwright.sync_api import Browser, Page, Playwright, expect
 
 import onnx_ops
 from models import digit_training, digits
@@ -28,23 +28,12 @@ from scripts.web import __main__ as web
 from scripts.web import tasks
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])), None)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SECONDS = 30  # longer than anything takes on a busy machine
 
 needs_packages = pytest.mark.skipif(
     bool(web.missing_packages()),
     reason=f"{' and '.join(web.missing_packages())} not installed: run `npm ci` in scripts/web",
 )
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
 @contextlib.contextmanager
@@ -183,18 +172,6 @@ def test_interrupt_ends_it_quietly() -> None:
 # The page
 
 
-@pytest.fixture(scope="module")
-def playwright() -> Iterator[Playwright]:
-    with sync_playwright() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser(playwright: Playwright) -> Iterator[Browser]:
-    with playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as launched:
-        yield launched
-
-
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
     """The page of single digits, ready to start."""
@@ -280,7 +257,6 @@ AS_FAST_AS_IT_CAN = "As fast as it can"
 
 
 @needs_packages
-@needs_chromium
 class TestPage:
     def test_learns(self, page: Page) -> None:
         assert page.evaluate("crossOriginIsolated")
@@ -514,7 +490,6 @@ class TestPage:
 
 
 @needs_packages
-@needs_chromium
 class TestLines:
     @pytest.mark.full
     def test_untrained_reader(self, line_page: Page) -> None:
