@@ -28,7 +28,7 @@ from scripts import measuring
 from scripts.markdown import table
 from tests.ops import RECORDS
 from tests.ops._shared import with_torch
-from tests.ops._shared.numbers import ulp_error
+from tests.ops._shared.numbers import difference, ulp_error
 from tests.ops._shared.record import Accuracy, Array, Call, Record
 
 LARGEST_BFLOAT16_TERM = 2.0**100
@@ -200,8 +200,7 @@ class Judgement:
 
     def in_numbers(self) -> Row:
         """The largest absolute errors."""
-        exact = self.expected.astype(np.float64)
-        errors = {way: np.abs(result.astype(np.float64) - exact) for way, result in self.results.items()}
+        errors = {way: difference(result, self.expected) for way, result in self.results.items()}
         row = self._row(errors, self.safe)
         row.kept = self.dtype != "float32" or (row.kernel or 0.0) <= ABSOLUTE_PROMISE
         return row

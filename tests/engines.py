@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -276,7 +277,11 @@ def assert_same_bits(actual: Array, expected: Array) -> None:
 
 
 def assert_close(actual: Array, expected: Array, *, rtol: float = 0, atol: float = 0, what: str = "") -> None:
-    """Same dtype and shape, and numbers that are near. (`strict` of NumPy's assert_allclose came with NumPy 2.)"""
+    """Same dtype and shape, and numbers that are near. (`strict` of NumPy's assert_allclose came with NumPy 2.)
+
+    A tolerance that is not finite, such as a share of an infinite number, would pass everything.
+    """
+    assert math.isfinite(rtol + atol), what
     assert actual.dtype == expected.dtype, what
     assert actual.shape == expected.shape, what
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=what)

@@ -543,6 +543,11 @@ def test_ulp_error_of_overflow_and_longdouble() -> None:
         assert 0 < numbers.ulp_error(np.array(1 / 3), third) <= 0.5
 
 
+def test_difference() -> None:
+    got = numbers.difference([1.5, -2.0, INF, NAN, INF, -INF, 1.0, NAN], [1.0, 2.0, INF, NAN, -INF, 1.0, NAN, INF])
+    assert got.tolist() == [0.5, 4.0, 0.0, 0.0, INF, INF, INF, INF]
+
+
 def test_ulp_error_checks_shapes() -> None:
     with pytest.raises(ValueError, match="shape"):
         numbers.ulp_error(np.zeros(2), np.zeros((2, 1)))

@@ -12,6 +12,7 @@ import torch
 import onnx_ops
 import onnx_ops.torch
 from tests.capture.layers import Case
+from tests.ops._shared.numbers import difference
 
 
 class Branch(torch.nn.Module):
@@ -134,7 +135,4 @@ def errors(cases: Sequence[Case], dtype: torch.dtype) -> list[tuple[str, float, 
 def _off(got: np.ndarray, wanted: np.ndarray) -> float:
     if got.shape != wanted.shape:
         return float("inf")
-    off = np.abs(got.astype(np.float64) - wanted)
-    return float(
-        np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0, np.nan_to_num(off, nan=np.inf)).max(initial=0)
-    )
+    return float(difference(got, wanted).max(initial=0))

@@ -49,14 +49,18 @@ def _given(inputs: tuple[ArrayLike | None, ...], maximize: int, dtype: Reals) ->
 
 
 def oracle(*inputs: ArrayLike | None, maximize: int = 0, dtype: Reals = np.float64) -> tuple[Array, ...]:
-    """Algorithm 2 of Loshchilov and Hutter, 2019, with averages in the form of theirs; NaN for a maximum not there."""
+    """Algorithm 2 of Loshchilov and Hutter, 2019; NaN for a maximum not there.
+
+    Decay and the average of the gradients are in the form of PyTorch and of the schema, by which an infinite parameter
+    stays infinite, and an infinite average becomes NaN.
+    """
     n = _given(inputs, maximize, dtype)
     with np.errstate(all="ignore"):
-        m = n["beta1"] * n["m"] + (1 - n["beta1"]) * n["grad"]
+        m = n["m"] + (1 - n["beta1"]) * (n["grad"] - n["m"])
         v = n["beta2"] * n["v"] + (1 - n["beta2"]) * n["grad"] ** 2
         most = v if n["max_grad_norm"] is None else np.maximum(n["max_grad_norm"], v)
         m_hat, v_hat = m / (1 - n["beta1_power"]), most / (1 - n["beta2_power"])
-        var = n["var"] - n["lr"] * n["weight_decay"] * n["var"] - n["lr"] * m_hat / (np.sqrt(v_hat) + n["epsilon"])
+        var = (1 - n["lr"] * n["weight_decay"]) * n["var"] - n["lr"] * m_hat / (np.sqrt(v_hat) + n["epsilon"])
     missing = np.full_like(v, np.nan)
     return tuple(np.asarray(a, dtype) for a in (var, m, v, missing if n["max_grad_norm"] is None else most))
 

@@ -78,6 +78,17 @@ def finite_difference(function: Callable[[Array], Any], array: ArrayLike, step: 
     return gradient
 
 
+def difference(actual: ArrayLike, expected: ArrayLike) -> Array:
+    """|actual - expected| in float64, element by element.
+
+    0 where both are NaN or the same infinity, infinite where only one of them is.
+    """
+    got, want = real(actual, np.longdouble), real(expected, np.longdouble)
+    with np.errstate(all="ignore"):
+        off = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
+        return np.where(np.isnan(off), math.inf, off).astype(np.float64)
+
+
 def ulp_error(actual: Array, expected_float64: ArrayLike, largest_term: ArrayLike | None = None) -> Array:
     """|actual - expected| in units in the last place of actual.dtype, as a float64 array of actual's shape.
 

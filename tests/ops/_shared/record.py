@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared.arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from tests.ops._shared.covering import covering
-from tests.ops._shared.numbers import Array, Reals, ulp_error
+from tests.ops._shared.numbers import Array, Reals, difference, ulp_error
 
 DType = np.dtype[Any]
 LENGTHS = tuple(map(np.dtype, (np.uint8, np.int8, np.int16, np.int32, np.int64)))
@@ -270,7 +270,8 @@ class Record:
         worked: calls with results that are known, for a dtype.
         refusals: calls that it refuses, besides those that follow from `inputs` and `attributes`.
         terms: the largest term of each element of each output, like the oracle; by default the result itself.
-        slack: what an output may be off by besides rounding: slack(call, output, dtype of the result, portable).
+        slack: what an output may be off by besides rounding: slack(call, output, dtype of the result, portable);
+            what is not finite counts as 0.
         limit_of: the limit of an output in calls that have one of their own, on all engines.
         large: calls with more elements than a block has, whose results do not depend on threads.
         torch_draws: whether torch's results are random, so that only its speed can be compared.
@@ -443,10 +444,10 @@ class Record:
         error = ulp_error(actual, expected, self.largest_terms(call).get(output))
         allowed = self.slack(call, output, actual.dtype, portable) if slack is None else slack
         if np.any(allowed):
+            off, granted = difference(actual, expected), np.where(np.isfinite(allowed), allowed, 0.0)
             with np.errstate(all="ignore"):
-                off = np.abs(actual.astype(dtype) - expected).astype(np.float64)
-                beyond = error * (1 - np.asarray(allowed, np.float64) / off)
-                error = np.where(off <= allowed, 0.0, np.where(np.isfinite(error), beyond, error))
+                beyond = np.where(np.isfinite(off), error * (1 - granted / off), error)
+            error = np.where(off <= granted, 0.0, beyond)
         return error
 
     def limit(self, call: Call, output: str, dtype: DType, *, portable: bool = False) -> float:
