@@ -243,7 +243,7 @@ def _result_dtype(case: Fuzzed) -> np.dtype[Any]:
 
 
 def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
-    """Of a portable body where factors are extreme: what is clear and fits is finite, and has its sign."""
+    """Of a portable body where factors are extreme: what is clear and fits is finite, and has its sign; NaN is NaN."""
     actual = engine(case.op, case.inputs, case.attributes).astype(np.float64)
     if any(a is not None and a.dtype == FLOAT64 for a in case.inputs):
         return None  # double has nothing wider
@@ -258,6 +258,7 @@ def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
         if case.op == BCE:  # beyond, a sigmoid is below the smallest normal number, and may count as 0
             clear &= np.abs(np.asarray(case.inputs[1], np.float64)) < 87
         wrong = (fits & ~np.isfinite(actual)) | (clear & (np.signbit(actual) != np.signbit(expected)))
+        wrong |= np.isnan(expected) & ~np.isnan(actual)
     if not wrong.any():
         return None
     place = np.unravel_index(int(wrong.argmax()), wrong.shape)

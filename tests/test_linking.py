@@ -72,7 +72,7 @@ def assert_same(actual: Array, expected: Array, tolerance: float | None = None) 
     expected = np.asarray(expected)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    size = np.abs(expected).max(initial=0.0).astype(np.float64)
+    size = np.abs(expected).max(initial=0.0, where=np.isfinite(expected)).astype(np.float64)
     near = (TOLERANCE[expected.dtype] if tolerance is None else tolerance) * size
     np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), rtol=0, atol=near)
 
