@@ -198,6 +198,8 @@ def _activations() -> Iterator[Case]:
         "GLU()",
         "GLU(0)",
         "ReLU(inplace=True)",
+        "SiLU(inplace=True)",
+        "Mish(inplace=True)",
         "Identity()",
         "Flatten()",
         "Dropout(0.3).eval()",

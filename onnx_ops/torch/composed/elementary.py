@@ -100,14 +100,22 @@ def _copysign(input: Tensor, other: Tensor | float) -> Tensor:
     return torch.where(negative, -input.abs(), input.abs())
 
 
-def _mish(input: Tensor, inplace: bool = False) -> Tensor:
-    result = input * torch.nn.functional.softplus(input).tanh()
-    return input.copy_(result) if inplace else result
+def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """What takes the place of an activation that can write its result over its input."""
+
+    def activation(input: Tensor, inplace: bool = False) -> Tensor:
+        # Autograd keeps the argument of the function for the backward pass: it must not be the tensor written to.
+        return input.copy_(function(input.clone())) if inplace else function(input)
+
+    return activation
 
 
-def _silu(input: Tensor, inplace: bool = False) -> Tensor:
-    result = input * input.sigmoid()
-    return input.copy_(result) if inplace else result
+def _mish(input: Tensor) -> Tensor:
+    return input * torch.nn.functional.softplus(input).tanh()
+
+
+def _silu(input: Tensor) -> Tensor:
+    return input * input.sigmoid()
 
 
 def _hardsigmoid_backward(grad: Tensor, self: Tensor) -> Tensor:
@@ -124,8 +132,8 @@ OPERATORS = {torch.ops.aten.hardsigmoid_backward.default: _hardsigmoid_backward}
 FUNCTIONS = {
     torch.sinc: _sinc,
     torch.Tensor.sinc: _sinc,
-    torch.nn.functional.silu: _silu,
-    torch.nn.functional.mish: _mish,
+    torch.nn.functional.silu: _activation(_silu),
+    torch.nn.functional.mish: _activation(_mish),
     torch.copysign: _copysign,
     torch.Tensor.copysign: _copysign,
     torch.cumprod: _cumprod,
