@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnx_ops.torch.translations import convolution, copies, double, matrices, max_pool, threshold
+from onnx_ops.torch.translations import axes, convolution, copies, double, matrices, max_pool, threshold
 from onnx_ops.torch.whole import dropout, embedding
 from onnx_ops.torch.whole.substitution import FAMILIES
 
-TRANSLATIONS = (convolution, copies, double, dropout, embedding, matrices, max_pool, threshold)
+TRANSLATIONS = (axes, convolution, copies, double, dropout, embedding, matrices, max_pool, threshold)
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:

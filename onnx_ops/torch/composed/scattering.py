@@ -101,7 +101,19 @@ def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return input[mask]
 
 
+def _fill_diagonal_(input: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """With `wrap` the diagonal of a tall matrix begins again after each row that is left out."""
+    if input.dim() == 2 and wrap:
+        rows, columns = (torch.arange(size, device=input.device) for size in input.shape)
+        place = (rows % (input.shape[1] + 1)).unsqueeze(1) == columns
+    else:
+        places = torch.meshgrid([torch.arange(size, device=input.device) for size in input.shape], indexing="ij")
+        place = torch.stack([axis == places[0] for axis in places]).all(0)
+    return input.masked_fill_(place, fill_value)
+
+
 FUNCTIONS = {
+    torch.Tensor.fill_diagonal_: _fill_diagonal_,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
     torch.take: _take,
