@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import onnx_ir as ir
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -32,6 +34,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import Whereabouts, explained
 from onnx_ops.torch.marking import TABLE as MARKS
@@ -63,6 +66,11 @@ def eager_mode() -> Iterator[None]:
     order, and what it has on GPUs only."""
     with Substitution(MISSING), portable_kernels():
         yield
+
+
+def _unchecked_distributions() -> contextlib.AbstractContextManager[Any]:
+    """torch.distributions looks at no values to check arguments; PyTorch has checked those of the example."""
+    return mock.patch.object(Distribution, "_validate_args", False)
 
 
 def _sizes_taken_for_large() -> contextlib.AbstractContextManager[None]:
@@ -105,7 +113,7 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with where, whole_ops():
+        with where, Constants(mode), _unchecked_distributions(), whole_ops():
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
     with explained(where):

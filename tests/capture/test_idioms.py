@@ -5,8 +5,12 @@ Each capture compares its numbers with PyTorch's before it returns.
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
+from torch.export import Dim
 
 from onnx_ops.torch import gradients
 
@@ -28,3 +32,76 @@ def test_activations_in_place() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Mish(inplace=True), Excited())
     gradients(model, lambda model, x: model(x).square().sum(), (torch.randn(2, 3, 5, 5),))
+
+
+WEIGHTS = torch.tensor([0.0, 2.0, 1.0])
+
+
+class Integrated(nn.Module):
+    """An integrator of differential equations, and class weights as losses of segmentations have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.field = nn.Linear(3, 3)
+        self.order = torch.tensor([2, 0, 1])  # no buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        times = torch.linspace(0, 1, 3)
+        assert not times[0] > times[1]
+        assert (times[1:] > times[:-1]).all()
+        for before, after in itertools.pairwise(times):
+            x = x + (after - before) * self.field(x).tanh()
+        steps = torch.ones(2, dtype=torch.int64)
+        steps[0] += 1
+        chosen = (WEIGHTS != 0).nonzero().flatten()
+        scale = sum(WEIGHTS.tolist()) * int(steps[0]) * float(np.asarray(times).sum() + WEIGHTS.numpy().max())
+        return scale * x[:, self.order][:, chosen] if torch.equal(WEIGHTS, WEIGHTS.clone()) else x
+
+
+def test_constants_may_be_branched_on() -> None:
+    gradients(Integrated(), lambda model, x: model(x).square().sum(), (torch.ones(2, 3),))
+
+
+def test_distributions_check_no_arguments() -> None:
+    """The loss of PPO, with a spread that is learnt, and that of a variational autoencoder."""
+
+    def loss(model: nn.Module, x: Tensor, actions: Tensor, choices: Tensor) -> Tensor:
+        mean, spread = model(x).chunk(2, -1)
+        policy = distributions.Normal(mean, spread.exp())
+        chosen = distributions.Categorical(logits=mean)
+        prior = distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+        value = policy.log_prob(actions).sum(-1) + policy.entropy().sum(-1) + chosen.log_prob(choices)
+        return distributions.kl_divergence(policy, prior).mean() - value.mean() + policy.rsample().mean()
+
+    torch.manual_seed(0)
+    gradients(nn.Linear(4, 6), loss, (torch.randn(5, 4), torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0])))
+    assert distributions.Distribution._validate_args
+
+
+def test_axes_of_other_sizes_are_not_squeezed() -> None:
+    """As in the structural similarity of two images."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        made = model(x)
+        return made.squeeze(0).squeeze(1).square().sum() + made.unsqueeze(1).squeeze((1, -1)).sum()
+
+    gradients(nn.Linear(3, 3), loss, (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N")},))
+
+
+def test_diagonals_that_are_written() -> None:
+    """The derivatives of torch.func write to the diagonal of a basis."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        made = model(x)
+        total = torch.func.jacrev(torch.func.jacrev(lambda row: row.sin().sum()))(made[0]).square().sum()
+        for offset in (-2, 0, 1):
+            matrix = made * 1.5
+            matrix.diagonal(offset).copy_(made[0, : matrix.diagonal(offset).shape[0]])
+            total = total + matrix.square().sum()
+        stack = made.expand(2, 7, 3).clone()
+        stack.diagonal(0, 2, 0).mul_(made[:2, :2].t().reshape(2, 2)[0].sum())
+        total = total + stack.square().sum() + (made * 2).fill_diagonal_(3.0, wrap=True).square().sum()
+        return total + (made[:3] * 2).fill_diagonal_(0.5).square().sum()
+
+    torch.manual_seed(0)
+    gradients(nn.Linear(3, 3), loss, (torch.randn(7, 3),))

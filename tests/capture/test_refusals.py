@@ -44,6 +44,19 @@ REFUSED = {
 }
 
 
+def _written(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(3)
+    seen = made.view(3, 1).expand(3, 3)
+    made[0] = x.sum()
+    return x if seen.sum() > 0 else -x
+
+
+REFUSED |= {
+    "constant that becomes another": (_written, rf"{WHERE} decides by the numbers"),
+    "drawn number": (lambda x: x if torch.rand(3).sum() > 0 else -x, rf"{WHERE} decides by the numbers"),
+}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     function, message = REFUSED[name]

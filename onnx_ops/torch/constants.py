@@ -1,0 +1,114 @@
+"""Tensors that depend on no input of a step: their values are known while it is traced, and may be branched on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.types import py_sym_types
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LARGEST = 1 << 20
+"""Elements of the largest tensor whose values are computed while tracing."""
+
+VALUES_WANTED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""What PyTorch calls operators that return a number, or as many elements as the values say."""
+
+
+class Constants(TorchDispatchMode):
+    """While it is entered: tensors made of numbers, or found in closures and attributes, keep their values.
+
+    Their operators are part of the graph all the same. FakeTensorMode itself carries values from operator to operator,
+    and drops them when something unknown is written to their memory; but it has none of those tensors to begin with.
+    """
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        super().__init__()
+        self._fakes = fakes
+        self._outside = WeakTensorKeyDictionary()
+        self._limit = contextlib.ExitStack()
+
+    def __enter__(self) -> Constants:
+        self._limit.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._limit.close()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in given:
+            if type(tensor) is torch.Tensor and not tensor.requires_grad and tensor not in self._outside:
+                self._find(tensor)
+        known = bool(given) and all(self._value(tensor) is not None for tensor in given)
+        if known and VALUES_WANTED & set(func.tags):
+            values = tree_map_only(torch.Tensor, self._value, (args, kwargs))
+            return tree_map_only(torch.Tensor, torch.ops.aten.lift_fresh.default, _computed(func, *values))
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        computable = (
+            torch.Tag.nondeterministic_seeded not in func.tags
+            and not any(isinstance(leaf, py_sym_types) for leaf in leaves)
+            and all(isinstance(fake.numel(), int) and fake.numel() <= LARGEST for fake in made)
+        )
+        if given and not (known and computable):
+            for fake in made:  # memory that a function for shapes alone has taken from a known tensor has no values
+                if fake.constant is not None:
+                    self._fakes.fake_tensor_converter.invalidate_constant_aliases(fake.constant)
+        elif not given and computable and made and result is made[0]:
+            self._note(result, _computed(func, args, kwargs))
+        return result
+
+    def _find(self, tensor: torch.Tensor) -> None:
+        """Note the values of a tensor that is none of the step's inputs."""
+        converter = self._fakes.fake_tensor_converter
+        fake = self._outside[tensor] = converter.from_real_tensor(self._fakes, tensor)
+        if tensor.numel() <= LARGEST and tensor.layout is torch.strided:
+            with no_dispatch():
+                copied = tensor.detach().clone()
+            self._note(fake, copied)
+
+    def _note(self, fake: FakeTensor, value: torch.Tensor) -> None:
+        fake.constant = value
+        self._fakes.fake_tensor_converter.set_tensor_memo(value, fake)
+        self._fakes.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return getattr(self._outside.get(tensor, tensor), "constant", None)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    with no_dispatch():
+        return func(*args, **kwargs)
+
+
+def _numpy(input: torch.Tensor, *, force: bool = False) -> np.ndarray:
+    with no_dispatch():
+        return _known(input).numpy(force=force)
+
+
+def _array(input: torch.Tensor, dtype: Any = None) -> np.ndarray:
+    return np.asarray(_numpy(input), dtype)
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its values, if they are known."""
+    value = getattr(tensor, "constant", None)
+    return tensor if value is None else value
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.Tensor.numpy: _numpy, torch.Tensor.__array__: _array}
