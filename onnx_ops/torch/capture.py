@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +126,7 @@ def _captured(
 ) -> Capture:
     eager = Seen()
     start = joint.state() | joint.arguments_now()
-    with eager_mode():
+    with eager_mode(joint.model):
         expected = joint.run(start, eager)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
     values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.arguments_now()
@@ -275,7 +274,7 @@ def _in_double(joint: JointStep, start: Tensors) -> dict[str, np.ndarray] | None
     """The step in PyTorch with all floating numbers in float64; None if the model or the loss cannot do that."""
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in start.items()}
     try:
-        with eager_mode():
+        with eager_mode(joint.model):
             return _arrays(joint.run(wide, Seen()))
     except Exception:  # code of the user's that wants another dtype
         return None
@@ -336,13 +335,12 @@ def _inference(
         outputs[:] = result
         return result
 
-    with _evaluating(joint.model):
-        traced = trace(forward, values, dynamic, where)
-        if random.used:
-            return None
-        exported = to_onnx(traced, values, outputs, opset_version, where)
-        with eager_mode():
-            expected = joint.infer(values, call) if check else {}
+    traced = trace(forward, values, dynamic, where)
+    if random.used:
+        return None
+    exported = to_onnx(traced, values, outputs, opset_version, where)
+    with eager_mode(joint.model):
+        expected = joint.infer(values, call) if check else {}
     graph = exported.graph
     for value in list(graph.inputs):
         if value.name in arguments:
@@ -354,15 +352,3 @@ def _inference(
     if check:
         compare("outputs in evaluation mode", _run(proto, arguments), _arrays(expected))
     return proto
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each of its modules in its own again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

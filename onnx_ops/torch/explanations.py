@@ -18,10 +18,11 @@ from onnx_ops.torch.errors import CaptureError
 
 
 class Whereabouts(TorchDispatchMode):
-    """While it is entered: notes which module runs which operator."""
+    """While it is entered: notes which module of a model runs which operator."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
+        self.model = model
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._running: list[torch.nn.Module] = []
         self._modules: dict[str, str] = {}

@@ -137,10 +137,15 @@ class JointStep:
         return outputs
 
     def infer(self, values: Tensors, call: ModelCall) -> Tensors:
-        """What the model returns for a call with other arguments: `output`, or `output.<place>` for several tensors."""
-        named = {f"model.{name}": values[name] for name in (*self.parameters, *self.buffers)}
+        """What the model returns in evaluation mode for a call with other arguments.
+
+        Returns:
+            `output`, or `output.<place>` for several tensors. The model is left in evaluation mode.
+        """
+        named = {f"model.{name}": values[name].clone() for name in (*self.parameters, *self.buffers)}
         arguments = replaced(call.arguments, values)
-        whole = _Call(self.model, lambda model: call.run(model, arguments))
+        # Some models compute tensors from parameters when their mode changes; these are to be made of the given ones.
+        whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
         result, _ = torch.func.functional_call(whole, named, (), tie_weights=True)
         return {name: tensor.detach() for name, tensor in tensors(result, "output")}
 

@@ -39,6 +39,7 @@ from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import Whereabouts, explained
 from onnx_ops.torch.marking import TABLE as MARKS
 from onnx_ops.torch.marking import take_out_marks
+from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.table import translation_table
 from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
@@ -61,10 +62,10 @@ def portable_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager_mode() -> Iterator[None]:
+def eager_mode(model: torch.nn.Module) -> Iterator[None]:
     """PyTorch computes itself what a trace would record: attention out of the same operators, which draw in the same
-    order, and what it has on GPUs only."""
-    with Substitution(MISSING), portable_kernels():
+    order, and what it has on GPUs only. The model stays as it was."""
+    with preserved(model), Substitution(MISSING), portable_kernels():
         yield
 
 
@@ -104,7 +105,7 @@ class Traced:
 
 
 def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dynamic, where: Whereabouts) -> Traced:
-    """The operators that the function runs, differentiation within it included.
+    """The operators that the function runs, differentiation within it included. The model stays as it was.
 
     Dimensions that are not dynamic count as numbers, so that two sizes that happen to be equal are not taken for one.
     """
@@ -113,7 +114,7 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with where, Constants(mode), _unchecked_distributions(), whole_ops():
+        with preserved(where.model), where, Constants(mode), _unchecked_distributions(), whole_ops():
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
     with explained(where):

@@ -1,0 +1,61 @@
+"""A model after it has been run: its attributes, modes and caches as they were before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def preserved(model: torch.nn.Module) -> Iterator[None]:
+    """Whatever the modules of a model assign to attributes, or put into containers in these, is undone.
+
+    What they write to the elements of a tensor is not.
+    """
+    before = [(container, _contents(container)) for container in _containers(model)]
+    try:
+        yield
+    finally:
+        for container, contents in before:
+            _restore(container, contents)
+
+
+CONTAINERS = (dict, list, set, deque)
+
+
+def _containers(model: torch.nn.Module) -> list[Any]:
+    """The attributes of all modules, and the containers in them."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [vars(module) for module in model.modules()]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in found and isinstance(value, (*CONTAINERS, tuple)):
+            found[id(value)] = value
+            waiting += value.values() if isinstance(value, dict) else value
+    return [value for value in found.values() if not isinstance(value, tuple)]
+
+
+def _contents(container: Any) -> list[Any]:
+    return list(container.items() if isinstance(container, dict) else container)
+
+
+def _restore(container: Any, contents: list[Any]) -> None:
+    now = _contents(container)
+    if len(now) == len(contents) and all(map(_same, now, contents)):
+        return
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(contents)
+    else:
+        container.extend(contents)
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether an element, or the pair of a key and a value, is the one it was."""
+    if isinstance(now, tuple) and isinstance(before, tuple) and len(now) == len(before):
+        return all(one is other for one, other in zip(now, before, strict=True))
+    return now is before
