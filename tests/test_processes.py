@@ -15,7 +15,7 @@ import pytest
 from cases import names_with
 
 import onnx_ops
-from onnx_ops.runtime.compiler import cache_directory
+from onnx_ops.runtime.cache import cache_directory
 
 ROOT = Path(onnx_ops.__file__).parents[1]
 END = "this is the end"
@@ -483,7 +483,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_cache_that_vanishes(part_cache: Path) -> None:
-    vanish = "import os, shutil; from onnx_ops.runtime import compiler; shutil.rmtree(compiler.cache_directory())\n"
+    vanish = "import os, shutil; from onnx_ops.runtime import cache; shutil.rmtree(cache.cache_directory())\n"
     found_and_needed(run(vanish + PART, {"ONNX_OPS_CACHE_DIR": str(part_cache)}))
 
 
@@ -530,7 +530,7 @@ def test_compile_leaves_nothing_to_compile() -> None:
     warnings = {"PYTHONWARNINGS": "error,ignore::DeprecationWarning"}
     *answer, everything = assert_ends_well(run(f"{imports}\n{COMPILE}\n{NAMES}", warnings))
     told = json.loads("".join(answer))
-    assert told == {"cache": str(cache_directory()), "files": told["files"]}
+    assert told == {"cache": str(cache_directory()), "files": told["files"], "readers": told["readers"]}
     assert told["files"] >= len(json.loads(everything))
     counts, needed = assert_ends_well(run(f"{imports}\n{EVERY_OP}\n{NAMES}"))
     found, count = map(int, counts.split())

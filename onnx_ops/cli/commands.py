@@ -31,6 +31,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Op
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.sites import opset_of, sites
+from onnx_ops.runtime.cache import cache_directory, readers
 
 
 def list_ops(as_json: AsJson = False) -> None:
@@ -180,9 +181,9 @@ def doctor(as_json: AsJson = False) -> None:
     that is not supported is one, whatever the self-test says.
 
     JSON: ok; platform; versions, by package, null if not installed; unsupported, a list of package, version and
-    supported (such as ">=1.23"); kernels, an object of registered and reason; cache, an object of path and writable;
-    outcomes, a list of op, way ("kernel", "portable body", "inlined"), status ("passed", "failed", "unavailable") and
-    detail.
+    supported (such as ">=1.23"); kernels, an object of registered and reason; cache, an object of path, writable and
+    problem (null, or why kernels cannot be loaded from there or kept); outcomes, a list of op, way ("kernel", "portable
+    body", "inlined"), status ("passed", "failed", "unavailable") and detail.
     """
     from onnx_ops.cli.diagnosis import diagnose
 
@@ -201,14 +202,16 @@ def compile_kernels(as_json: AsJson = False) -> None:
 
     The code goes to the directory that `doctor` names; the variable ONNX_OPS_CACHE_DIR names another. It serves the
     same versions of the packages on the same kind of processor, also where the directory can only be read: in the image
-    of a container, say.
+    of a container, say. A directory that is made is for this user alone; one that is there, made with mode 755, serves
+    all users, if nobody but this user or root can write it.
 
-    JSON: cache, the directory; files, the number of files in it.
+    JSON: cache, the directory; files, the number of files in it; readers, who can read them: "all users", "its group"
+    or "this user".
     """
-    from onnx_ops.integrations.precompile import cache_to_fill, precompile
+    from onnx_ops.integrations.precompile import precompile
 
     try:
-        folder = cache_to_fill()
+        folder = cache_directory()
         with progress_bar("compiling") as advance:
             for done, total, op in precompile():
                 advance(done, total, op)
@@ -216,9 +219,10 @@ def compile_kernels(as_json: AsJson = False) -> None:
         fail(f"kernels cannot be compiled: {error}", as_json)
     files = sum(path.is_file() for path in folder.iterdir())
     if as_json:
-        print_json(cache=str(folder), files=files)
+        print_json(cache=str(folder), files=files, readers=readers(folder))
     else:
-        print_wrapped(make_console(), f"All kernels are compiled; {folder} holds {counted(files, 'file')}.")
+        text = f"All kernels are compiled; {folder} holds {counted(files, 'file')}, for {readers(folder)}."
+        print_wrapped(make_console(), text)
 
 
 def _op_named(op_type: str, as_json: bool) -> Op:

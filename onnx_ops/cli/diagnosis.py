@@ -21,6 +21,7 @@ from onnx_ops.integrations.sessions import register
 from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
 from onnx_ops.ops import OPS
+from onnx_ops.runtime import cache
 
 PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
 SILENT = 4
@@ -46,10 +47,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where compiled kernels are kept; None where there is no place for them."""
+    """Where compiled kernels are kept; None where there is no place for them.
+
+    problem: what keeps kernels from being loaded from there, or kept.
+    """
 
     path: str | None
     writable: bool
+    problem: str | None
 
 
 class Verdict(enum.StrEnum):
@@ -128,18 +133,14 @@ def _requirements() -> list[str]:
 
 def _cache() -> Cache:
     try:
-        from onnx_ops.runtime import compiler
-    except ImportError:
-        return Cache(None, False)
+        wanted = str(cache.wanted_cache_directory())
+    except OSError as error:
+        return Cache(None, False, str(error))
     try:
-        wanted = str(compiler.wanted_cache_directory())
-    except OSError:
-        return Cache(None, False)
-    try:
-        compiler.cache_directory()
-    except OSError:
-        return Cache(wanted, False)
-    return Cache(wanted, True)
+        cache.cache_directory()
+    except OSError as error:
+        return Cache(wanted, False, str(error))
+    return Cache(wanted, True, cache.problem())
 
 
 # --- the self-test ---------------------------------------------------------------------------------------------------

@@ -163,14 +163,14 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
 
     cache = diagnosis.cache
     kernels = "registered" if diagnosis.kernels.registered else f"not registered: {diagnosis.kernels.reason}"
-    kept = "" if cache.writable else "; cannot be written, so that kernels are compiled anew in each process"
+    problem = f"; kernels that cannot be loaded from it, or kept, are compiled anew in each process: {cache.problem}"
     print_fields(
         console,
         [
             ("platform", diagnosis.platform),
             *((name, version or "not installed") for name, version in diagnosis.versions.items()),
             ("kernels", kernels),
-            ("cache", f"{cache.path or 'none'}{kept}"),
+            ("cache", f"{cache.path or 'none'}{problem if cache.problem else ''}"),
         ],
     )
     ways = list(dict.fromkeys(outcome.way for outcome in diagnosis.outcomes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from onnx import TensorProto
 from onnx.defs import OpSchema
@@ -16,6 +15,7 @@ from onnx_ops.core.schema import allowed_dtypes, is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations.sessions import register
 from onnx_ops.ops import OPS
+from onnx_ops.runtime.cache import cache_directory
 
 MOST_CHOICES = 4
 """Integer attributes that choose among kernels number their values from 0 on, and have no more than this."""
@@ -31,7 +31,7 @@ def precompile() -> Iterator[tuple[int, int, str]]:
         KernelsUnavailable: kernels cannot be registered here.
         OSError: the cache cannot be written.
     """
-    cache_to_fill()
+    cache_directory()
     steps = [(op, call) for op in OPS.values() for call in _calls(op)]
     register(None)
     from onnx_ops.runtime.kernels import compile_kernel
@@ -39,13 +39,6 @@ def precompile() -> Iterator[tuple[int, int, str]]:
     for done, (op, call) in enumerate(steps, 1):
         compile_kernel(op, call)
         yield done, len(steps), op.name
-
-
-def cache_to_fill() -> Path:
-    """The directory that compiled code is kept in; OSError if it cannot be written."""
-    from onnx_ops.runtime.compiler import cache_directory
-
-    return cache_directory()
 
 
 def _calls(op: Op) -> Iterator[Call]:

@@ -21,6 +21,7 @@ from onnx_ops.graph.walk import tensors
 from onnx_ops.linking.link import link
 from onnx_ops.linking.origins import Origins
 from onnx_ops.ops import OPS
+from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
 from onnx_ops.runtime.process import STATE, aside
 
 MOST_BYTES = 2**31 - 1
@@ -49,15 +50,18 @@ def registered_options(options: ort.SessionOptions | None, stacklevel: int) -> o
     except KernelsUnavailable as reason:
         _warn_once(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel + 1)
         return ort.SessionOptions() if options is None else options
-    from onnx_ops.runtime.compiler import DIRECTORY_VARIABLE, unsaved
+    _warn_of_cache(stacklevel + 1)
+    return registered
 
-    if reason_unsaved := unsaved():
+
+def _warn_of_cache(stacklevel: int) -> None:
+    """Warn if compiled kernels could not be loaded from the cache, or kept there."""
+    if reason := problem():
         _warn_once(
-            f"onnx_ops compiles its kernels anew in each process, for it cannot keep them: {reason_unsaved}. Set"
-            f" {DIRECTORY_VARIABLE} to a folder that can be written, or to one that `onnx-ops compile` has filled",
+            f"onnx_ops compiles kernels anew in each process, for it cannot use its cache: {reason}. Set"
+            f" {DIRECTORY_VARIABLE} to a folder that only you can write, or to one that `onnx-ops compile` has filled",
             stacklevel + 1,
         )
-    return registered
 
 
 def _warn_once(text: str, stacklevel: int) -> None:
@@ -133,6 +137,7 @@ class InferenceSession(ort.InferenceSession):
                     model = stack.enter_context(_written_in(path.parent, linked))
             stack.enter_context(_naming(linked))
             super().__init__(model or linked.SerializeToString(), options, providers, provider_options, **kwargs)
+        _warn_of_cache(stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 Numba's own disk cache looks at nothing but the file of the function itself, and a kernel is made of several; here the
 file of the function, all that compiled code can be made of besides (`runtime`, and what ops share), and the versions of
-what compiles them are part of an entry's name. Numba also believes whatever it finds in its files; here an entry begins
-with a checksum of all the rest, and one that does not match is compiled anew.
+what compiles them are part of an entry's name, and nothing that depends on the user. Numba also believes whatever it
+finds in its files; here an entry begins with a checksum of all the rest, and one that does not match is compiled anew.
+The checksum is for disks that were full; who may have written an entry is looked at in `cache`.
 
 The code lies in the user's cache directory, or in the one that ONNX_OPS_CACHE_DIR names. A directory that can be read
 but not written serves too; what it lacks is compiled anew in each process.
@@ -11,13 +12,10 @@ but not written serves too; what it lacks is compiled anew in each process.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,48 +23,21 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-import platformdirs
 from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 
-from onnx_ops.runtime import elementary, lanes, memory, native, vectors
+from onnx_ops.runtime import cache, elementary, lanes, memory, native, vectors
 from onnx_ops.runtime.process import STATE, keep
 
 TAUGHT_BY = (native, memory, elementary, lanes, vectors)
 """What teaches Numba the functions of `primitives`, by being imported."""
-DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
 PACKAGE = Path(__file__).parents[1]
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
 
 
 # --- the cache on disk -------------------------------------------------------------------------------------------
-
-
-class CacheUnavailable(OSError):
-    """There is no place for compiled kernels."""
-
-
-def wanted_cache_directory() -> Path:
-    """Where compiled kernels are to be kept; CacheUnavailable where neither the environment nor the system says."""
-    if chosen := os.environ.get(DIRECTORY_VARIABLE):
-        return Path(chosen)
-    try:
-        path = platformdirs.user_cache_path("onnx_ops")
-    except (KeyError, RuntimeError) as error:  # a user without a home directory
-        raise CacheUnavailable(f"there is no cache directory for this user: {error}") from error
-    if not path.is_absolute():  # what platformdirs before 4 makes of such a user
-        raise CacheUnavailable(f"there is no cache directory for this user: '{path}' is not absolute")
-    return path
-
-
-def cache_directory() -> Path:
-    """The directory of compiled kernels, made if need be; OSError if it cannot be written."""
-    path = wanted_cache_directory()
-    path.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=path).close()
-    return path
 
 
 @functools.cache
@@ -85,7 +56,7 @@ class _Cache(caching.NullCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def _path(self, signature: Any, codegen: Any) -> Path:
+    def _name(self, signature: Any, codegen: Any) -> str:
         code = self._function.__code__
         parts = (
             _source_stamp(code.co_filename),
@@ -95,12 +66,12 @@ class _Cache(caching.NullCache):
             codegen.magic_tuple(),  # the processor, down to its vector instructions
         )
         name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-        return wanted_cache_directory() / f"{self._function.__name__}-{name}.kernel"
+        return f"{self._function.__name__}-{name}.kernel"
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         target_context.refresh()
         try:
-            content = self._path(signature, target_context.codegen()).read_bytes()
+            content = cache.read(self._name(signature, target_context.codegen()))
         except OSError:
             return None
         digest, payload = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
@@ -110,36 +81,12 @@ class _Cache(caching.NullCache):
 
     def save_overload(self, signature: Any, result: Any) -> None:
         try:
-            path = self._path(signature, result.codegen)
             payload = serialize.dumps(result._reduce())
-            with _replaced(path) as file:
+            with cache.written(self._name(signature, result.codegen)) as file:
                 file.write(DIGEST(payload).digest())
                 file.write(payload)
         except OSError as error:  # costs the next process a compilation, not this one its kernel
-            STATE.settled.setdefault(UNSAVED, str(error))
-
-
-UNSAVED = "unsaved"
-
-
-def unsaved() -> str | None:
-    """Why compiled code could not be kept on disk; None if all of it was, or if none had to be compiled."""
-    reason: str | None = STATE.settled.get(UNSAVED)
-    return reason
-
-
-@contextlib.contextmanager
-def _replaced(path: Path) -> Any:
-    """A file to write that takes the place of `path` when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+            cache.note_problem(error)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------

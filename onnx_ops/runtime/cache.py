@@ -1,0 +1,201 @@
+"""The folder that compiled code is kept in, and what of it may be loaded.
+
+What lies there is run as it is found, so that nothing is loaded that others than the user and root could have written:
+each file is looked at when it is open, the folder and those above it each time. Where the system knows neither owners
+nor modes (Windows) nothing is looked at.
+
+A folder that is made here is the user's alone. Files can be read by whoever can read the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import platformdirs
+
+from onnx_ops.runtime.process import STATE
+
+if sys.platform != "win32":
+    import grp
+    import pwd
+
+DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
+MOST_LINKS = 40
+"""As many as Linux follows in one path."""
+PROBLEM = "cache_problem"
+OPENING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+"""A link is not followed, and a pipe not waited for."""
+
+
+class CacheUnavailable(OSError):
+    """There is no place for compiled kernels."""
+
+
+class CacheRefused(OSError):
+    """A folder or a file that others than the user and root could have changed."""
+
+
+def wanted_cache_directory() -> Path:
+    """Where compiled kernels are to be kept; CacheUnavailable where neither the environment nor the system says."""
+    if chosen := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(chosen)
+    try:
+        path = platformdirs.user_cache_path("onnx_ops")
+    except (KeyError, RuntimeError) as error:  # a user without a home directory
+        raise CacheUnavailable(f"there is no cache directory for this user: {error}") from error
+    if not path.is_absolute():  # what platformdirs before 4 makes of such a user
+        raise CacheUnavailable(f"there is no cache directory for this user: '{path}' is not absolute")
+    return path
+
+
+def cache_directory() -> Path:
+    """The directory of compiled kernels, made if need be; OSError if it cannot be written, or is refused."""
+    path = wanted_cache_directory()
+    _make(path)
+    _checked_folder(path)
+    tempfile.TemporaryFile(dir=path).close()
+    return path
+
+
+def readers(folder: Path) -> str:
+    """Who can read what is written into a folder: "all users", "its group" or "this user"."""
+    mode = folder.stat().st_mode
+    return "all users" if mode & stat.S_IROTH else "its group" if mode & stat.S_IRGRP else "this user"
+
+
+def read(name: str) -> bytes:
+    """The contents of a file in the cache; OSError if it is not there, cannot be read, or is refused."""
+    folder = wanted_cache_directory()
+    try:
+        _checked_folder(folder)
+        with open(os.open(folder / name, OPENING), "rb") as file:
+            _check_file(folder / name, os.fstat(file.fileno()))
+            return file.read()
+    except OSError as error:
+        if isinstance(error, CacheRefused) or error.errno == errno.ELOOP:
+            note_problem(error)
+        raise
+
+
+@contextlib.contextmanager
+def written(name: str) -> Iterator[IO[bytes]]:
+    """A file to write that takes its place in the cache when it is whole; OSError as for `cache_directory`."""
+    path = wanted_cache_directory() / name
+    _make(path.parent)
+    folder = _checked_folder(path.parent)
+    descriptor, own = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _share(descriptor, folder)
+            yield file
+        os.replace(own, path)
+    except BaseException:
+        os.unlink(own)
+        raise
+
+
+def note_problem(error: OSError) -> None:
+    """Remember why compiled code could not be loaded or kept."""
+    STATE.settled.setdefault(PROBLEM, str(error))
+
+
+def problem() -> str | None:
+    """Why compiled code could not be loaded or kept on disk; None if all of it was."""
+    reason: str | None = STATE.settled.get(PROBLEM)
+    return reason
+
+
+# --- owners and modes ------------------------------------------------------------------------------------------------
+
+READERS = stat.S_IRGRP | stat.S_IROTH
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for the user alone."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+
+
+def _share(descriptor: int, folder: os.stat_result) -> None:
+    """Let those read a file of ours who can read the folder."""
+    if sys.platform == "win32":
+        return
+    os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR | folder.st_mode & READERS)
+    if folder.st_mode & stat.S_IRGRP:
+        with contextlib.suppress(PermissionError):  # a group that the user is not in
+            os.fchown(descriptor, -1, folder.st_gid)
+
+
+def _checked_folder(folder: Path) -> os.stat_result:
+    """What the system knows of a folder; CacheRefused if others can change it, or put another one in its place.
+
+    From the top down, links included: what lies in a folder that others cannot change stays what it was found to be.
+    """
+    if sys.platform == "win32":
+        return folder.stat()
+    whole = folder.absolute()
+    here, below, links = Path(whole.anchor), list(whole.parts[:0:-1]), 0
+    while below:
+        status = os.lstat(here)
+        _check_owner(here, status)
+        if not status.st_mode & stat.S_ISVTX:  # else nobody but the owner can move what lies in it
+            _check_writers(here, status)
+        name = below.pop()
+        if name == os.pardir:
+            here = here.parent
+            continue
+        status = os.lstat(here / name)
+        if not stat.S_ISLNK(status.st_mode):
+            here /= name
+            continue
+        _check_owner(here / name, status)
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = Path(os.readlink(here / name))
+        here = Path(target.anchor) if target.is_absolute() else here
+        below.extend(part for part in reversed(target.parts) if part != target.anchor)
+    status = os.lstat(here)
+    _check_owner(here, status)
+    _check_writers(here, status)
+    return status
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise CacheRefused(f"{path} is no regular file")
+    _check_owner(path, status)
+    _check_writers(path, status)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if sys.platform != "win32" and status.st_uid not in (0, os.geteuid()):
+        raise CacheRefused(f"{path} belongs to user {status.st_uid}, expected user {os.geteuid()} or root")
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    if sys.platform == "win32":
+        return
+    all_others = status.st_mode & stat.S_IWOTH
+    if all_others or (status.st_mode & stat.S_IWGRP and not _is_private_group(status)):
+        mode, who = stat.S_IMODE(status.st_mode), "all users" if all_others else "its group"
+        raise CacheRefused(f"{path} can be written by {who} (mode {mode:o}), expected by the user or root alone")
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Whether nobody but the owner is in a group: many systems make one for each user, and let it write."""
+    if sys.platform == "win32":
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
