@@ -1,12 +1,14 @@
 """A worker of a training over MPI: mpiexec -n N python tests/mpi_training.py CONFIGURATION
 
 The configuration is JSON: "first" and "last" step, the "counts" of samples that the workers take of each batch, the
-"folder" for the results, a "checkpoint" to go on from, and what the last worker does "instead" of step 3. With "norms"
-the step is that of models/batch_norm_workers, with synchronized batch norm; what is done instead is done amid it.
+"folder" for the results, a "checkpoint" to resume from, and what the last worker does "instead" of step 3, or "before"
+it has a trainer. With "norms" the step is that of models/batch_norm_workers, with synchronized batch norm; what is done
+instead is done amid it. With "protected" the program imports onnx_ops.mpi.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -45,6 +47,8 @@ def end(how: str, batch: Batch) -> None:
             raise LookupError("no data")
         case "exit":
             sys.exit(7)
+        case "leave":
+            sys.exit()
         case "refused":
             del batch["y"]
 
@@ -52,7 +56,11 @@ def end(how: str, batch: Batch) -> None:
 def main() -> None:
     told = json.loads(sys.argv[1])
     communicator = MPI.COMM_WORLD
+    if told.get("protected"):
+        importlib.import_module("onnx_ops.mpi")
     rank, folder = communicator.rank, Path(told["folder"])
+    if rank == communicator.size - 1:
+        end(told.get("before", ""), {})
     trainer, whole = with_norms() if told.get("norms") else plain()
     if told.get("checkpoint"):
         trainer.load(told["checkpoint"])

@@ -28,12 +28,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may
-# be used without it; the reference evaluator takes half a one; of the command line every command loads its own.
+# be used without it; the reference evaluator takes half a one; of the command line every command loads its own; what
+# watches a process of MPI must not be one.
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
     "training": {"safetensors"},
     "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
-    "": {"onnx_ops.cli"},
+    "": {"onnx_ops.cli", "mpi4py"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

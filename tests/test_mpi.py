@@ -33,9 +33,12 @@ STEPS = 20
 GUIDE = TESTS.parent / "docs" / "data-parallel.md"
 
 
-def launch(counts: list[int], folder: Path, **told: Any) -> subprocess.CompletedProcess[str]:
+def launch(
+    counts: list[int], folder: Path, *, runner: tuple[str, ...] = (), **told: Any
+) -> subprocess.CompletedProcess[str]:
     configuration = {"first": 0, "last": STEPS, "counts": counts, "folder": str(folder)} | told
-    command = [MPIEXEC, "-n", str(len(counts)), sys.executable, TESTS / "mpi_training.py", json.dumps(configuration)]
+    program = [*runner, TESTS / "mpi_training.py", json.dumps(configuration)]
+    command = [MPIEXEC, "-n", str(len(counts)), sys.executable, *program]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -97,6 +100,49 @@ def test_a_worker_that_ends_ends_the_others(instead: str, message: str, tmp_path
     assert not list(tmp_path.iterdir()), "no worker has come to the end"
 
 
+RUNNER = ("-m", "onnx_ops.mpi")
+
+
+@pytest.mark.parametrize(
+    ("before", "runner", "message"),
+    [
+        ("raise", RUNNER, "onnx_ops: worker 1 has failed and ends all others"),
+        pytest.param("raise", (), "onnx_ops: worker 1 has failed and ends all others", marks=pytest.mark.full),
+        ("die", RUNNER, "onnx_ops: worker 1 was killed by signal 9 (SIGKILL), which ends all"),
+        pytest.param("exit", RUNNER, "onnx_ops: worker 1 has ended with exit status 7", marks=pytest.mark.full),
+        pytest.param("leave", (), "worker 1 has ended without a trainer, while worker 0", marks=pytest.mark.full),
+    ],
+)
+def test_a_worker_that_ends_before_it_has_a_trainer_ends_the_others(
+    before: str, runner: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    """Run by onnx_ops.mpi, or importing it."""
+    start = time.monotonic()
+    done = launch([4, 4], tmp_path, runner=runner, before=before, protected=not runner)
+    assert time.monotonic() - start < 30 + 30, "half a minute to start, half a minute to end"
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir()), "no worker has come to the end"
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes there")
+def test_a_launcher_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
+    """Nor does a process that watches a worker."""
+    program = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(60)"
+    command = [sys.executable, *RUNNER, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        worker, parent = map(int, watching.stdout.readline().split())
+        assert parent == watching.pid
+        watching.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("the worker is still there")
+
+
 def check_norms(folder: Path, workers: int, first: int, last: int) -> None:
     """All workers have reported the losses that PyTorch has of the whole batches, and have the state of one worker."""
     from models.batch_norm_workers.training import TRAINING
@@ -156,7 +202,7 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     onnx.save(perceptron_step((8, 16, 3)), tmp_path / "step.onnx")
     losses = []
     for workers in ("1", "3"):
-        command = [MPIEXEC, "-n", workers, sys.executable, "train.py"]
+        command = [MPIEXEC, "-n", workers, sys.executable, *RUNNER, "train.py"]
         environment = os.environ | {"PYTHONPATH": str(TESTS.parent)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from scripts import oldest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnx_ops"
 CAPTURE = set((PACKAGE / "torch").rglob("*.py"))
+PROCESSES = {PACKAGE / "mpi.py"}
 SOURCES = sorted(p for folder in ("onnx_ops", "models", "scripts", "tests") for p in (ROOT / folder).rglob("*.py"))
 SHIPPED = sorted(PACKAGE.rglob("*.py"))
 
@@ -90,14 +91,17 @@ def test_requirements_are_those_of_the_imports() -> None:
     """What only the command line imports is in the extra of that name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = packages(project["dependencies"])
-    extra, plot, capture = (packages(project["optional-dependencies"][name]) for name in ("cli", "plot", "torch"))
+    extra, plot, capture, mpi = (
+        packages(project["optional-dependencies"][name]) for name in ("cli", "plot", "torch", "mpi")
+    )
     command_line = set((PACKAGE / "cli").glob("*.py"))
     # `doctor`, which reads the bounds with packaging, can also be had from Python.
-    library = imported((set(SHIPPED) - command_line - CAPTURE) | {PACKAGE / "cli" / "diagnosis.py"})
+    library = imported((set(SHIPPED) - command_line - CAPTURE - PROCESSES) | {PACKAGE / "cli" / "diagnosis.py"})
     assert library <= required | {"llvmlite"}  # llvmlite is Numba's
     assert required - {"onnxruntime_extensions"} <= library  # whose library is found without importing it
     assert imported(command_line) - required == extra | plot
     assert imported(CAPTURE) - required == capture
+    assert imported(PROCESSES) - required == mpi - {"mpich"}  # the library, and the launcher
     assert extra == set(program.REQUIRED)
 
 

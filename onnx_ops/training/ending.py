@@ -26,6 +26,12 @@ def end_all_by_exceptions(communicator: Any) -> None:
         sys.excepthook = _EndingAll(sys.excepthook, abort, communicator.rank)
 
 
+def announce(ending: str) -> None:
+    """Print why all workers end, and wait until launchers have passed it on."""
+    print(f"onnx_ops: {ending}", file=sys.stderr, flush=True)
+    time.sleep(SECONDS_TO_PRINT)
+
+
 class _EndingAll:
     """An excepthook."""
 
@@ -35,8 +41,7 @@ class _EndingAll:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             self._printing(kind, error, trace)
-            print(f"onnx_ops: worker {self._rank} has failed and ends all others", file=sys.stderr, flush=True)
-            time.sleep(SECONDS_TO_PRINT)
+            announce(f"worker {self._rank} has failed and ends all others")
         finally:
             self._abort(1)
 

@@ -15,10 +15,10 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.training.ending import tell_nobody
 from onnx_ops.training.step import StepError, numpy_dtype
 from onnx_ops.training.values import Tensor
-from onnx_ops.training.workers import Communicator, WorkerError, check_marks, listed
+from onnx_ops.training.workers import LEAVES, Communicator, WorkerError, check_marks, listed
 
-FAILED, LEAVES = -1, -2
-"""What a worker gives in place of the number of its samples when its part of a step has failed, or when it ends."""
+FAILED = -1
+"""What a worker gives in place of the number of its samples when its part of a step has failed; LEAVES if it ends."""
 ALIGNMENT = 64
 """In bytes: of tensors, so that vector instructions take them."""
 

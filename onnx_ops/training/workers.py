@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnx_ops.training.ending import tell_nobody
+
+LEAVES = -2
+"""What a worker that ends gives in place of what it should."""
 MARKS = 2**24
 """A float32 tells as many whole numbers from 0 on apart."""
 
@@ -43,12 +47,28 @@ def mark_of(parts: Iterable[bytes]) -> int:
 
 
 def check_agreement(communicator: Communicator, mark: int, what: str) -> None:
-    """Refuse, on all workers, marks that are not the same on all."""
+    """Refuse, on all workers, marks that are not the same on all, or one that leaves before training."""
+    marks = _exchanged_marks(communicator, mark)
+    left = np.flatnonzero(marks == LEAVES)
+    if left.size:
+        tell_nobody(communicator)
+        rank = communicator.rank
+        raise WorkerError(f"worker {listed(left)} has ended without a trainer, while worker {rank} makes one")
+    check_marks(marks, what)
+
+
+def leave_before_training(communicator: Communicator) -> None:
+    """Tell workers that make a trainer that this one does not; all who end without one tell it each other."""
+    _exchanged_marks(communicator, LEAVES)
+
+
+def _exchanged_marks(communicator: Communicator, mark: int) -> np.ndarray:
+    """The marks of all workers."""
     marks = np.zeros(communicator.size, np.float32)
     marks[communicator.rank] = mark
     received = np.empty_like(marks)
     communicator.Allreduce(marks, received)
-    check_marks(received, what)
+    return received
 
 
 def check_marks(marks: np.ndarray, what: str) -> None:
