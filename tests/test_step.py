@@ -20,6 +20,7 @@ from onnx_ops.graph.functions import function_key
 from onnx_ops.training.step import (
     INFERENCE,
     METADATA,
+    Bounds,
     InputRole,
     Step,
     StepError,
@@ -56,6 +57,17 @@ def test_metadata_are_read_as_written() -> None:
     assert list(steps.STEP.batch(model)) == ["x", "y"]
 
 
+def test_bounds_are_read_as_written() -> None:
+    model = steps.bare_step()
+    step = Step(steps.ROLES, {}, {"N": Bounds(2), "time": Bounds(16, 512)})
+    step.write_into(model)
+    assert Step.of(model) == step
+    assert json.loads(model.metadata_props[0].value)["bounds"] == {
+        "N": {"min": 2, "max": None},
+        "time": {"min": 16, "max": 512},
+    }
+
+
 def test_written_twice_is_there_once() -> None:
     model = steps.bare_step()
     Step(steps.ROLES).write_into(model)
@@ -71,6 +83,11 @@ def test_written_twice_is_there_once() -> None:
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
         ("[]", 'expected an object {"roles": ..., "tied": ...}'),
         ('{"roles": {}}', 'expected an object {"roles": ..., "tied": ...}'),
+        ('{"roles": {}, "tied": {}, "more": {}}', 'expected an object {"roles": ..., "tied": ...}'),
+        ('{"roles": {}, "tied": {}, "bounds": []}', "'bounds' is not an object"),
+        ('{"roles": {}, "tied": {}, "bounds": {"N": 3}}', "'bounds' has 3 for 'N', expected {\"min\": ..., \"max\""),
+        ('{"roles": {}, "tied": {}, "bounds": {"N": {"min": 3, "max": 2}}}', 'has {"min": 3, "max": 2} for \'N\''),
+        ('{"roles": {}, "tied": {}, "bounds": {"N": {"min": 1.5, "max": 2}}}', 'has {"min": 1.5, "max": 2} for \'N\''),
         ('{"roles": {"seed": 1}, "tied": {}}', "'roles' is not an object of strings"),
         ('{"roles": {}, "tied": []}', "'tied' is not an object of strings"),
         (

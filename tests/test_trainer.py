@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +27,8 @@ from onnx_ops import StepError, Trainer, inline
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training import checkpoints
-from onnx_ops.training.step import InputRole, Step, step_model
+from onnx_ops.training.step import Bounds, InputRole, Step, step_model
+from scripts.trainings.threads import ThreadCommunicator
 
 WEIGHT = "linear.weight"
 STATE = tuple(steps.start())
@@ -105,7 +109,7 @@ def test_state_is_in_two_places_in_turn(trainer: Trainer) -> None:
     """What has no next value is in one."""
     places = []
     for _ in range(5):
-        places.append({name: tensor.array.ctypes.data for name, tensor in trainer._now.items()})
+        places.append({name: tensor.array.ctypes.data for name, tensor in trainer._state.now.items()})
         trainer.step(**steps.batch())
     assert places[0] == places[2] == places[4]
     assert places[1] == places[3]
@@ -297,6 +301,10 @@ def with_batch(**changes: Any) -> dict[str, Any]:
         (with_batch(x=[[0.0] * 3] * 4), r"'x' is a list, expected float32 \(N, 3\); .*numpy.float32\)$"),
         (with_batch(x=np.zeros((4, 2), np.float32)), r"'x' is float32 \(4, 2\), expected float32 \(N, 3\)$"),
         (with_batch(x=np.zeros(3, np.float32)), r"'x' is float32 \(3,\), expected float32 \(N, 3\)$"),
+        (with_batch(x=np.ma.zeros((4, 3), np.float32)), r"'x' is a masked array, float32 \(4, 3\), expected "),
+        (steps.batch(0), r"the batch has no sample, for 'x' is float32 \(0, 3\); expected at least 1$"),
+        (with_batch(x=np.full((4, 3), np.nan, np.float32)), "'loss' is nan, and the state is as before the step"),
+        (with_batch(x=np.full((4, 3), -np.inf, np.float32)), "'loss' is nan, and the state is as before the step"),
         (
             with_batch(y=np.zeros((5, 2), np.float32)),
             r"'y' is float32 \(5, 2\), expected float32 \(N, 2\) with N = 4 as in 'x'$",
@@ -308,6 +316,30 @@ def test_batch_that_does_not_fit_is_refused(trainer: Trainer, batch: dict[str, A
         trainer.step(**batch)
     assert_same_state(trainer.state_dict(), steps.start())
     trainer.step(**steps.batch())
+
+
+def test_steps_of_any_loss_can_be_wanted(model: onnx.ModelProto) -> None:
+    trainer = Trainer(model, options(), check_finite=False)
+    assert np.isnan(trainer.step(**with_batch(x=np.full((4, 3), np.nan, np.float32)))["loss"])
+    assert np.isnan(trainer.state_dict()[WEIGHT]).all()
+
+
+def test_sizes_beyond_the_bounds_of_a_step_are_refused() -> None:
+    """A single worker's; of workers, those of the ones that have samples."""
+    model = steps.bare_step()
+    Step(steps.ROLES, bounds={"N": Bounds(4, 6)}).write_into(model)
+    model = step_model(model, steps.start())
+    trainers = Trainer(model, options()), Trainer(model, options(), communicator=ThreadCommunicator.alone())
+    for trainer in trainers:
+        for samples in (3, 7):
+            problem = rf"'x' is float32 \({samples}, 3\), expected float32 \(N, 3\) with N from 4 to 6$"
+            with pytest.raises(StepError, match=problem):
+                trainer.step(**steps.batch(samples))
+        for samples in (4, 6):
+            trainer.step(**steps.batch(samples))
+    for batch in (steps.batch(0), {}):
+        with pytest.raises(StepError, match="no worker has a sample for this step"):
+            trainers[1].step(**batch)
 
 
 def test_wanted_dtype_of_bfloat16_is_named() -> None:
@@ -349,9 +381,29 @@ def test_learning_rate(trainer: Trainer) -> None:
     assert (trainer.learning_rate, trainer.learning_rates) == (1, (1,))
     trainer.step(**steps.batch())
     assert (trainer.state_dict()[WEIGHT] != steps.start()[WEIGHT]).all()
-    with pytest.raises(StepError, match="a learning rate is nan, expected a finite number"):
-        trainer.learning_rate = float("nan")
-    assert trainer.learning_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "came"), [(float("nan"), "nan"), (-0.5, "-0.5"), (1e39, r"1e\+39, which is inf in float32")]
+)
+def test_learning_rate_that_no_training_can_have_is_refused(
+    rate: float, came: str, trainer: Trainer, tmp_path: Path
+) -> None:
+    """Nor is a state that has it loaded, or started from."""
+    with pytest.raises(StepError, match=f"a learning rate is {came}, expected a finite number of at least 0"):
+        trainer.learning_rate = rate
+    assert trainer.learning_rate == 0.5
+    with np.errstate(over="ignore"):
+        state = steps.start() | {"learning_rate": np.array(rate).astype(np.float32)}
+    checkpoints.write_checkpoint(tmp_path / "checkpoint", state, {})
+    problem = "'learning_rate': a learning rate is .*, expected a finite number of at least 0"
+    with pytest.raises(StepError, match=problem):
+        trainer.load_state_dict(state)
+    with pytest.raises(StepError, match=problem):
+        trainer.load(tmp_path / "checkpoint")
+    with pytest.raises(StepError, match=problem):
+        Trainer(step_model(steps.bare_step(), state))
+    assert_same_state(trainer.state_dict(), steps.start())
 
 
 def groups_step() -> onnx.ModelProto:
@@ -424,6 +476,7 @@ def test_weights_are_what_a_module_has(trainer: Trainer) -> None:
         ({"other": np.zeros(1)}, "the state has 'other', where the step wants 'linear.weight', "),
         ({"seed": np.array(1.0)}, r"'seed' is float64 \(\), expected int64 \(\)"),
         ({"seed": np.array([1])}, r"'seed' is int64 \(1,\), expected int64 \(\)"),
+        ({"mean": np.ma.zeros(3, np.float32)}, r"'mean' is a masked array, float32 \(3,\), expected one "),
         ({"learning_rate": 0.5}, r"'learning_rate' is a float, expected an array, float32 \(\)"),
     ],
 )
@@ -432,6 +485,74 @@ def test_state_that_does_not_fit_is_refused(trainer: Trainer, change: dict[str, 
     with pytest.raises(StepError, match=problem):
         trainer.load_state_dict({name: array for name, array in state.items() if array is not None})
     assert_same_state(trainer.state_dict(), steps.start())
+
+
+def interrupted(work: Callable[[], object], line: int) -> bool:
+    """Whether an interrupt came at the line of this number that the package runs; fewer lines are run without one."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if "onnx_ops" not in frame.f_code.co_filename:
+            return None
+        count += event in ("line", "return")
+        if count == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("what", ["load_state_dict", "load", "learning_rates"])
+def test_an_interrupt_leaves_the_state_before_or_the_one_after(what: str, tmp_path: Path) -> None:
+    """At each line; the training then resumes from either of them."""
+    trainer = Trainer(groups_step() if what == "learning_rates" else steps.whole_step(), options())
+    other = {name: np.full_like(array, 3) for name, array in trainer.state_dict().items()}
+    checkpoints.write_checkpoint(tmp_path / "checkpoint", other, {})
+
+    def work() -> None:
+        match what:
+            case "load_state_dict":
+                trainer.load_state_dict(other)
+            case "load":
+                trainer.load(tmp_path / "checkpoint")
+            case _:
+                trainer.learning_rates = (3, 3)
+
+    batch = {} if what == "learning_rates" else steps.batch()
+    start = trainer.state_dict()
+    fine, following = [start, other], []
+    for state in fine:
+        trainer.load_state_dict(state)
+        trainer.step(**batch)
+        following.append(trainer.state_dict())
+    found, line = set(), 1
+    while True:
+        trainer.load_state_dict(start)
+        if not interrupted(work, line):
+            break
+        state = trainer.state_dict()
+        same = [all(np.array_equal(state[name], array) for name, array in each.items()) for each in fine]
+        assert any(same), f"a mixture by an interrupt at line {line}"
+        trainer.step(**batch)
+        assert_same_state(trainer.state_dict(), following[same.index(True)])
+        found.add(same.index(True))
+        line += 1
+    assert found == {0, 1}, "some interrupts come before the change, some after"
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_trainer_cannot_be_copied(way: Callable[[Trainer], object], trainer: Trainer) -> None:
+    with pytest.raises(TypeError, match="a Trainer cannot be copied or pickled: make another one of the same step"):
+        way(trainer)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

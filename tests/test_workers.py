@@ -274,6 +274,27 @@ def test_what_fails_on_one_worker_fails_on_all_and_changes_nothing() -> None:
     assert_close(np.array([loss for _, _, loss in done]), np.full(3, expected), rtol=1e-6)  # a few roundings
 
 
+def test_a_loss_that_is_no_number_is_refused_by_all_and_changes_nothing() -> None:
+    """Also where it is one number with axes."""
+    for body, outputs in (("", {}), ("mean = Unsqueeze (loss, axes)", {"mean": "float[1]"})):
+        model = scaled_step(body=body, **outputs)
+        if body:  # the first output is the loss
+            del model.graph.output[0]
+            model.graph.output.insert(0, model.graph.output.pop())
+        name = model.graph.output[0].name
+
+        def work(communicator: ThreadCommunicator, model: onnx.ModelProto = model, name: str = name) -> float:
+            trainer = Trainer(model, options(), communicator=communicator)
+            before = trainer.state_dict()
+            with pytest.raises(StepError, match=f"'{name}' is nan, and the state is as before the step"):
+                trainer.step(x=np.full((1, 2), np.nan if communicator.rank else 1, np.float32))
+            for key, array in trainer.state_dict().items():
+                assert_same_bits(array, before[key])
+            return float(trainer.step(x=np.full((1, 2), 1 + communicator.rank, np.float32))[name].item())
+
+        assert together(2, work) == [(3 + 6) / 2] * 2
+
+
 def test_workers_need_the_same_settings_and_state() -> None:
     model = steps.whole_step()
 

@@ -30,7 +30,7 @@ from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.parts import GRADIENT
-from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype, step_model
+from onnx_ops.training.step import NEXT, Bounds, InputRole, Step, numpy_dtype, step_model
 from onnx_ops.training.values import input_value, output_array
 
 
@@ -71,7 +71,8 @@ def gradients(
             tensors to be reported.
         args: example arguments: tensors, and lists, tuples, dicts and dataclasses of tensors. What else is in them is a
             constant of the graph.
-        dynamic_shapes: the dimensions of the arguments that may change, as for torch.export.export.
+        dynamic_shapes: the dimensions of the arguments that may change, as for torch.export.export. The sizes that
+            `Dim("time", min=16, max=512)` allows are in the graph's metadata; `onnx_ops.Trainer` refuses others.
         opset_version: of the standard operators, at least 18.
         check: compare the graph with PyTorch on the arguments.
 
@@ -149,9 +150,9 @@ def _captured(
     traced = trace(whole, values, joint.dynamic, where)
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
-    roles = _settled(exported.graph, joint, plan, seen)
+    record = Step(_settled(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic))
     if check:
-        got = _run(_step(exported, roles, joint.tied), values)
+        got = _run(_step(exported, record), values)
         _check(got, expected, joint, start)
         if plan is not None:
             assert optimizer is not None
@@ -162,8 +163,8 @@ def _captured(
     if eager.call is not None and seen.call is not None:
         dynamic = _dynamic(seen.call, traced)
         inference = _inference(joint, eager.call, dynamic, opset_version, where, check)
-    state = {name: to_array(values[name]) for name in roles}
-    return Capture(_step(exported, roles, joint.tied), state, inference)
+    state = {name: to_array(values[name]) for name in record.roles}
+    return Capture(_step(exported, record), state, inference)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
@@ -213,11 +214,18 @@ def _proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def _step(model: ir.Model, roles: Mapping[str, InputRole], tied: Mapping[str, str]) -> onnx.ModelProto:
+def _step(model: ir.Model, record: Step) -> onnx.ModelProto:
     """The graph of a step, with what its inputs are."""
     proto = _proto(model)
-    Step(roles, tied).write_into(proto)
+    record.write_into(proto)
     return proto
+
+
+def _bounds(dynamic: Dynamic) -> dict[str, Bounds]:
+    """The sizes that torch.export.Dim(name, min=, max=) allows, for those dimensions that may not have every size."""
+    dims = [dim for axes in dynamic.values() for dim in axes.values() if isinstance(dim, torch.export.Dim)]
+    found = {dim.__name__: Bounds(dim.min, dim.max if isinstance(dim.max, int) else None) for dim in dims}
+    return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
 
 
 def _leave_out_gradients(model: ir.Model) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
-from onnx_ops.core.types import TensorType
+from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.training.binding import BoundSession, Tensors
 from onnx_ops.training.ending import tell_at_exit
 from onnx_ops.training.exchanges import Exchange
 from onnx_ops.training.parts import GRADIENT, parts
-from onnx_ops.training.samples import counted_axis
+from onnx_ops.training.state import Version
 from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype
 from onnx_ops.training.values import Tensor
 from onnx_ops.training.workers import Communicator, broadcast, check_agreement, mark_of
@@ -29,38 +29,36 @@ class WholeStep:
     """A step in one session.
 
     Attributes:
-        takes_none: whether a step can be made without a batch.
+        loss: the name of what is reported as the loss; None if the step reports nothing first that can be one.
     """
-
-    takes_none = False
 
     def __init__(self, model: onnx.ModelProto, sets: Sets, session: MakeSession) -> None:
         self._bound = BoundSession(session(model), sets, _next(sets), _reported(model))
+        self.loss = _loss(model)
 
-    def run(self, turn: int, batch: Callable[[], Arrays]) -> Arrays:
+    def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """Make a step from one set to the other.
 
         Args:
-            turn: the set that is read.
+            version: of the state that is read.
             batch: checks the batch and returns it.
 
         Returns:
             What the step reports.
         """
-        return self._bound.run(turn, batch())
+        return self._bound.run(version.turn, batch())
 
-    def loaded(self, state: Arrays) -> None:
-        """Take notice of a state that was loaded."""
+    def load_mark(self, before: int, state: Mapping[str, np.ndarray]) -> int:
+        """What `Version.loads` becomes by a state that is loaded."""
+        return before
 
 
 class SharedStep:
     """A step that workers share: each makes its own part, they exchange what is then there, and so on; the last part is
     made by all alike.
 
-    Attributes as for `WholeStep`.
+    Attributes as for `WholeStep`; a loss that workers do not have alike is none.
     """
-
-    takes_none = True
 
     def __init__(
         self,
@@ -68,12 +66,12 @@ class SharedStep:
         sets: Sets,
         session: MakeSession,
         communicator: Communicator,
-        batch_dimension: str | None,
+        counted: tuple[str, int] | None,
         synchronize_batch_norm: bool,
     ) -> None:
         step, cut = Step.of(model), parts(model, synchronize_batch_norm=synchronize_batch_norm)
         self._inputs = step.batch(model)
-        self._counted = counted_axis(self._inputs, batch_dimension)
+        self._counted = counted
         models = [*(own.model for own in cut.own), cut.shared]
         contents = (part.SerializeToString(deterministic=True) for part in models)
         check_agreement(communicator, mark_of(contents), "the step that they make")
@@ -89,11 +87,12 @@ class SharedStep:
         self._reported = _reported(model)
         self._averages = self._exchanges[-1].of_all
         self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
+        alike = {*self._averages, *(value.name for value in cut.shared.graph.output)}
+        self.loss = loss if (loss := _loss(model)) in alike else None
         self._buffers = [name.removeprefix(NEXT) for name in self._averages if name.startswith(NEXT)]
         self._rank = communicator.rank
         self._seeds = {n: Tensor.holding(sets[0][n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._alike = step.names(InputRole.SEED, InputRole.SETTING)
-        self._loaded = self._made = 0
         sent = {name: tensor for exchange in self._exchanges for name, tensor in exchange.own.items()}
         combined = {name: tensor for exchange in self._exchanges[:-1] for name, tensor in exchange.of_all.items()}
         gradients = {name: tensor for name, tensor in self._averages.items() if name.startswith(GRADIENT)}
@@ -111,13 +110,14 @@ class SharedStep:
             session(cut.shared), [{**now, **combined, **gradients} for now in sets], _next(sets), self._reported
         )
 
-    def run(self, turn: int, batch: Callable[[], Arrays]) -> Arrays:
+    def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """As for `WholeStep`; what fails on this worker alone fails on the others too, so that none waits for it."""
+        turn = version.turn
         now, then = self._sets[turn], self._sets[1 - turn]
         arrays: Arrays = {}
         found: Arrays = {}
         passed: dict[str, ort.OrtValue] = {}
-        samples, mark = 0, self._mark(now)
+        samples, mark = 0, self._mark(version, now)
         for number, (own, exchange) in enumerate(zip(self._own, self._exchanges, strict=True)):
             self._position, failure = number, None
             try:
@@ -140,19 +140,18 @@ class SharedStep:
             then[name].array[...] = self._averages[NEXT + name].array
         found |= {name: self._averages[name].array.copy() for name in self._scalars}
         found |= self._shared.run(turn, {})
-        self._made += 1
         return {name: found[name] for name in self._reported if name in found}
 
-    def _mark(self, now: Tensors) -> int:
+    def _mark(self, version: Version, now: Tensors) -> int:
         """Of what needs to be alike on all workers."""
-        numbers = (self._loaded, self._made)
+        numbers = (version.loads, version.steps)
         settings = (now[name].array.tobytes() for name in self._alike)
         return mark_of([*(number.to_bytes(8, "little") for number in numbers), *settings])
 
-    def loaded(self, state: Arrays) -> None:
-        """Take notice of a state that was loaded, which the others are to load too."""
+    def load_mark(self, before: int, state: Mapping[str, np.ndarray]) -> int:
+        """As for `WholeStep`; the others are to load the state too."""
         contents = (text for name, array in sorted(state.items()) for text in (name.encode(), array.tobytes()))
-        self._loaded = mark_of([self._loaded.to_bytes(4, "little"), *contents])
+        return mark_of([before.to_bytes(4, "little"), *contents])
 
     def _samples(self, arrays: Arrays) -> int:
         if self._inputs and not arrays:
@@ -161,6 +160,12 @@ class SharedStep:
             return 1
         name, axis = self._counted
         return arrays[name].shape[axis]
+
+
+def _loss(model: onnx.ModelProto) -> str | None:
+    """The first output that is reported, if it is of a floating dtype."""
+    first = next((value for value in model.graph.output if not value.name.startswith(NEXT)), None)
+    return first.name if first is not None and TensorType.of_proto(first.type).dtype in FLOATS else None
 
 
 def _of_worker(seed: int, rank: int) -> np.int64:

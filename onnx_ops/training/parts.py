@@ -74,7 +74,7 @@ def parts(model: onnx.ModelProto, *, synchronize_batch_norm: bool = False) -> Pa
     for name, tensor in outputs.items():
         if name in local and name.startswith(NEXT):
             _check_averaged(name, step, tensor)
-        if name in local and (name.startswith(NEXT) or (tensor.dtype in FLOATS and tensor.shape == ())):
+        if name in local and (name.startswith(NEXT) or _is_one_number(tensor)):
             averaged[name] = state.get(name.removeprefix(NEXT), tensor)
     given = [*graph.input, *(_info(name, tensor) for name, tensor in gradients.items())]
     inputs = [value for value in given if value.name not in batch]
@@ -150,6 +150,11 @@ def _info(name: str, tensor: TensorType | None) -> onnx.ValueInfoProto:
     if tensor is None or tensor.dtype is None:
         raise StepError(f"the step cannot be cut at '{name}', for its dtype is not known")
     return helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
+
+
+def _is_one_number(tensor: TensorType) -> bool:
+    """Whether a value is one floating number, as the loss is; with or without axes."""
+    return tensor.dtype in FLOATS and tensor.shape is not None and all(size == 1 for size in tensor.shape)
 
 
 def _check_averaged(name: str, step: Step, tensor: TensorType) -> None:

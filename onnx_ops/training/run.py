@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,19 +51,20 @@ class Run:
             The loss: the first output that the step reports.
 
         Raises:
-            StepError: a loss that is no finite number; what `Trainer.step` refuses.
+            StepError: what `Trainer.step` refuses; a step whose first output is no single number.
         """
         if self._order is None:
             self._order = self.samples.order(self.seed, self.epoch)
-        reported = self.trainer.step(**self.samples.batch(self._order, self.step))
+        try:
+            reported = self.trainer.step(**self.samples.batch(self._order, self.step))
+        except StepError as error:
+            raise StepError(f"step {self.step + 1} of epoch {self.epoch + 1}: {error}") from error
         if not reported:
             raise StepError("the step reports nothing, expected the loss")
         name, value = next(iter(reported.items()))
         if value.size != 1:
             raise StepError(f"the step reports '{name}' of shape {value.shape} first, expected the loss, one number")
         loss = float(value.reshape(()))
-        if not math.isfinite(loss):
-            raise StepError(f"the loss is {loss} in step {self.step + 1} of epoch {self.epoch + 1}")
         self.total += loss * len(self.samples.chosen(self._order, self.step))
         self.step += 1
         if self.step == self.samples.steps:

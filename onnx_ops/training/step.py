@@ -13,7 +13,7 @@ import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -52,17 +52,33 @@ class InputRole(enum.StrEnum):
     SETTING = "setting"
 
 
+class Bounds(NamedTuple):
+    """The sizes that a dimension may have."""
+
+    min: int = 0
+    max: int | None = None
+
+    def hold(self, size: int) -> bool:
+        """Whether a dimension may have a size."""
+        return self.min <= size and (self.max is None or size <= self.max)
+
+    def __str__(self) -> str:
+        return f">= {self.min}" if self.max is None else f"from {self.min} to {self.max}"
+
+
 @dataclass(frozen=True)
 class Step:
     """What a step's inputs are.
 
     Attributes:
         roles: those of the state, by name of the input and in the order of the inputs; all other inputs are the batch.
-        tied: other names of parameters and buffers, each with the name of the input that it stands for.
+        tied: other names of parameters and buffers, each with the name of the input that they denote.
+        bounds: the sizes that named dimensions of the batch may have; dimensions without an entry may have any.
     """
 
     roles: Mapping[str, InputRole]
     tied: Mapping[str, str] = field(default_factory=dict)
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Step:
@@ -81,7 +97,9 @@ class Step:
         """Let the metadata of a model say this; StepError where it does not fit the model."""
         self._check(model)
         entry = next((e for e in model.metadata_props if e.key == METADATA), None) or model.metadata_props.add()
-        entry.key, entry.value = METADATA, json.dumps({"roles": dict(self.roles), "tied": dict(self.tied)})
+        record = {"roles": dict(self.roles), "tied": dict(self.tied)}
+        bounds = {"bounds": {name: bounds._asdict() for name, bounds in self.bounds.items()}} if self.bounds else {}
+        entry.key, entry.value = METADATA, json.dumps(record | bounds)
 
     def names(self, *roles: InputRole) -> list[str]:
         """The inputs that have one of these roles."""
@@ -121,16 +139,29 @@ class Step:
 
 def _parsed(text: str) -> Step:
     found = json.loads(text)
-    if not isinstance(found, dict) or set(found) != {"roles", "tied"}:
-        raise ValueError('expected an object {"roles": ..., "tied": ...}')
-    for key, entries in found.items():
+    if not isinstance(found, dict) or found.keys() - {"bounds"} != {"roles", "tied"}:
+        raise ValueError('expected an object {"roles": ..., "tied": ...}, and perhaps "bounds"')
+    for key in ("roles", "tied"):
+        entries = found[key]
         if not isinstance(entries, dict) or not all(isinstance(entry, str) for entry in entries.values()):
             raise ValueError(f"'{key}' is not an object of strings")
     known = {role.value for role in InputRole}
     for name, role in found["roles"].items():
         if role not in known:
             raise ValueError(f"'{name}' has the role '{role}', expected one of {', '.join(sorted(known))}")
-    return Step({name: InputRole(role) for name, role in found["roles"].items()}, found["tied"])
+    roles = {name: InputRole(role) for name, role in found["roles"].items()}
+    bounds = found.get("bounds", {})
+    if not isinstance(bounds, dict):
+        raise ValueError("'bounds' is not an object")
+    return Step(roles, found["tied"], {name: _parsed_bounds(name, entry) for name, entry in bounds.items()})
+
+
+def _parsed_bounds(name: str, entry: Any) -> Bounds:
+    if isinstance(entry, dict) and entry.keys() == {"min", "max"}:
+        least, most = entry["min"], entry["max"]
+        if type(least) is int and least >= 0 and (most is None or (type(most) is int and most >= least)):
+            return Bounds(least, most)
+    raise ValueError(f"'bounds' has {json.dumps(entry)} for '{name}', expected {{\"min\": ..., \"max\": ...}}")
 
 
 def _inputs(model: onnx.ModelProto) -> dict[str, TensorType]:
@@ -209,6 +240,7 @@ def check_state(wanted: Mapping[str, TensorType], state: Mapping[str, Any]) -> N
         array = state[name]
         if not isinstance(array, np.ndarray):
             raise StepError(f"'{name}' is a {type(array).__name__}, expected an array, {tensor_text(tensor)}")
+        refuse_mask(name, array)
         if array.dtype != numpy_dtype(tensor) or array.shape != tensor.shape:
             raise StepError(f"'{name}' is {array_text(array)}, expected {tensor_text(tensor)}")
 
@@ -224,6 +256,21 @@ def check_names(what: str, wanted: Mapping[str, TensorType], given: Iterable[str
         problems.append(f"has {', '.join(sorted(unknown))}, where the step wants {known}")
     if problems:
         raise StepError(f"{what} {' and '.join(problems)}")
+
+
+def refuse_mask(name: str, array: np.ndarray) -> None:
+    """Refuse, with a StepError, a masked array, whose mask nothing here would heed."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise StepError(
+            f"'{name}' is a masked array, {array_text(array)}, expected one without a mask, such as"
+            " numpy.ma.filled(array, value)"
+        )
+
+
+def conversion_hint(dtype: np.dtype) -> str:
+    """How to get an array of the dtype that is expected."""
+    name = f"{'numpy' if dtype.isbuiltin == 1 else 'ml_dtypes'}.{dtype.type.__name__}"
+    return f"nothing is converted silently, but by numpy.asarray(..., {name})"
 
 
 def numpy_dtype(tensor: TensorType) -> np.dtype:

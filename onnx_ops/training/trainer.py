@@ -6,40 +6,35 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.core.types import Shape, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import embed_external_data, external_files, write_model
 from onnx_ops.graph.reading import load_model
 from onnx_ops.integrations.sessions import InferenceSession, registered_options
+from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
 from onnx_ops.training.ending import end_all_by_exceptions
 from onnx_ops.training.engines import SharedStep, WholeStep
+from onnx_ops.training.samples import counted_axis
+from onnx_ops.training.state import LEARNING_RATE, State, cast_rate, check_rates, learning_rate_names
 from onnx_ops.training.step import (
     NEXT,
     InputRole,
     Step,
     StepError,
-    array_text,
-    check_names,
     check_state,
     inference_function,
     inference_model,
     numpy_dtype,
-    tensor_text,
     with_inference,
 )
-from onnx_ops.training.values import Tensor
 from onnx_ops.training.workers import Communicator
-
-LEARNING_RATE = "learning_rate"
-"""The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""
-
 
 SPINNING = "session.intra_op.allow_spinning"
 """Of onnxruntime's options: whether threads that wait keep their cores busy."""
@@ -83,18 +78,21 @@ class Trainer:
             keep no core busy while they wait.
         communicator: of all workers, such as mpi4py.MPI.COMM_WORLD. They start from the state of worker 0. An exception
             that nothing catches then ends all of them.
-        batch_dimension: the name of the dimension that counts samples, for a communicator; needed if the first axes of
-            the batch's inputs have several names.
+        batch_dimension: the name of the dimension that counts samples; with a communicator it is needed if the first
+            axes of the batch's inputs have several names.
         synchronize_batch_norm: whether batch norm in training normalizes with the samples of all workers, so that they
             make the step of one with the whole batch; else each normalizes with its own. Captured steps with
             torch.nn.BatchNorm1d to 3d can be synchronized; a step without a BatchNormStats is refused.
+        check_finite: whether a step whose loss is NaN or infinite raises a StepError and leaves the state as it was.
+            The loss is the first output that the step reports, if it is one floating number.
 
     Attributes:
         batch_inputs: the types that `step` takes, by name.
 
     Raises:
-        StepError: what is no training step; with a communicator, one without values named `grad.<parameter>`, or whose
-            next state depends on the batch otherwise than by these; batch norm that cannot be synchronized.
+        StepError: what is no training step, or starts from a state that `load_state_dict` refuses; with a communicator,
+            one without values named `grad.<parameter>`, or whose next state depends on the batch otherwise than by
+            these; batch norm that cannot be synchronized.
         WorkerError: workers whose steps differ.
         OSError, ModelFileError: a file, or external data, that cannot be read.
         OpError, LinkError, onnxruntime's exceptions: as `onnx_ops.InferenceSession`.
@@ -109,35 +107,35 @@ class Trainer:
         communicator: Communicator | None = None,
         batch_dimension: str | None = None,
         synchronize_batch_norm: bool = False,
+        check_finite: bool = True,
     ) -> None:
         if communicator is not None:
             end_all_by_exceptions(communicator)
         model, start = _opened(step)
         self._step = Step.of(model)
         self._types = self._step.state(model)
-        check_state(self._types, start)
+        self._check_state(start)
         self._model = model
+        self._shared = communicator is not None
+        self._check_finite = check_finite
         registered = registered_options(sess_options, stacklevel=3)
         if communicator is not None and sess_options is None:
             # Threads that wait for their session's next run would keep the cores from other workers and other parts.
             registered.add_session_config_entry(SPINNING, "0")
         self.batch_inputs: dict[str, TensorType] = self._step.batch(model)
-        self._batch = [_BatchInput.of(name, tensor) for name, tensor in self.batch_inputs.items()]
-        outputs = [value.name for value in model.graph.output]
-        now = {name: self._tensor(name, start[name]) for name in self._types}
-        # What has no next value is in both sets.
-        then = now | {name: self._tensor(name, start[name]) for name in self._types if NEXT + name in outputs}
-        self._sets = (now, then)
-        self._turn = 0
+        counted = _counted(self.batch_inputs, batch_dimension, self._shared)
+        self._batches = Batches(self.batch_inputs, self._step.bounds, counted, may_be_empty=self._shared)
+        outputs = {value.name for value in model.graph.output}
+        self._state = State(self._types, start, [name for name in self._types if NEXT + name in outputs])
 
         def session(model: onnx.ModelProto) -> InferenceSession:
             return InferenceSession(model, registered, providers)
 
         self._engine: WholeStep | SharedStep
         if communicator is None:
-            self._engine = WholeStep(model, self._sets, session)
+            self._engine = WholeStep(model, self._state.sets, session)
         else:
-            self._engine = SharedStep(model, self._sets, session, communicator, batch_dimension, synchronize_batch_norm)
+            self._engine = SharedStep(model, self._state.sets, session, communicator, counted, synchronize_batch_norm)
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.
@@ -153,14 +151,17 @@ class Trainer:
             does not have it.
 
         Raises:
-            StepError: arrays of wrong names, dtypes or shapes, dimensions of one name that differ among them; no worker
-                that has a sample.
+            StepError: arrays of wrong names, dtypes or shapes, dimensions of one name that differ among them or are
+                beyond the bounds that the step was captured with, masked arrays; a batch without a sample, with a
+                communicator those of all workers; a loss that is NaN or infinite, unless `check_finite` is False.
             WorkerError: another worker has failed in this step; workers that differ in learning rates, seed, or the
                 state that was loaded.
             onnxruntime's exceptions: what a kernel refuses; their text names op and input.
         """
-        reported = self._engine.run(self._turn, lambda: self._checked(batch))
-        self._turn = 1 - self._turn
+        reported = self._engine.run(self._state.version, lambda: self._checked(batch))
+        if self._check_finite:
+            self._check_loss(reported)
+        self._state.stepped()
         return reported
 
     # --- the state ----------------------------------------------------------------------------------------------------
@@ -185,45 +186,44 @@ class Trainer:
     @property
     def learning_rates(self) -> tuple[float, ...]:
         """The learning rate of each group of parameters. StepError if the step has no setting of that name."""
-        return tuple(float(array) for array in self._rates())
+        state = self._state.now
+        return tuple(float(state[name].array) for name in self._rate_names())
 
     @learning_rates.setter
     def learning_rates(self, rates: Sequence[float]) -> None:
-        arrays = self._rates()
-        if len(rates) != len(arrays):
-            raise StepError(f"{len(rates)} learning rates are given, expected {len(arrays)}, one for each group")
-        for rate in rates:
-            if not math.isfinite(rate):
-                raise StepError(f"a learning rate is {rate}, expected a finite number")
-        for array, rate in zip(arrays, rates, strict=True):
-            array[...] = rate
+        names = self._rate_names()
+        if len(rates) != len(names):
+            raise StepError(f"{len(rates)} learning rates are given, expected {len(names)}, one for each group")
+        dtypes = [numpy_dtype(self._types[name]) for name in names]
+        self._state.assign({n: cast_rate(rate, dtype) for n, rate, dtype in zip(names, rates, dtypes, strict=True)})
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the whole state: parameters, buffers, optimizer state, seed and settings, by name."""
-        return {name: tensor.array.copy() for name, tensor in self._now.items()}
+        return {name: array.copy() for name, array in self._arrays.items()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from another state. Workers do it all alike.
+        """Resume from another state. Workers do it all alike.
+
+        An exception, that of an interrupt included, leaves either the state as it was or all of the other one.
 
         Args:
             state: an array of the right dtype and shape for each name in `state_dict()`. What is tied can be given
                 under any of its names.
 
         Raises:
-            StepError: names, dtypes or shapes that do not fit; tied names with different values. The state is then as
-                it was.
+            StepError: names, dtypes or shapes that do not fit; masked arrays; tied names with different values;
+                learning rates that are no finite numbers of at least 0. The state is then as it was.
         """
         untied = self._untied(state)
-        check_state(self._types, untied)
-        for name, tensor in self._now.items():
-            tensor.array[...] = untied[name]
-        self._engine.loaded(untied)
+        self._check_state(untied)
+        self._state.load(untied, self._engine.load_mark(self._state.version.loads, untied))
 
     def weights(self) -> dict[str, np.ndarray]:
         """Copies of parameters and buffers alone, what is tied under each of its names: a torch module's state_dict."""
         own = self._step.names(InputRole.PARAMETER, InputRole.BUFFER)
         names = {name: name for name in own} | dict(self._step.tied)
-        return {other: self._now[name].array.copy() for other, name in names.items()}
+        state = self._state.now
+        return {other: state[name].array.copy() for other, name in names.items()}
 
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """Write the whole state into a safetensors file.
@@ -239,11 +239,10 @@ class Trainer:
             OSError: a file that cannot be written.
             StepError: a path that is no regular file.
         """
-        arrays = {name: tensor.array for name, tensor in self._now.items()}
-        write_checkpoint(Path(path), arrays, metadata or {})
+        write_checkpoint(Path(path), self._arrays, metadata or {})
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, str]:
-        """Go on from the state in a safetensors file; what it needs to hold is as for `load_state_dict`.
+        """Resume from the state in a safetensors file; what it needs to hold is as for `load_state_dict`.
 
         Returns:
             The texts that were saved with it.
@@ -263,26 +262,42 @@ class Trainer:
             StepError: a step without an inference graph.
             ModelFileError: a file that cannot be written.
         """
-        arrays = {name: tensor.array for name, tensor in self._now.items()}
-        write_model(inference_model(self._model, arrays), Path(path), Path(path))
+        write_model(inference_model(self._model, self._arrays), Path(path), Path(path))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     @property
-    def _now(self) -> dict[str, Tensor]:
-        return self._sets[self._turn]
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The state where it is; it changes with the next step but one."""
+        return {name: tensor.array for name, tensor in self._state.now.items()}
 
-    def _tensor(self, name: str, array: np.ndarray) -> Tensor:
-        element = self._types[name].dtype
-        assert element is not None
-        return Tensor.holding(array, element)
-
-    def _rates(self) -> list[np.ndarray]:
-        settings = self._step.names(InputRole.SETTING)
-        found = [n for n in settings if n == LEARNING_RATE or n.startswith(f"{LEARNING_RATE}.")]
-        if not found:
+    def _rate_names(self) -> list[str]:
+        """The settings that are learning rates; StepError if there is none."""
+        names = learning_rate_names(self._types)
+        if not names:
             raise StepError(f"the step has no setting '{LEARNING_RATE}'")
-        return [self._now[name].array for name in found]
+        return names
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        check_state(self._types, state)
+        check_rates(learning_rate_names(self._types), state)
+
+    def _check_loss(self, reported: Mapping[str, np.ndarray]) -> None:
+        """Refuse a step whose loss is no finite number, on all workers alike."""
+        loss = reported.get(self._engine.loss or "")
+        if loss is not None and loss.size == 1 and not math.isfinite(loss.reshape(())):
+            raise StepError(
+                f"'{self._engine.loss}' is {loss.reshape(())}, and the state is as before the step: expected a finite"
+                " number; look for NaN and infinity in the batch, or lower the learning rate. Steps with such a loss"
+                " are made with Trainer(..., check_finite=False)"
+            )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse copy.copy and pickle: a copy would share the tensors and not know whose turn it is."""
+        raise TypeError(
+            "a Trainer cannot be copied or pickled: make another one of the same step, and give it this one's"
+            " state_dict() by load_state_dict"
+        )
 
     def _untied(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state by the names of inputs alone."""
@@ -294,57 +309,17 @@ class Trainer:
 
     def _checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of a batch as sessions take them; none if a worker gives none."""
-        if not batch and self._engine.takes_none:
-            return {}
-        if batch.keys() != self.batch_inputs.keys():
-            check_names("the batch", self.batch_inputs, batch)
-        sizes: dict[str, tuple[int, str]] = {}
-        return {wanted.name: wanted.checked(batch[wanted.name], sizes) for wanted in self._batch}
+        return {} if not batch and self._shared else self._batches.checked(batch)
 
 
-class _BatchInput(NamedTuple):
-    """An input of the batch, and what an array needs to have to be one."""
-
-    name: str
-    tensor: TensorType
-    element: int
-    dtype: np.dtype
-    shape: Shape | None
-
-    @classmethod
-    def of(cls, name: str, tensor: TensorType) -> _BatchInput:
-        assert tensor.dtype is not None  # by the checks of a step
-        return cls(name, tensor, tensor.dtype, numpy_dtype(tensor), tensor.shape)
-
-    def checked(self, array: Any, sizes: dict[str, tuple[int, str]]) -> np.ndarray:
-        """The array, contiguous; `sizes` are those of the named dimensions so far, each with the input it is from."""
-        if isinstance(array, np.generic):
-            array = np.asarray(array)
-        if not isinstance(array, np.ndarray) or array.dtype != self.dtype:
-            given = array_text(array) if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-            raise StepError(
-                f"'{self.name}' is {given}, expected {tensor_text(self.tensor)}; nothing is converted silently, but by"
-                f" numpy.asarray(..., {_numpy_name(self.dtype)})"
-            )
-        if self.shape is not None:
-            if len(array.shape) != len(self.shape):
-                raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
-            for wanted, size in zip(self.shape, array.shape, strict=True):
-                if isinstance(wanted, str):
-                    known, other = sizes.setdefault(wanted, (size, self.name))
-                    if known != size:
-                        raise StepError(
-                            f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)} with {wanted} ="
-                            f" {known} as in '{other}'"
-                        )
-                elif wanted is not None and wanted != size:
-                    raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _numpy_name(dtype: np.dtype) -> str:
-    """How a dtype is written in Python."""
-    return f"{'numpy' if dtype.isbuiltin == 1 else 'ml_dtypes'}.{dtype.type.__name__}"
+def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, shared: bool) -> tuple[str, int] | None:
+    """Where the number of samples of a batch is found; a single worker need not know that."""
+    try:
+        return counted_axis(inputs, batch_dimension)
+    except StepError:
+        if shared or batch_dimension is not None:
+            raise
+        return None
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,101 @@
+"""What the arrays of a batch need to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnx_ops.core.types import Shape, TensorType
+from onnx_ops.training.step import (
+    Bounds,
+    StepError,
+    array_text,
+    check_names,
+    conversion_hint,
+    numpy_dtype,
+    refuse_mask,
+    tensor_text,
+)
+
+Sizes = dict[str, tuple[int, str]]
+"""Those of named dimensions, each with the input it was found in."""
+
+
+class Batches:
+    """Checks batches.
+
+    Args:
+        inputs: the types of the arrays, by name.
+        bounds: the sizes that named dimensions may have.
+        counted: the input, and its axis, whose size is the number of samples; None if that is not known.
+        may_be_empty: whether a batch may have no sample. Such a one is not run, and may have any sizes.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, TensorType],
+        bounds: Mapping[str, Bounds],
+        counted: tuple[str, int] | None,
+        may_be_empty: bool,
+    ) -> None:
+        self._types = inputs
+        self._inputs = [_Input.of(name, tensor) for name, tensor in inputs.items()]
+        self._bounds, self._counted, self._may_be_empty = bounds, counted, may_be_empty
+
+    def checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of a batch as sessions take them; StepError if they are not what they need to be."""
+        if batch.keys() != self._types.keys():
+            check_names("the batch", self._types, batch)
+        sizes: Sizes = {}
+        arrays = {wanted.name: wanted.checked(batch[wanted.name], sizes) for wanted in self._inputs}
+        if self._counted is not None and not arrays[self._counted[0]].shape[self._counted[1]]:
+            if self._may_be_empty:
+                return arrays
+            name = self._counted[0]
+            raise StepError(f"the batch has no sample, for '{name}' is {array_text(arrays[name])}; expected at least 1")
+        for dimension, bounds in self._bounds.items():
+            if dimension in sizes and not bounds.hold(sizes[dimension][0]):
+                name = sizes[dimension][1]
+                given, wanted = array_text(arrays[name]), tensor_text(self._types[name])
+                raise StepError(f"'{name}' is {given}, expected {wanted} with {dimension} {bounds}")
+        return arrays
+
+
+class _Input(NamedTuple):
+    """An input of the batch, and what an array needs to have to be one."""
+
+    name: str
+    tensor: TensorType
+    dtype: np.dtype
+    shape: Shape | None
+
+    @classmethod
+    def of(cls, name: str, tensor: TensorType) -> _Input:
+        return cls(name, tensor, numpy_dtype(tensor), tensor.shape)
+
+    def checked(self, array: Any, sizes: Sizes) -> np.ndarray:
+        """The array, contiguous; `sizes` are those of the named dimensions so far."""
+        if isinstance(array, np.generic):
+            array = np.asarray(array)
+        if not isinstance(array, np.ndarray) or array.dtype != self.dtype:
+            given = array_text(array) if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+            raise StepError(
+                f"'{self.name}' is {given}, expected {tensor_text(self.tensor)}; {conversion_hint(self.dtype)}"
+            )
+        refuse_mask(self.name, array)
+        if self.shape is not None:
+            if len(array.shape) != len(self.shape):
+                raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
+            for wanted, size in zip(self.shape, array.shape, strict=True):
+                if isinstance(wanted, str):
+                    known, other = sizes.setdefault(wanted, (size, self.name))
+                    if known != size:
+                        raise StepError(
+                            f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)} with {wanted} ="
+                            f" {known} as in '{other}'"
+                        )
+                elif wanted is not None and wanted != size:
+                    raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
