@@ -46,5 +46,5 @@ def optimizer(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(network.parameters(), lr=START_RATE, weight_decay=0.02)
 
 
-LINES = torch.export.Dim("lines", min=2)
+LINES = torch.export.Dim("lines")
 STEP = TorchStep(TRAINING, LineReader, loss, optimizer, tuple({0: LINES} for _ in range(4)))

@@ -65,6 +65,24 @@ def check(network: nn.Module, sizes: Sequence[tuple[int, ...]], dtype: torch.dty
         same_as_torch(capture, network, x)
 
 
+def test_bounds_of_dimensions_are_kept_for_the_trainer() -> None:
+    dims = {0: Dim("N"), 1: Dim("channels", max=8), 2: Dim("time", min=16, max=64)}
+    network = nn.Linear(1, 1)
+    x = torch.randn(2, 4, 20, 1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    trainer = onnx_ops.Trainer(training_step(network, loss, (x,), optimizer, dynamic_shapes=(dims,)))
+    for shape, problem in [
+        ((2, 4, 15, 1), "with time from 16 to 64"),
+        ((2, 4, 65, 1), "with time from 16 to 64"),
+        ((2, 9, 16, 1), "with channels from 0 to 8"),
+        ((0, 4, 16, 1), "the batch has no sample"),
+    ]:
+        with pytest.raises(onnx_ops.StepError, match=problem):
+            trainer.step(x=np.ones(shape, np.float32))
+    for shape in ((1, 1, 16, 1), (2, 8, 64, 1)):
+        trainer.step(x=np.ones(shape, np.float32))
+
+
 SIZES = {
     1: [(2, 16), (3, 24), (1, 13)],
     2: [(2, 12, 16), (3, 9, 8), (1, 11, 21)],
