@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +160,14 @@ def objects(path: Path) -> None:
     np.savez(path, x=np.array([{}], object))
 
 
+def claiming(path: Path) -> None:
+    """A header of more elements than there are."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (900000000000,), }\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12)
+        archive.writestr("x.npy", content)
+
+
 def cut(path: Path) -> None:
     np.savez(path, x=np.zeros(100, np.float32))
     path.write_bytes(path.read_bytes()[:200])
@@ -175,12 +184,17 @@ def others(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "problem"),
     [
-        (text, r"data.npz is no .npz file: "),
-        (empty, r"data.npz is no .npz file: "),
-        (single, r"data.npz is no .npz file: it holds a single array, not arrays with names"),
-        (objects, r"data.npz is no .npz file: Object arrays cannot be loaded"),
-        (cut, r"data.npz is no .npz file: "),
-        (doubles, r"'x' of the data is float64 \(3,\), expected float32 \(N,\)"),
+        (text, r"data.npz is no .npz file, or not all of one; expected what numpy.savez\(path, x=...\) writes$"),
+        (empty, r"data.npz is no .npz file, or not all of one; "),
+        (single, r"data.npz is no .npz file, or not all of one; expected what numpy.savez\(path, x=...\) writes$"),
+        (objects, r"'x' of the data is object \(1,\), expected float32 \(N,\)"),
+        (claiming, r"data.npz is no .npz file: 'x' is said to be float32 \(900000000000,\), but has 12 bytes"),
+        (cut, r"data.npz is no .npz file, or not all of one; "),
+        (
+            doubles,
+            r"'x' of the data is float64 \(3,\), expected float32 \(N,\); nothing is converted silently, but by"
+            r" numpy.asarray\(..., numpy.float32\)",
+        ),
         (others, r"data.npz lacks 'x' \(float32 \(N,\)\) and has 'y', where the step wants 'x'"),
     ],
 )
@@ -188,6 +202,20 @@ def test_files_that_are_refused(write: Callable[[Path], None], problem: str, tmp
     write(tmp_path / "data.npz")
     with pytest.raises(StepError, match=problem):
         read_arrays(tmp_path / "data.npz", inputs(x=("N",)))
+
+
+def test_what_is_refused_is_not_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of other names, or of another dtype than one before."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an array is read")
+
+    np.savez_compressed(tmp_path / "data.npz", x=np.zeros(10**6), y=np.zeros(3, np.float32))
+    monkeypatch.setattr(np.lib.format, "read_array", refuse)
+    with pytest.raises(StepError, match="has 'y', where the step wants 'x'"):
+        read_arrays(tmp_path / "data.npz", inputs(x=("N",)))
+    with pytest.raises(StepError, match="'x' of the data is float64"):
+        read_arrays(tmp_path / "data.npz", inputs(y=("N",), x=("N",)))
 
 
 def test_no_file(tmp_path: Path) -> None:

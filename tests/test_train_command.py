@@ -207,6 +207,12 @@ def test_a_killed_training_goes_on_from_the_last_epoch(step: Path, data: Path, t
     assert content(parts) == content(whole)
 
 
+def test_resuming_without_a_checkpoint_starts_anew(step: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = run("train", step, data, "--out", out, "--resume").stdout.splitlines()
+    assert said[0] == f"There is no {out} to resume from; the training starts anew."
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +229,28 @@ def test_checkpoint_that_is_there_is_not_lost(step: Path, data: Path, tmp_path: 
     assert out.read_bytes() == before
     result = run("train", step, data, "--out", out, code=FAILED)
     assert (result.stdout, result.stderr) == ("", f"onnx-ops: {expected}\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs locks of folders")
+def test_two_trainings_do_not_write_one_checkpoint(step: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", SLOW, "train", step, data, "--out", out, "--epochs", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        for more in ((), ("--resume",)):
+            assert refusal(step, data, "--out", out, *more) == f"{out}: another process is writing this file"
+        train(step, data, tmp_path / "other")
+        process.kill()
+    train(step, data, out, "--resume")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "other", "out", "step.onnx"]
+
+
+def test_data_in_another_format(step: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1,2\n")
+    problem = refusal(step, tmp_path / "x.csv", "--out", tmp_path / "out")
+    expected = f"{tmp_path / 'x.csv'} is no .npz file, or not all of one; expected what numpy.savez(path, x=..., y=...)"
+    assert problem == f"{expected} writes"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def train(
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="If not given, as the step or CHECKPOINT says.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the order of the samples; if not given, 0.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from CHECKPOINT, if it is there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from CHECKPOINT, if it is there.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the losses of the epochs.")] = None,
     export: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the trained model for inference.")] = None,
     as_json: AsJson = False,
@@ -48,16 +48,16 @@ def train(
     of samples, the rest of each epoch is left out.
 
     CHECKPOINT is written after each epoch, and after the present step when the training is interrupted (Ctrl-C,
-    SIGTERM). A training that is gone on with by --resume gives the same bits as one that was not interrupted.
+    SIGTERM). A training that is gone on with by --resume gives the same bits as one that was not interrupted. While a
+    training runs, another one that would write the same CHECKPOINT is refused.
 
     JSON: checkpoint; samples; batch_size; left_out, samples left out of each epoch; losses, a list with the mean loss
     of each epoch; interrupted; plot and export, the files written, null if none.
     """
     from onnx_ops.cli.training import Stopping, can_plot, no_folder, plot_losses, prepare
+    from onnx_ops.graph.staging import reserved
     from onnx_ops.training.run import Checkpoint
 
-    if out.exists() and not resume:
-        fail(f"{out} is there already: --resume goes on from it; to start anew, name another file", as_json)
     if (folder := no_folder((out, plot, export))) is not None:
         fail(f"there is no folder {folder}", as_json)
     if plot is not None and not can_plot():
@@ -68,8 +68,12 @@ def train(
         if not as_json:
             print_wrapped(console, text)
 
-    with _training_refusals(as_json):
+    with _training_refusals(as_json), reserved(out):
+        if out.exists() and not resume:
+            fail(f"{out} is there already: --resume goes on from it; to start anew, name another file", as_json)
         checkpoint = Checkpoint.read(out) if out.exists() else None
+        if resume and checkpoint is None:
+            say(f"There is no {out} to resume from; the training starts anew.")
         with compiling_status():
             run = prepare(
                 step,

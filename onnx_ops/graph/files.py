@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -15,6 +14,7 @@ from onnx.serialization import registry
 
 from onnx_ops.core.errors import LinkError
 from onnx_ops.graph import reading
+from onnx_ops.graph.staging import staging_folder
 from onnx_ops.graph.walk import tensors
 
 
@@ -58,8 +58,7 @@ def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ModelFileError(f"cannot write {path}: it is no regular file")
         copied = [location for location in data if _must_be_copied(data_folder / location, path.parent / location)]
-        with tempfile.TemporaryDirectory(prefix=".onnx_ops_", dir=path.parent) as temporary:
-            staging = Path(temporary)
+        with staging_folder(path.parent) as staging:
             _save(model, staging / path.name)
             if path.exists():
                 shutil.copymode(path, staging / path.name)

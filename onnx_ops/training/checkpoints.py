@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+from onnx_ops.graph.staging import staging_folder
 from onnx_ops.training.step import StepError
 
 DTYPES: dict[str, np.dtype] = {
@@ -35,6 +36,9 @@ DTYPES: dict[str, np.dtype] = {
 }
 """The names that the format has for dtypes."""
 
+CHECKSUM = "onnx_ops.sha256"
+"""The key of a file's metadata under which the checksum of all else in it stands."""
+
 
 def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write contiguous arrays and texts; the file takes the place of one that is there when all of it is on disk.
@@ -51,7 +55,8 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
             raise StepError(f"'{name}' is of dtype {array.dtype}, which safetensors files do not have")
     try:
         with _taking_the_place_of(path) as staged:
-            safetensors.numpy.save_file(dict(arrays), staged, dict(metadata))
+            texts = {**metadata, CHECKSUM: _checksum(arrays, metadata)}
+            safetensors.numpy.save_file(dict(arrays), staged, texts)
     except safetensors.SafetensorError as error:  # a full disk, say
         raise OSError(f"cannot write {path}: {error}") from error
     except OSError as error:  # which names a temporary file
@@ -59,11 +64,12 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a safetensors file, and its texts.
+    """The arrays of a safetensors file, and its texts but for the checksum.
 
     Raises:
         OSError: a file that cannot be read.
-        StepError: one that is no safetensors file, or has arrays of a dtype that NumPy does not have.
+        StepError: one that is no safetensors file, has arrays of a dtype that NumPy does not have, or other contents
+            than its checksum says; files without one, which other programs write, are read too.
     """
     import safetensors
 
@@ -76,10 +82,25 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if array["dtype"] not in DTYPES:
             raise StepError(f"'{name}' in {path} is of dtype {array['dtype']}, which NumPy does not have")
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return {
+    found = {
         name: np.frombuffer(array["data"], DTYPES[array["dtype"]]).reshape(array["shape"])
         for name, array in arrays.items()
-    }, header.get("__metadata__", {})
+    }
+    metadata = header.get("__metadata__") or {}  # which may be null
+    checksum = metadata.pop(CHECKSUM, None)
+    if checksum not in (None, _checksum(found, metadata)):
+        raise StepError(f"{path} is damaged: its contents do not have the checksum that it was written with")
+    return found, metadata
+
+
+def _checksum(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Of names, dtypes, shapes and bytes of the arrays, and of the texts."""
+    names = sorted(arrays)
+    types = [[name, arrays[name].dtype.name, arrays[name].shape] for name in names]
+    checksum = hashlib.sha256(json.dumps([types, sorted(metadata.items())]).encode())
+    for name in names:
+        checksum.update(arrays[name].reshape(-1).view(np.uint8).data)
+    return checksum.hexdigest()
 
 
 @contextlib.contextmanager
@@ -87,8 +108,8 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
     """The path of a new file that takes the place of another, at once, when it is written and on disk."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise StepError(f"cannot write {path}: it is no regular file")
-    with tempfile.TemporaryDirectory(prefix=".onnx_ops_", dir=path.parent) as folder:
-        staged, usual = Path(folder) / "staged", Path(folder) / "usual"
+    with staging_folder(path.parent) as folder:
+        staged, usual = folder / "staged", folder / "usual"
         yield staged
         usual.touch()
         # safetensors makes files that nobody else may read, whatever the user's umask says.

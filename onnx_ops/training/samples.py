@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +11,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from onnx_ops.core.types import TensorType
-from onnx_ops.training.step import StepError, array_text, check_names, numpy_dtype, tensor_text
+from onnx_ops.core.types import TensorType, shape_text
+from onnx_ops.training.step import StepError, array_text, check_names, conversion_hint, numpy_dtype, tensor_text
 
 USUAL_BATCH_SIZE = 32
 
@@ -18,31 +20,58 @@ USUAL_BATCH_SIZE = 32
 def read_arrays(path: Path, inputs: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
     """The arrays of an .npz file for the inputs of a step.
 
+    Names and dtypes are compared before anything is decompressed.
+
     Raises:
         OSError: a file that cannot be read.
         StepError: one that is no .npz file, or has arrays of other names or dtypes than the inputs.
     """
     with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            arrays = ", ".join(f"{name}=..." if name.isidentifier() else f"**{{{name!r}: ...}}" for name in inputs)
+            wanted = f"expected what numpy.savez(path, {arrays}) writes"
+            raise StepError(f"{path} is no .npz file, or not all of one; {wanted}")
         try:
-            loaded = np.load(file, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array, not arrays with names")
-            arrays = dict(loaded)
-        except OSError:
+            with zipfile.ZipFile(file) as archive:
+                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                check_names(str(path), inputs, members)
+                for name, tensor in inputs.items():
+                    _check_header(archive, members[name], name, tensor)
+                return {name: _read(archive, members[name], tensor) for name, tensor in inputs.items()}
+        except (OSError, StepError):
             raise
-        except Exception as error:  # zip files, arrays in them and pickles have exceptions of their own
+        except Exception as error:  # zip files and arrays in them have exceptions of their own
             raise StepError(f"{path} is no .npz file: {error}") from error
-    check_names(str(path), inputs, arrays)
-    return {name: _of_dtype(name, arrays[name], tensor) for name, tensor in inputs.items()}
 
 
-def _of_dtype(name: str, array: np.ndarray, tensor: TensorType) -> np.ndarray:
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""What reads the headers of arrays, by the version of their format."""
+_UNNAMED = np.dtype("V2")
+"""All that .npz files say of bfloat16."""
+
+
+def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, tensor: TensorType) -> None:
+    """Refuse an array of another dtype, or of more elements than the file has."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"'{name}' is of version {version} of NumPy's format, expected 1.0 or 2.0")
+        shape, _, dtype = _HEADERS[version](file)
+        rest = member.file_size - file.tell()
     wanted = numpy_dtype(tensor)
-    if wanted == ml_dtypes.bfloat16 and array.dtype == np.dtype("V2"):  # all that .npz files tell of bfloat16
-        array = array.view(wanted)
-    if array.dtype != wanted:
-        raise StepError(f"'{name}' of the data is {array_text(array)}, expected {tensor_text(tensor)}")
-    return array
+    if dtype != wanted and not (wanted == ml_dtypes.bfloat16 and dtype == _UNNAMED):
+        given = tensor_text(tensor)
+        raise StepError(
+            f"'{name}' of the data is {dtype} {shape_text(shape)}, expected {given}; {conversion_hint(wanted)}"
+        )
+    if math.prod(shape) * dtype.itemsize != rest:
+        raise ValueError(f"'{name}' is said to be {dtype} {shape_text(shape)}, but has {rest} bytes")
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, tensor: TensorType) -> np.ndarray:
+    with archive.open(member) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+    return array.view(numpy_dtype(tensor))
 
 
 @dataclass(frozen=True)

@@ -228,8 +228,9 @@ class Trainer:
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """Write the whole state into a safetensors file.
 
-        Whenever the process ends, by whatever, the old file or the new one is there, and whole; what is left beside it
-        then begins with ".onnx_ops_". Workers have the same state; one of them is to write it.
+        Whenever the process ends, by whatever, the old file or the new one is there, and whole. A folder that is left
+        beside it then begins with ".onnx_ops_"; the next process that writes a file there removes it. Workers have the
+        same state; one of them is to write it. The file has a checksum, which `load` compares.
 
         Args:
             path: a new file, or one to replace.

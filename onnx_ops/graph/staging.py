@@ -1,0 +1,114 @@
+"""Folders beside files that are being written; what a process leaves that is killed, the next one removes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.platform != "win32":  # where no folder can be owned, and none that is left is removed
+    import fcntl
+
+PREFIX = ".onnx_ops_"
+ABANDONABLE = re.compile(re.escape(PREFIX) + r"([a-z0-9_]{8}|lock_[0-9a-f]{16})")
+"""The names of these folders."""
+PATIENCE = 0.5
+"""In seconds: for how long a process that removes what is abandoned may hold a folder."""
+
+
+@contextlib.contextmanager
+def staging_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent`, which is removed at the end. Abandoned folders are removed first."""
+    _remove_abandoned(parent)
+    folder, handle = _new_folder(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _release(handle)
+
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[None]:
+    """While this is entered, no other process can enter it for the same path. Abandoned folders are removed first.
+
+    Raises:
+        OSError: another process has; a folder that cannot be written.
+    """
+    _remove_abandoned(path.parent)
+    mark = hashlib.sha256(path.name.encode()).hexdigest()[:16]
+    folder, until = path.parent / f"{PREFIX}lock_{mark}", time.monotonic() + PATIENCE
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            handle = _owned(folder)
+            break
+        except FileNotFoundError:
+            continue
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise OSError(errno.EBUSY, "another process is writing this file", str(path)) from None
+            time.sleep(PATIENCE / 10)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        _release(handle)
+
+
+def _new_folder(parent: Path) -> tuple[Path, int | None]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            return folder, _owned(folder)
+        except (FileNotFoundError, BlockingIOError):  # removed by another process before it was owned
+            continue
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders that killed processes have left."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        if ABANDONABLE.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            with contextlib.suppress(OSError):
+                handle = _owned(folder)
+                if handle is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _release(handle)
+
+
+def _owned(folder: Path) -> int | None:
+    """A descriptor that owns a folder until it is closed, by the end of the process at the latest; None where the
+    system, or the file system, has no locks.
+
+    Raises:
+        BlockingIOError: another process owns it.
+        FileNotFoundError: it is not there any more.
+    """
+    if sys.platform == "win32":
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(folder), os.fstat(handle)):
+            return handle
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    except (BlockingIOError, FileNotFoundError):
+        os.close(handle)
+        raise
+    except OSError:
+        os.close(handle)
+        return None
+
+
+def _release(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
