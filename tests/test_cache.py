@@ -201,10 +201,10 @@ class Planted:
 def test_code_that_others_could_have_planted_is_not_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signature, context = ((types.int64,), types.int64), cpu_target.target_context
+    signature, context = types.int64(types.int64), cpu_target.target_context
     entry, proof = compiler._Cache(callbacks.one), tmp_path / "proof"
     payload = pickle.dumps(Planted(proof))
-    with cache.written(entry._name(signature, context.codegen())) as file:
+    with cache.written(compiler.entry_name((callbacks.one, signature))) as file:
         file.write(compiler.DIGEST(payload).digest() + payload)
     folder.chmod(0o1777)
     assert entry.load_overload(signature, context) is None

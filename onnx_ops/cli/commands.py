@@ -23,7 +23,6 @@ from onnx_ops.cli.terminal import (
     make_console,
     print_json,
     print_wrapped,
-    progress_bar,
     refusals,
 )
 from onnx_ops.cli.text import doc_text, print_diagnosis, print_documentation, print_inspection, print_op
@@ -212,9 +211,8 @@ def compile_kernels(as_json: AsJson = False) -> None:
 
     try:
         folder = cache_directory()
-        with progress_bar("compiling") as advance:
-            for done, total, op in precompile():
-                advance(done, total, op)
+        with compiling_status():
+            precompile()
     except (OSError, onnx_ops.KernelsUnavailable) as error:
         fail(f"kernels cannot be compiled: {error}", as_json)
     files = sum(path.is_file() for path in folder.iterdir())

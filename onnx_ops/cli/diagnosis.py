@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from onnx_ops.core.errors import KernelsUnavailable
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
-from onnx_ops.integrations.sessions import register
+from onnx_ops.integrations.sessions import compile_ahead, register
 from onnx_ops.linking.inlining import inline
-from onnx_ops.linking.link import link
+from onnx_ops.linking.link import link, link_with_calls
 from onnx_ops.ops import OPS
 from onnx_ops.runtime import cache
 
@@ -92,9 +92,11 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Everything about this machine that matters to the ops; each op is run in each way."""
+    here = kernels()
+    compile_ahead(link_with_calls(example_model(op))[1][0] for op in OPS.values())
     outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
-    return Diagnosis(platform.platform(), versions, _unsupported(), kernels(), _cache(), outcomes)
+    return Diagnosis(platform.platform(), versions, _unsupported(), here, _cache(), outcomes)
 
 
 def kernels() -> Kernels:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from onnx_ops.cli.inspection import REFUSALS
+from onnx_ops.runtime.progress import showing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,13 +39,6 @@ def print_json(**answer: Any) -> None:
     print(json.dumps(_finite(answer), indent=2, allow_nan=False))
 
 
-def compiling_status() -> contextlib.AbstractContextManager[Any]:
-    """A sign of life for whoever sits before the first run, which takes seconds."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return make_console(stderr=True).status("compiling the kernels that are not in the cache")
-
-
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """A bar for whoever watches: advance(done, total, what)."""
@@ -58,6 +52,17 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
+
+
+@contextlib.contextmanager
+def compiling_status() -> Iterator[None]:
+    """A bar while kernels compile; what is no terminal gets the lines that the library logs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    what = "compiling the kernels that are not in the cache"
+    with progress_bar(what) as advance, showing(lambda done, total: advance(done, total, what)):
+        yield
 
 
 def _finite(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from onnx import TensorProto
 from onnx.defs import OpSchema
@@ -15,30 +16,41 @@ from onnx_ops.core.schema import allowed_dtypes, is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations.sessions import register
 from onnx_ops.ops import OPS
-from onnx_ops.runtime.cache import cache_directory
+from onnx_ops.runtime.cache import cache_directory, problem
 
 MOST_CHOICES = 4
 """Integer attributes that choose among kernels number their values from 0 on, and have no more than this."""
 
 
-def precompile() -> Iterator[tuple[int, int, str]]:
-    """Fill the cache of compiled code, step by step.
-
-    Yields:
-        After each step: how many are done, how many there are, and the op at hand.
+def precompile() -> None:
+    """Fill the cache of compiled code.
 
     Raises:
         KernelsUnavailable: kernels cannot be registered here.
-        OSError: the cache cannot be written.
+        OSError: the cache cannot be written, or is refused.
     """
     cache_directory()
-    steps = [(op, call) for op in OPS.values() for call in _calls(op)]
     register(None)
-    from onnx_ops.runtime.kernels import compile_kernel
+    from onnx_ops.runtime.ahead import compile_ahead, missing
+    from onnx_ops.runtime.compiler import compile_native, is_kept
+    from onnx_ops.runtime.progress import reporter
 
-    for done, (op, call) in enumerate(steps, 1):
-        compile_kernel(op, call)
-        yield done, len(steps), op.name
+    wanted, advance = all_functions(), reporter()
+    compile_ahead(wanted)
+    left = missing(wanted)
+    for number, function in enumerate(left):
+        advance(number, len(left))
+        compile_native(*function)
+    if not all(map(is_kept, wanted)):
+        raise OSError(problem() or "what was compiled has vanished from the cache")
+
+
+def all_functions() -> list[Any]:
+    """The native functions of all kernels."""
+    from onnx_ops.runtime.kernels import functions_of
+
+    calls = ((op, call) for op in OPS.values() for call in _calls(op))
+    return list(dict.fromkeys(function for op, call in calls for function in functions_of(op, call)))
 
 
 def _calls(op: Op) -> Iterator[Call]:

@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from onnx_ops.core.call import Call
 from onnx_ops.core.errors import KernelsUnavailable
+from onnx_ops.core.op import Op
 from onnx_ops.graph.files import embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
-from onnx_ops.linking.link import link
+from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
@@ -98,6 +100,24 @@ def _host() -> ModuleType:
     return aside(imported)
 
 
+def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
+    """Compile the kernels of calls on all cores; what is not compiled so is when a session asks for it.
+
+    A call says what its model tells: one of an unknown dtype is left out, and what is no reason for a kernel, such as a
+    shape, does not matter.
+    """
+    try:
+        registered = _host().is_registered()
+    except ImportError:
+        return
+    if registered:
+        from onnx_ops.runtime.ahead import compile_ahead as compile_functions
+        from onnx_ops.runtime.kernels import functions_of
+
+        known = {call.key: (op, call) for op, call in calls if all(t is None or t.dtype for t in call.inputs.values())}
+        compile_functions(function for op, call in known.values() for function in functions_of(op, call))
+
+
 class InferenceSession(ort.InferenceSession):
     """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
 
@@ -121,7 +141,8 @@ class InferenceSession(ort.InferenceSession):
         **kwargs: Any,
     ) -> None:
         options = registered_options(sess_options, stacklevel=3)
-        linked = link(path_or_bytes)
+        linked, calls = link_with_calls(path_or_bytes)
+        compile_ahead(calls)
         with contextlib.ExitStack() as stack:
             # Where a model's external data lies is said in options. Those that the caller has given may be in use
             # elsewhere at the same time, with or without this class, so that they are left as they are.

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import onnx
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.op import Op
@@ -54,12 +55,20 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         LinkError: what is no model; one whose default opset is too old, whose nodes no one portable body can serve, or
             whose functions cannot be called as they are.
     """
+    linked, _ = link_with_calls(model)
+    return linked
+
+
+def link_with_calls(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str],
+) -> tuple[onnx.ModelProto, list[tuple[Op, Call]]]:
+    """As `link`, and how the linked model calls ops, as far as it tells."""
     linked = load_model(model)
     restore(linked)
     found = sites(linked)
     check_imports(linked)
     if not found:
-        return linked
+        return linked, []
     find_calls(linked, found)
     check_calls(found)
     used = used_ops(found)
@@ -95,7 +104,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         add_import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
     note_version(linked)
-    return linked
+    return linked, [(op, call) for op in used for site in _of(op, found) for call in site.calls]
 
 
 def _of(op: Op, found: Iterable[Site]) -> list[Site]:

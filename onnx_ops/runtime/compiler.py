@@ -12,11 +12,14 @@ but not written serves too; what it lacks is compiled anew in each process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,9 @@ import numpy as np
 from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
 
-from onnx_ops.runtime import cache, elementary, lanes, memory, native, vectors
+from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, vectors
 from onnx_ops.runtime.process import STATE, keep
 
 TAUGHT_BY = (native, memory, elementary, lanes, vectors)
@@ -35,6 +39,8 @@ TAUGHT_BY = (native, memory, elementary, lanes, vectors)
 PACKAGE = Path(__file__).parents[1]
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
+Function = tuple[Callable[..., Any], Any]
+"""A Python function, and the signature (a Numba type) that it is compiled with."""
 
 
 # --- the cache on disk -------------------------------------------------------------------------------------------
@@ -50,39 +56,49 @@ def _source_stamp(file: str) -> str:
     return digest.hexdigest()
 
 
+def entry_name(function: Function) -> str:
+    """The name of the file that holds a compiled function; OSError where its sources cannot be read."""
+    code, signature = function[0].__code__, function[1]
+    parts = (
+        _source_stamp(code.co_filename),
+        code.co_filename.removeprefix(str(PACKAGE)),
+        code.co_firstlineno,
+        signature,
+        cpu_target.target_context.codegen().magic_tuple(),  # the processor, down to its vector instructions
+    )
+    name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    return f"{function[0].__name__}-{name}.kernel"
+
+
+def is_kept(function: Function) -> bool:
+    """Whether a compiled function is in the cache, and whole."""
+    return _payload(function) is not None
+
+
+def _payload(function: Function) -> bytes | None:
+    try:
+        content = cache.read(entry_name(function))
+    except OSError:
+        return None
+    digest, payload = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    return payload if DIGEST(payload).digest() == digest else None
+
+
 class _Cache(caching.NullCache):
     """The compiled code of one function, one file for each signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def _name(self, signature: Any, codegen: Any) -> str:
-        code = self._function.__code__
-        parts = (
-            _source_stamp(code.co_filename),
-            code.co_filename.removeprefix(str(PACKAGE)),
-            code.co_firstlineno,
-            signature,
-            codegen.magic_tuple(),  # the processor, down to its vector instructions
-        )
-        name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-        return f"{self._function.__name__}-{name}.kernel"
-
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         target_context.refresh()
-        try:
-            content = cache.read(self._name(signature, target_context.codegen()))
-        except OSError:
-            return None
-        digest, payload = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
-        if DIGEST(payload).digest() != digest:
-            return None
-        return CompileResult._rebuild(target_context, *pickle.loads(payload))
+        payload = _payload((self._function, signature))
+        return None if payload is None else CompileResult._rebuild(target_context, *pickle.loads(payload))
 
     def save_overload(self, signature: Any, result: Any) -> None:
         try:
             payload = serialize.dumps(result._reduce())
-            with cache.written(self._name(signature, result.codegen)) as file:
+            with cache.written(entry_name((self._function, signature))) as file:
                 file.write(DIGEST(payload).digest())
                 file.write(payload)
         except OSError as error:  # costs the next process a compilation, not this one its kernel
@@ -91,8 +107,21 @@ class _Cache(caching.NullCache):
 
 # --- compiling ---------------------------------------------------------------------------------------------------
 
-compiled: dict[tuple[Callable[..., Any], Any], Any] = {}
+compiled: dict[Function, Any] = {}
 """What this process has compiled or found on disk: Numba's CFunc, by function and signature."""
+
+_wanted: ContextVar[dict[Function, None] | None] = ContextVar("wanted", default=None)
+
+
+@contextlib.contextmanager
+def listing() -> Iterator[dict[Function, None]]:
+    """Compile nothing in this thread: what would be compiled is listed, as keys in order, and every address is 0."""
+    wanted: dict[Function, None] = {}
+    token = _wanted.set(wanted)
+    try:
+        yield wanted
+    finally:
+        _wanted.reset(token)
 
 
 def compile_native(function: Callable[..., Any], signature: Any) -> int:
@@ -101,6 +130,9 @@ def compile_native(function: Callable[..., Any], signature: Any) -> int:
     error_model: division by zero gives what IEEE says, not an exception. contract: a product and a sum may be fused
     into one rounding; no other liberty is taken, for NaN and infinities must survive.
     """
+    if (wanted := _wanted.get()) is not None:
+        wanted[function, signature] = None
+        return 0
     with STATE.busy:
         if (function, signature) not in compiled:
             native.install()
@@ -111,7 +143,10 @@ def compile_native(function: Callable[..., Any], signature: Any) -> int:
                 options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
             )
             callback._cache = _Cache(function)
+            start = time.monotonic()
             callback.compile()
+            if not callback.cache_hits:
+                progress.spent(time.monotonic() - start)
             keep(callback)
             compiled[function, signature] = callback
         return int(compiled[function, signature].address)

@@ -444,6 +444,11 @@ def _writing_nothing(options: ort.SessionOptions) -> Iterator[None]:
         options.enable_profiling, options.optimized_model_filepath = profiling, saved_model
 
 
+def is_registered() -> bool:
+    """Whether sessions of this process can have the kernels."""
+    return "library" in STATE.settled and STATE.settled["library"][0] is not None
+
+
 def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.SessionOptions:
     """Options, new ones if there are none, with the kernels registered once; KernelsUnavailable if that cannot be.
 

@@ -15,7 +15,7 @@ from onnx_ops.core.op import Op
 from onnx_ops.loops.loop import Loop, Tasks
 from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
 from onnx_ops.runtime.abi import encoded
-from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.compiler import Function, compile_native, listing
 from onnx_ops.runtime.loops import engine
 from onnx_ops.runtime.loops.numbers import LOAD, STORE, load, store
 from onnx_ops.runtime.native import DOUBLE
@@ -98,6 +98,13 @@ def compile_kernel(op: Op, call: Call) -> Parts:
             lists[name] = _list_bytes(attribute.type, value)
             attributes[f"{name}_count"] = len(value)
     return Parts(kernel, loop, attributes, lists)
+
+
+def functions_of(op: Op, call: Call) -> list[Function]:
+    """The native functions of the kernel of a call of known dtypes, none of which is compiled."""
+    with listing() as found:
+        compile_kernel(op, call)
+    return list(found)
 
 
 def _list_bytes(kind: OpSchema.AttrType, value: Any) -> bytes:

@@ -1,0 +1,164 @@
+"""Compiles functions before they are needed, on all cores.
+
+Numba compiles one function at a time in a process, so that this takes processes of their own
+(`onnx_ops.runtime.worker`). All they do is to fill the cache, from which the functions are loaded when they are needed;
+what they leave undone, for whatever reason, is compiled then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from onnx_ops.runtime import cache
+from onnx_ops.runtime.compiler import Function, compiled, entry_name, is_kept
+from onnx_ops.runtime.loops.engine import available_cores
+from onnx_ops.runtime.process import STATE
+from onnx_ops.runtime.progress import Advance, reporter
+from onnx_ops.runtime.signatures import PLAN, TASK
+
+if sys.platform != "win32":
+    import fcntl
+
+FEWEST = 4
+"""Fewer functions than this are compiled in the process itself: a worker takes two seconds to start."""
+MOST_WORKERS = 16
+"""Each of them takes 300 MB."""
+PAUSE = 0.05
+PATIENCE = 120.0
+"""For how many seconds another process that compiles may finish no function, before this one compiles too."""
+
+# A worker takes the place of a function in the list from a pipe that all of them read, until it reads LAST.
+RECORD_BYTES = 4
+LAST = 2 ** (8 * RECORD_BYTES) - 1
+
+
+def compile_ahead(functions: Iterable[Function]) -> None:
+    """Compile what is not in the cache on all cores, and keep it there; returns when that is done."""
+    left = missing(functions)
+    workers = min(available_cores(), len(left) // 2, MOST_WORKERS)
+    if len(left) < FEWEST or workers < 2 or not _can_start_python():
+        return
+    try:
+        folder = cache.cache_directory()
+    except OSError:  # nothing that a worker compiles would be kept
+        return
+    advance = reporter()
+    with _alone(folder, left, advance) as is_left:
+        if is_left:
+            _compile(sorted(left, key=_rank), workers, advance)
+
+
+def missing(functions: Iterable[Function]) -> list[Function]:
+    """Those that neither this process nor the cache has."""
+    return [function for function in dict.fromkeys(functions) if function not in compiled and not is_kept(function)]
+
+
+def _rank(function: Function) -> tuple[bool, bool]:
+    """Those that take longest first, for the cores to be done at the same time: tasks, then plans."""
+    _, signature = function
+    return signature != TASK, signature != PLAN
+
+
+def _can_start_python() -> bool:
+    """Not on Windows, where there are no kernels, nor in a program that Python is only a part of."""
+    is_python = Path(sys.executable or "").name.startswith("python")
+    return sys.platform != "win32" and is_python and not getattr(sys, "frozen", False)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator[bool]:
+    """Wait for other processes that compile for the same folder; the value is whether anything is left to compile."""
+    if sys.platform == "win32":
+        yield True
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        done, since = -1, time.monotonic()
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                before, done = done, _done(folder, left)
+            except OSError:  # a file system without locks
+                break
+            advance(done, len(left))
+            now = time.monotonic()
+            since = now if done != before else since
+            if done == len(left) or now - since > PATIENCE:
+                break
+            time.sleep(PAUSE)
+        yield _done(folder, left) < len(left)
+    finally:
+        os.close(descriptor)
+
+
+def _done(folder: Path, functions: Sequence[Function]) -> int:
+    """How many have a file in the cache."""
+    return sum((folder / entry_name(function)).exists() for function in functions)
+
+
+def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> None:
+    folder = cache.wanted_cache_directory()
+    queue, queue_end = os.pipe()
+    running: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryFile() as file:
+        file.write(pickle.dumps([(f.__module__, f.__name__, signature) for f, signature in functions]))
+        file.flush()
+        try:
+            numbers = [*range(len(functions)), *[LAST] * workers]
+            os.write(queue_end, b"".join(number.to_bytes(RECORD_BYTES, "little") for number in numbers))
+            for _ in range(workers):
+                running.append(_started(queue, file.fileno()))
+                _workers().append(running[-1])
+            while any(worker.poll() is None for worker in running):
+                advance(_done(folder, functions), len(functions))
+                time.sleep(PAUSE)
+        finally:
+            os.close(queue_end)
+            os.close(queue)
+            for worker in running:
+                _end(worker)
+                _workers().remove(worker)
+
+
+def _started(queue: int, functions: int) -> subprocess.Popen[bytes]:
+    """A worker that imports from where this process does; -P: and from nowhere else."""
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "onnx_ops.runtime.worker", str(queue), str(functions)],
+        env=os.environ | {"PYTHONPATH": paths},
+        pass_fds=(queue, functions),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    worker.wait()
+
+
+def _end_all() -> None:
+    for worker in list(_workers()):
+        _end(worker)
+
+
+def _workers() -> list[subprocess.Popen[bytes]]:
+    """Those that run now; they end with the process."""
+    if "workers" not in STATE.settled:
+        workers: list[subprocess.Popen[bytes]] = []
+        STATE.settled["workers"] = workers
+        STATE.at_the_end.append(_end_all)
+        STATE.in_child.append(workers.clear)
+    found: list[subprocess.Popen[bytes]] = STATE.settled["workers"]
+    return found
