@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-from onnx_ops.core.types import TensorType
 from onnx_ops.core.version import __version__
-from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.torch.arguments import tensors
-from onnx_ops.torch.arrays import to_array, to_tensor
+from onnx_ops.torch.arrays import to_array
 from onnx_ops.torch.checks import compare
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.explanations import Whereabouts
 from onnx_ops.torch.marking import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
+from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
+from onnx_ops.torch.trials import trials
+from onnx_ops.torch.verification import Graph, Updates, arrays, verify
 from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.parts import GRADIENT
-from onnx_ops.training.step import NEXT, Bounds, InputRole, Step, numpy_dtype, step_model
-from onnx_ops.training.values import input_value, output_array
+from onnx_ops.training.step import NEXT, Bounds, InputRole, Step, step_model
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,7 @@ def _captured(
     check: bool,
 ) -> Capture:
     eager = Seen()
-    start = joint.state() | joint.arguments_now()
-    with eager_mode(joint.model):
-        expected = joint.run(start, eager)
+    first, second = trials(joint, eager)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
     values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.arguments_now()
 
@@ -136,27 +132,28 @@ def _captured(
     seen = Seen()
 
     def whole(given: Tensors) -> Tensors:
-        outputs = joint.run(given, seen)
+        outputs = joint.run(given, seen, eager.changed)
         if plan is not None:
             found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
             outputs |= {GRADIENT + name: tensor for name, tensor in found.items()}
             if clip_grad_norm is not None:
                 found = clipped(found, clip_grad_norm)
-            outputs |= {NEXT + name: tensor for name, tensor in plan.updated(given, found).items()}
+            reached = {name: outputs[NEXT + name] for name in seen.changed}
+            outputs |= {NEXT + name: tensor for name, tensor in plan.updated(given | reached, found).items()}
         names[:] = outputs
         return outputs
 
     where = Whereabouts(joint.model)
     traced = trace(whole, values, joint.dynamic, where)
+    joint.check_constants(traced.graph, seen.changed)
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
     record = Step(_settled(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic))
     if check:
-        got = _run(_step(exported, record), values)
-        _check(got, expected, joint, start)
-        if plan is not None:
-            assert optimizer is not None
-            _check_update(got, joint, optimizer, seen.used, plan, clip_grad_norm)
+        updates = None
+        if optimizer is not None and plan is not None:
+            updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm)
+        verify(_step(exported, record), joint, (first, second), updates)
     if plan is not None:
         _leave_out_gradients(exported)
     inference = None
@@ -237,88 +234,6 @@ def _leave_out_gradients(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _run(model: onnx.ModelProto, values: Tensors) -> dict[str, np.ndarray]:
-    """The outputs of a graph."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = InferenceSession(model, options)
-        types = {value.name: TensorType.of_proto(value.type) for value in (*model.graph.input, *model.graph.output)}
-        feeds = {
-            value.name: input_value(to_array(values[value.name]), types[value.name].dtype or 0)
-            for value in session.get_inputs()
-        }
-        names = [value.name for value in session.get_outputs()]
-        results = session.run_with_ort_values(names, feeds)
-        return {
-            name: output_array(result, numpy_dtype(types[name])) for name, result in zip(names, results, strict=True)
-        }
-    except Exception as error:  # those of onnxruntime have no class of their own
-        raise CaptureError(f"onnxruntime does not run the captured graph: {error}") from error
-
-
-def _arrays(tensors: Tensors) -> dict[str, np.ndarray]:
-    return {name: to_array(tensor) for name, tensor in tensors.items()}
-
-
-def _check(got: Mapping[str, np.ndarray], expected: Tensors, joint: JointStep, start: Tensors) -> None:
-    """Compare with PyTorch, and where the two differ with PyTorch in float64.
-
-    A number on the edge of a ReLU, say, falls to one side here and to the other there, and takes gradients with it.
-    """
-    try:
-        compare("outputs", got, _arrays(expected))
-    except CaptureError as refused:
-        exact = _in_double(joint, start)
-        if exact is None:
-            raise
-        try:
-            compare("outputs", got, {name: array.astype(got[name].dtype) for name, array in exact.items()})
-        except CaptureError:
-            raise refused from None
-
-
-def _in_double(joint: JointStep, start: Tensors) -> dict[str, np.ndarray] | None:
-    """The step in PyTorch with all floating numbers in float64; None if the model or the loss cannot do that."""
-    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in start.items()}
-    try:
-        with eager_mode(joint.model):
-            return _arrays(joint.run(wide, Seen()))
-    except Exception:  # code of the user's that wants another dtype
-        return None
-
-
-def _check_update(
-    got: Mapping[str, np.ndarray],
-    joint: JointStep,
-    optimizer: torch.optim.Optimizer,
-    used: list[str],
-    plan: Plan,
-    clip_grad_norm: float | None,
-) -> None:
-    """Compare the update with the optimizer's own, made with the graph's gradients."""
-    twin = copy.deepcopy(optimizer)
-    names = {parameter: name for name, parameter in joint.parameters.items()}
-    copies: Tensors = {}
-    for group, ours in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        for parameter, other in zip(group["params"], ours["params"], strict=True):
-            name = names[parameter]
-            other.grad = to_tensor(got[GRADIENT + name]) if name in used else None
-            copies[name] = other
-    if clip_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(list(copies.values()), clip_grad_norm)
-    twin.step()
-    updated = {NEXT + member.name: to_array(copies[member.name]) for member in plan.members}
-    for member in plan.members:
-        reached = twin.state[copies[member.name]]
-        updated |= {
-            NEXT + plan.state_name(member, key): to_array(torch.as_tensor(reached[key]))
-            for key in member.state
-            if key in reached
-        }
-    compare("the optimizer's update", got, updated)
-
-
 def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
     """The dynamic dimensions of the arguments of a call, as the trace has them."""
     found: dict[str, dict[int, Any]] = {}
@@ -344,10 +259,11 @@ def _inference(
         return result
 
     traced = trace(forward, values, dynamic, where)
+    joint.check_constants(traced.graph, joint.buffers)
     if random.used:
         return None
     exported = to_onnx(traced, values, outputs, opset_version, where)
-    with eager_mode(joint.model):
+    with preserved(joint.model), eager_mode():
         expected = joint.infer(values, call) if check else {}
     graph = exported.graph
     for value in list(graph.inputs):
@@ -358,5 +274,5 @@ def _inference(
             _fix(graph, value, values[value.name or ""])
     proto = _proto(exported)
     if check:
-        compare("outputs in evaluation mode", _run(proto, arguments), _arrays(expected))
+        compare("outputs in evaluation mode", Graph(proto).run(arguments), arrays(expected))
     return proto

@@ -21,6 +21,9 @@ def compare(what: str, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.nd
     largest = max((_largest(array) for name, array in wanted.items() if name != "loss"), default=0.0)
     wrong = []
     for name, array in wanted.items():
+        if name not in got:
+            wrong.append(f"{name} is missing")
+            continue
         if got[name].shape != array.shape:
             wrong.append(f"{name} has shape {got[name].shape}, {array.shape} in PyTorch")
             continue

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.torch.arguments import bound, children, dimensions, replaced, shapes_by_name, tensors
+from onnx_ops.torch.effects import Effects, storage_of
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.tracing import Tensors
 from onnx_ops.torch.whole.randomness import Random
@@ -18,15 +20,19 @@ SEED = "seed"
 
 
 class _Call(torch.nn.Module):
-    """The loss as a module with the model in it, so that all of its parameters can be replaced for one call."""
+    """The loss as a module with the model in it, so that all of its parameters can be replaced for one call.
+
+    What is to be made of the loss's result, such as gradients, is made within that call: what a backward pass
+    recomputes reads the parameters again.
+    """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:
         super().__init__()
         self.model, self._loss = model, loss
 
-    def forward(self, *args: Any) -> tuple[Any, Tensors]:
-        result = self._loss(self.model, *args)
-        return result, dict(self.model.named_buffers())
+    def forward(self, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
+        result = then(self._loss(self.model, *args))
+        return result, _named(self.model)
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,17 @@ class Seen:
 
     Attributes:
         used: parameters that have a gradient.
-        changed: buffers that are others after the step.
+        changed: buffers and parameters that the loss changes.
         draws: how many operators have drawn random numbers.
         call: how the model was called first; None if it was not.
+        effects: what the operators did to storages, if that was noted.
     """
 
     used: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     draws: int = 0
     call: ModelCall | None = None
+    effects: Effects = field(default_factory=Effects)
 
 
 class JointStep:
@@ -89,6 +97,9 @@ class JointStep:
         values = {**self.parameters, **self.buffers, SEED: torch.zeros((), dtype=torch.int64)}
         return {name: tensor.detach().clone() for name, tensor in values.items()}
 
+    def _registered(self) -> list[str]:
+        return [*self.parameters, *self.buffers]
+
     def arguments_now(self) -> Tensors:
         """The arguments that are tensors, with their values now."""
         return {name: tensor.detach().clone() for name, tensor in self.arguments.items()}
@@ -97,41 +108,66 @@ class JointStep:
         """The parameters that require a gradient."""
         return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
-    def run(self, values: Tensors, seen: Seen) -> Tensors:
-        """Loss, further outputs, gradients and new buffers, under the names that the graph's outputs have."""
-        parameters = {n: values[n].detach().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}
-        buffers = {name: values[name].clone() for name in self.buffers}
-        arguments = {n: values[n].detach().requires_grad_(t.requires_grad) for n, t in self.arguments.items()}
-        before = {name: buffer._version for name, buffer in buffers.items()}
-        writes = Writes()
+    def run(self, values: Tensors, seen: Seen, changed: Collection[str] | None = None) -> Tensors:
+        """One pass, forward and backward.
 
-        given = replaced(self._given, arguments)
+        Args:
+            values: parameters, buffers, seed and arguments, by name; they stay as they are.
+            seen: gets what the run shows.
+            changed: the parameters and buffers that the loss changes; None to find out, which only a run without fake
+                tensors can.
+
+        Returns:
+            Loss, further outputs, gradients and new values of what the loss changes, under the names that the graph's
+            outputs have.
+        """
+        leaves = {name: values[name].detach() for name in (*self.parameters, *self.arguments)}
+        leaves = {n: t.clone() if changed is None or n in changed else t for n, t in leaves.items()}
+        for name, tensor in (self.parameters | self.arguments).items():
+            leaves[name].requires_grad_(tensor.requires_grad)
+        given = {name: leaves[name] if name in leaves else values[name].clone() for name in self._registered()}
+        arguments = {name: leaves[name] for name in self.arguments}
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
+
         random = Random(values[SEED])
-        with random, writes, _first_call(self.model, seen):
-            result, after = torch.func.functional_call(
+
+        def differentiated(result: Any) -> Tensors:
+            loss, reported = _outputs(result)
+            outputs = {"loss": loss.detach()} | {name: value.detach() for name, value in reported.items()}
+            random.closed = True
+            found = _gradients(loss, wanted)
+            seen.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
+            filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
+            return outputs | {f"grad.{name}": gradient for name, gradient in filled.items()}
+
+        with random, seen.effects if changed is None else contextlib.nullcontext(), _first_call(self.model, seen):
+            outputs, after = torch.func.functional_call(
                 self._call,
-                ({f"model.{k}": v for k, v in parameters.items()}, {f"model.{k}": v for k, v in buffers.items()}),
-                tuple(given.values()),
+                {f"model.{name}": tensor for name, tensor in given.items()},
+                (differentiated, *replaced(self._given, arguments).values()),
                 tie_weights=True,
             )
-        loss, reported = _outputs(result)
         seen.draws = random.used
-        wanted = {n: parameters[n] for n in self.trained()}
-        wanted |= {n: t for n, t in arguments.items() if t.requires_grad}
-        outputs = {"loss": loss.detach()} | {name: value.detach() for name, value in reported.items()}
-        random.closed = True
-        with random:
-            found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
-        for (name, tensor), gradient in zip(wanted.items(), found, strict=True):
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise CaptureError(f"the gradient of '{name}' is sparse; capture needs dense ones (sparse=False)")
-            outputs[f"grad.{name}"] = torch.zeros_like(tensor) if gradient is None else gradient
-        seen.used = [n for n, g in zip(wanted, found, strict=True) if g is not None and n in parameters]
+        for name in self.trained():
+            if after.get(name) is not given[name]:
+                raise CaptureError(
+                    f"the loss puts another object in the place of the parameter '{name}', which the optimizer does not"
+                    " know: change its elements in place, under torch.no_grad()"
+                )
         seen.changed = [
-            n for n, b in buffers.items() if after[n] is not b or b._version != before[n] or writes.are_to(b)
+            name
+            for name, tensor in given.items()
+            if name in after
+            and (
+                name in changed
+                if changed is not None
+                else after[name] is not tensor
+                or before[name] != (tensor._version, storage_of(tensor))
+                or seen.effects.wrote(tensor)
+            )
         ]
-        for name in seen.changed:
-            outputs[f"next.{name}"] = after[name].detach()
+        outputs |= {f"next.{name}": after[name].detach() for name in seen.changed}
         if random.used:
             outputs[f"next.{SEED}"] = values[SEED] + 1
         return outputs
@@ -146,8 +182,37 @@ class JointStep:
         arguments = replaced(call.arguments, values)
         # Some models compute tensors from parameters when their mode changes; these are to be made of the given ones.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
-        result, _ = torch.func.functional_call(whole, named, (), tie_weights=True)
+        result, _ = torch.func.functional_call(whole, named, (lambda result: result,), tie_weights=True)
         return {name: tensor.detach() for name, tensor in tensors(result, "output")}
+
+    def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
+        """Refuse, with a CaptureError, a graph that has state of the step, or a view of it, as a constant.
+
+        Buffers that are not in the model's state_dict are constants anyway, except for those that are `changed`.
+        """
+        fixed = self.buffers.keys() - self.persistent - set(changed)
+        state = {storage_of(t): name for name, t in (self.parameters | self.buffers).items() if name not in fixed}
+        for tensor in _constants(graph):
+            name = state.get(storage_of(tensor))
+            if name is not None:
+                kind = "parameter" if name in self.parameters else "buffer"
+                raise CaptureError(
+                    f"the loss reads the {kind} '{name}' by a reference from outside the model's modules, such as a"
+                    " list or a variable, so that the graph would have its value of now as a constant: read it as an"
+                    " attribute of its module"
+                )
+
+    @contextlib.contextmanager
+    def holding(self, values: Tensors) -> Iterator[None]:
+        """The model's own parameters have other values, for code that reads them where `run` cannot replace them."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        try:
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(values[name])
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(kept[name])
 
     def _check_names(self) -> None:
         if not self.parameters:
@@ -167,6 +232,37 @@ def _tied(model: torch.nn.Module, first: Mapping[str, torch.Tensor]) -> dict[str
     }
 
 
+def _named(model: torch.nn.Module) -> Tensors:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
+    """The tensors that a graph has as constants, subgraphs included."""
+    for module in graph.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            value = operator.attrgetter(node.target)(module) if node.op == "get_attr" else None
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
+    """The gradient with respect to each tensor; None where the loss does not depend on it."""
+    try:
+        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise CaptureError(
+            "the model recomputes activations by torch.utils.checkpoint with use_reentrant=True, which a capture cannot"
+            " differentiate: pass use_reentrant=False (in transformers: gradient_checkpointing_enable("
+            "gradient_checkpointing_kwargs={'use_reentrant': False}))"
+        ) from error
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise CaptureError(f"the gradient of '{name}' is sparse; capture needs dense ones (sparse=False)")
+    return dict(zip(wanted, found, strict=True))
+
+
 def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
     """The loss, and what else is to be reported, by name."""
     if isinstance(result, torch.Tensor):
@@ -184,30 +280,6 @@ def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
     if not loss.requires_grad:
         raise CaptureError("the loss depends on no parameter that requires a gradient")
     return loss, rest
-
-
-class Writes(TorchDispatchMode):
-    """While it is entered: notes the tensors that operators write to.
-
-    Batch norm writes its running statistics without counting that in their versions.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._written: list[torch.Tensor] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        declared = zip(func._schema.arguments, args, strict=False)
-        self._written += [value for name, value in declared if name.alias_info is not None and name.alias_info.is_write]
-        if func is torch.ops.aten.native_batch_norm.default and args[5]:  # writes what it does not declare
-            self._written += args[3:5]
-        return func(*args, **(kwargs or {}))
-
-    def are_to(self, tensor: torch.Tensor) -> bool:
-        """Whether an operator has written to a tensor."""
-        return any(written is tensor for written in self._written)
 
 
 class _first_call:

@@ -62,10 +62,10 @@ def portable_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager_mode(model: torch.nn.Module) -> Iterator[None]:
+def eager_mode() -> Iterator[None]:
     """PyTorch computes itself what a trace would record: attention out of the same operators, which draw in the same
-    order, and what it has on GPUs only. The model stays as it was."""
-    with preserved(model), Substitution(MISSING), portable_kernels():
+    order, and what it has on GPUs only."""
+    with Substitution(MISSING), portable_kernels():
         yield
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch.overrides import TorchFunctionMode
 
 from onnx_ops.torch import constants
-from onnx_ops.torch.composed import distances, elementary, layers, margins, pools, sampling, scattering
+from onnx_ops.torch.composed import assignment, distances, elementary, layers, margins, pools, sampling, scattering
 from onnx_ops.torch.whole import (
     adam,
     batch_norm,
@@ -26,7 +26,7 @@ from onnx_ops.torch.whole import (
 )
 
 FAMILIES = (adam, batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent, resizing)
-COMPOSED = (constants, distances, elementary, layers, margins, pools, sampling, scattering)
+COMPOSED = (assignment, constants, distances, elementary, layers, margins, pools, sampling, scattering)
 
 Functions = Mapping[Any, Callable[..., Any]]
 """What takes the place of a function of PyTorch; it has the same parameters."""

@@ -1,0 +1,203 @@
+"""What a step changes is state of its graph, and none of the state is a constant of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import onnx_ops
+from onnx_ops.torch import CaptureError, gradients, training_step
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+class Averaged(nn.Module):
+    """A trained layer, and frozen copies of it that follow it, each in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Linear(4, 3)
+        self.targets = nn.ModuleList([copy.deepcopy(self.online).requires_grad_(False) for _ in range(4)])
+
+    def follow(self) -> None:
+        for parameter, *others in zip(
+            self.online.parameters(), *(target.parameters() for target in self.targets), strict=True
+        ):
+            others[0].lerp_(parameter, 0.5)
+            others[1].data.mul_(0.5).add_(parameter.data, alpha=0.5)
+            others[2].data = others[2].data * 0.5 + parameter.data * 0.5
+            others[3].copy_(parameter)
+
+
+def momentum(model: Averaged, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.follow()
+    wanted = sum(target(x) for target in model.targets)
+    return functional.mse_loss(model.online(x), wanted / 4 + 1)
+
+
+def clipped(model: Averaged, x: Tensor) -> Tensor:
+    """Changes parameters that the optimizer updates afterwards."""
+    with torch.no_grad():
+        for parameter in model.online.parameters():
+            parameter.clamp_(-0.2, 0.2)
+    return momentum(model, x)
+
+
+@pytest.mark.parametrize("loss", [momentum, clipped])
+def test_parameters_that_the_loss_changes_are_state(loss: Any) -> None:
+    torch.manual_seed(0)
+    model = Averaged()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.online.parameters(), 0.5, momentum=0.9)
+    batches = torch.randn(4, 8, 4)
+    capture = training_step(model, loss, (batches[0],), optimizer)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+    trainer = onnx_ops.Trainer(capture)
+    for batch in batches:
+        wanted = loss(model, batch)
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=batch.numpy())["loss"], wanted.detach(), rtol=1e-5)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+class Remembering(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.how = how
+        self.memory = torch.zeros(4)
+        self.history = [torch.zeros(4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        average = y.detach().mean(0)
+        if self.how == "in place":
+            self.memory.lerp_(average, 0.1)
+        elif self.how == "replaced":
+            self.memory = self.memory * 0.9 + average
+        elif self.how == "in a list":
+            self.history[0] = self.history[0] * 0.9 + average
+            return y - self.history[0]
+        elif self.how == "kept for others to look at":
+            self.memory = average
+            return y
+        elif self.how == "computed once":
+            if not hasattr(self, "table"):
+                self.table = torch.linspace(1, 2, 4)
+            return y - self.table
+        return y - self.memory
+
+
+@pytest.mark.parametrize(("how", "name"), [("in place", "memory"), ("replaced", "memory"), ("in a list", "history")])
+def test_tensors_that_are_not_registered_cannot_be_state(how: str, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"the tensor '{name}' .* neither a parameter nor a buffer.*register_buffer"):
+        gradients(Remembering(how), lambda m, x: m(x).square().mean(), (torch.randn(5, 4),), check=False)
+
+
+def test_variables_of_the_loss_cannot_be_state() -> None:
+    average = {"loss": torch.zeros(())}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        value = model(x).square().mean()
+        average["loss"] = average["loss"] * 0.9 + value.detach()
+        return value / (1 + average["loss"])
+
+    with pytest.raises(CaptureError, match="a tensor that the step before has changed"):
+        gradients(nn.Linear(4, 4), loss, (torch.randn(5, 4),))
+
+
+@pytest.mark.parametrize("how", ["kept for others to look at", "computed once"])
+def test_tensors_that_are_no_state_may_be_kept(how: str) -> None:
+    model = Remembering(how)
+    capture = gradients(model, lambda m, x: m(x).square().mean(), (torch.randn(5, 4),))
+    assert set(capture.state) == {"layer.weight", "layer.bias"}
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+class Recomputed(nn.Module):
+    """Layers whose activations the backward pass recomputes, some of them twice."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(lambda h: self.again(self.inner, self.first(h).tanh()).tanh(), x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.second(x).tanh()
+
+    def again(self, function: Any, x: Tensor) -> Tensor:
+        return checkpoint(function, x, use_reentrant=self.use_reentrant)
+
+
+def test_recomputations_read_the_parameters_of_each_step() -> None:
+    torch.manual_seed(0)
+    model, x = Recomputed(use_reentrant=False), torch.randn(5, 4)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    capture = gradients(model, loss, (x,))
+    session = onnx_ops.InferenceSession(capture.model)
+    state = {name: 2 * array for name, array in capture.state.items()}
+    names = [value.name for value in session.get_outputs()]
+    got = dict(zip(names, session.run(names, {**state, "x": x.numpy()}), strict=True))
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
+    loss(model, x).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(got[f"grad.{name}"], parameter.grad, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_recomputations_of_the_reentrant_kind_are_refused() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    with pytest.raises(CaptureError, match="pass use_reentrant=False"):
+        gradients(Recomputed(use_reentrant=True), lambda m, x: m(x).mean(), (x,))
+
+
+class Listed(nn.Module):
+    """Reads a tensor that it has registered from a list."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+        self.list = [self.layer.weight[1:]] if kind == "parameter" else [self.scale]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mean() + (x * self.list[0].detach().sum(0)).mean()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("parameter", "layer.weight"), ("buffer", "scale")])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_state_is_no_constant(kind: str, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"reads the {kind} '{name}' by a reference from outside"):
+        gradients(Listed(kind), lambda m, x: m(x), (torch.randn(5, 4),), check=False)
+
+
+def test_numbers_of_parameters_are_no_constants() -> None:
+    """The check is at other values of the parameters too."""
+    model = nn.Linear(4, 4)
+    weight = model.weight.detach().numpy()
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        return (m(x) * torch.tensor(weight.sum(0))).mean()
+
+    with pytest.raises(CaptureError, match="not those of PyTorch: loss is off"):
+        gradients(model, loss, (torch.randn(5, 4),))
