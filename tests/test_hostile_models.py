@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import AttributeProto, TensorProto, checker, helper, parser, shape_inf
 
 import onnx_ops
 from onnx_ops.cli.inspection import inspect
+from onnx_ops.graph import reading
 from onnx_ops.linking import sites
 
 LOSS = "BinaryCrossEntropyWithLogitsBackward"
@@ -264,6 +266,41 @@ def test_what_is_no_model(content: Any, way: str) -> None:
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
+
+
+EMPTY_NODE = b"\x0a\x00"
+
+
+@each_way
+def test_nodes_without_operator(way: str) -> None:
+    """They take two bytes each, but a walk over the model as long as any."""
+    graph = model_of("graph (float[2] x) => (float[2] y) { y = aclnn.Hardshrink (x) }").graph
+    many = onnx.GraphProto.FromString(graph.SerializeToString() + 300_000 * EMPTY_NODE)
+    start = time.process_time()
+    with pytest.raises(onnx_ops.LinkError, match="a node in it that names no operator"):
+        REFUSING[way](onnx.ModelProto(ir_version=10, graph=many))
+    assert time.process_time() - start < 1
+
+
+@each_way
+def test_too_many_nodes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_NODES", 2)
+    nodes = """{ y = own.F (x) [if] z = If (k) <then_branch = a () => (float[2] s) { s = Abs (x) },
+        else_branch = b () => (float[2] t) { t = aclnn.Hardshrink (x) }> }"""
+    model = model_of(f"graph (float[2] x, bool k) => (float[2] z) {nodes}")
+    with pytest.raises(onnx_ops.LinkError, match=r"^this has more than 2 nodes"):
+        REFUSING[way](model)
+
+
+@pytest.mark.parametrize("text", ["a" * 3_000_000, '\\"' * 300_000], ids=["letters", "quotes"])
+def test_string_without_end(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnxtxt"
+    path.write_text(f'<ir_version: 10, doc_string: "{text}', encoding="utf-8")
+    start = time.process_time()
+    with pytest.raises(onnx_ops.LinkError, match=r"is no ONNX model: .*Incomplete string literal") as refusal:
+        onnx_ops.link(path)
+    assert len(str(refusal.value)) < 2000
+    assert time.process_time() - start < 2
 
 
 @each_way

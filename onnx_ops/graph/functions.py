@@ -11,7 +11,7 @@ from onnx import inliner
 
 from onnx_ops.core.errors import LinkError
 from onnx_ops.graph.imports import add_import, spelled, versions
-from onnx_ops.graph.walk import Container, containers, function_text, placed_nodes, subgraphs
+from onnx_ops.graph.walk import Container, all_nodes, containers, function_text, placed_nodes
 
 Key = tuple[str, str, str]
 """Domain, name and overload of a function, by which nodes call it."""
@@ -52,7 +52,7 @@ def callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
     """The functions, each after those that it calls; LinkError for functions that call each other in a circle."""
 
     def calls(key: Key) -> Iterator[Key]:
-        return (called for called in map(called_key, _all_nodes(functions[key])) if called in functions)
+        return (called for called in map(called_key, all_nodes(functions[key])) if called in functions)
 
     done: dict[Key, None] = {}
     for start in functions:
@@ -78,18 +78,10 @@ def functions_needed(container: Container, functions: Iterable[onnx.FunctionProt
     found: set[Key] = set()
     pending: list[Container] = [container]
     while pending:
-        called = {called_key(node) for node in _all_nodes(pending.pop())} & known.keys()
+        called = {called_key(node) for node in all_nodes(pending.pop())} & known.keys()
         pending.extend(known[key] for key in called - found)
         found |= called
     return [f for key, f in known.items() if key in found]
-
-
-def _all_nodes(container: Container) -> Iterator[onnx.NodeProto]:
-    pending: list[Container] = [container]
-    while pending:
-        for node in pending.pop().node:
-            yield node
-            pending.extend(subgraphs(node))
 
 
 def inlined_counts(model: onnx.ModelProto, kinds: Sequence[Callable[[onnx.NodeProto], bool]]) -> list[int]:
@@ -99,7 +91,7 @@ def inlined_counts(model: onnx.ModelProto, kinds: Sequence[Callable[[onnx.NodePr
 
     def total(container: Container) -> list[int]:
         counts = [0] * len(kinds)
-        for node in _all_nodes(container):
+        for node in all_nodes(container):
             of_node = totals.get(called_key(node)) or [int(is_kind(node)) for is_kind in kinds]
             counts = [count + more for count, more in zip(counts, of_node, strict=True)]
         return counts
@@ -194,7 +186,7 @@ def inlined_function(model: onnx.ModelProto, function: onnx.FunctionProto) -> on
     result.CopyFrom(function)
     del result.node[:]
     result.node.extend(inlined(alone).graph.node)
-    used = {spelled(node.domain) for node in _all_nodes(result)}
+    used = {spelled(node.domain) for node in all_nodes(result)}
     del result.opset_import[:]
     result.opset_import.extend(entry for entry in alone.opset_import if spelled(entry.domain) in used)
     return result

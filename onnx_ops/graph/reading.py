@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -12,10 +13,15 @@ from onnx import parser
 from onnx.serialization import registry
 
 from onnx_ops.core.errors import LinkError
+from onnx_ops.graph.walk import all_nodes
 
 DEEPEST = 100
 """Brackets within brackets that a model in ONNX's text syntax may have. Its parser goes down without a limit, until the
 stack overflows; protobuf takes no more than a hundred messages within messages, and each pair of brackets is one."""
+MOST_NODES = 1_000_000
+"""Nodes that a model may have, with its functions inlined: more are soon more than memory holds."""
+MOST_TEXT = 1000
+"""Characters of another package's message in one of ours."""
 
 
 def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -63,26 +69,34 @@ def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.Mo
 
 
 def check(model: onnx.ModelProto, what: str = "this") -> None:
-    """Refuse what is no model: one without a graph, or with a name that is no text.
+    """Refuse what is no model: one without a graph, with too many nodes or empty ones, with a name that is no text.
 
     Protobuf lets in names that are no UTF-8, as bytes, where nothing else expects them.
     """
     if not model.HasField("graph"):
         raise LinkError(f"{what} is no ONNX model: there is no graph in it")
+    for count, node in enumerate(itertools.chain(*map(all_nodes, (model.graph, *model.functions)))):
+        if count == MOST_NODES:
+            raise LinkError(f"{what} has more than {MOST_NODES} nodes, expected fewer")
+        if not node.op_type:
+            raise LinkError(f"{what} is no proper ONNX model: there is a node in it that names no operator")
     if (name := _no_text(model)) is not None:
         raise LinkError(f"{what} is no proper ONNX model: there is a name in it that is no text, {name!r}")
 
 
 def one_line(error: Exception) -> str:
-    """The text of an exception."""
+    """The text of an exception; of a long one, which may quote a whole file, the beginning and the end."""
     text = error.args[0] if error.args else error
-    return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
+    line = " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
+    half = MOST_TEXT // 2
+    return line if len(line) <= MOST_TEXT else f"{line[:half]} ... {line[-half:]}"
 
 
 def _depth(content: bytes) -> int:
     """How deep brackets are nested in ONNX's text syntax."""
     depth = deepest = 0
-    for match in re.finditer(rb'"(?:[^"\\]|\\.)*"|#[^\n]*|[\[({]|[\])}]', content, re.DOTALL):
+    # Possessive, so that a string without an end is not looked at once more from each of its quotes.
+    for match in re.finditer(rb'"(?:[^"\\]|\\.)*+"?|#[^\n]*|[\[({]|[\])}]', content, re.DOTALL):
         depth += match[0] in b"[({" or -(match[0] in b"])}")
         deepest = max(deepest, depth)
     return deepest

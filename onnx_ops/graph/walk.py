@@ -48,6 +48,7 @@ def places(model: onnx.ModelProto) -> Iterator[Place]:
         inner = [
             Place(subgraph, place.importer, f"{place.text} / {_title(node)} / {subgraph.name}")
             for node in place.container.node
+            if node.attribute  # as most have none, several times as fast
             for subgraph in subgraphs(node)
         ]
         pending.extend(reversed(inner))
@@ -72,6 +73,16 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [
         g for a in node.attribute if a.type in GRAPHS for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)
     ]
+
+
+def all_nodes(container: Container) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or function, and of the subgraphs in it."""
+    pending: list[Container] = [container]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            if node.attribute:
+                pending.extend(subgraphs(node))
 
 
 def placed_nodes(model: onnx.ModelProto) -> Iterator[tuple[Place, onnx.NodeProto]]:

@@ -12,14 +12,14 @@ from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
 from onnx_ops.graph.functions import called_key, check_calls, function_key, inlined_counts, inlined_for_types
 from onnx_ops.graph.imports import add_import, default_opset
+from onnx_ops.graph.reading import MOST_NODES
 from onnx_ops.graph.types import Types, skeleton, typed_nodes
 from onnx_ops.graph.walk import Place, placed_nodes
 from onnx_ops.ops import OPS, op_named
 from onnx_ops.ops.schemas import lenient_inference
 
-MOST_NODES = 1_000_000
 MOST_NODES_OF_DOMAIN = 50_000
-"""What functions may make of a model: a few that call each other several times are soon more than memory holds."""
+"""Nodes of the domain that functions may make of a model: a few that call each other several times are soon many."""
 
 MARK = "onnx_ops.site"
 UNKNOWN = onnx.TypeProto()
