@@ -27,6 +27,7 @@ from typer.testing import CliRunner, Result
 import onnx_ops
 from onnx_ops.cli import diagnosis
 from onnx_ops.cli.app import app
+from onnx_ops.cli.console import LineConsole
 from onnx_ops.cli.inspection import Linked, inspect
 from onnx_ops.graph.files import ModelFileError, external_files, read_model, write_model
 from onnx_ops.integrations import sessions
@@ -536,6 +537,65 @@ def test_spoilt_models_leave_no_traceback(tmp_path: Path) -> None:
     assert set(ends) == {OK, FAILED}
 
 
+HOSTILE_NAMES = {
+    "\x1b[2J": r"\x1b[2J",
+    "\x9b31m": r"\x9b31m",
+    "\n\nno problems\n": r"\n\nno problems\n",
+    "\u202e\u2066\u200f": r"\u202e\u2066\u200f",
+    "\u2028\x85": r"\u2028\x85",
+    "\u200b\u00ad\ufeff\U000e0041": r"\u200b\xad\ufeff\U000e0041",
+    "\u3164\ufe0f\u2800": r"\u3164\ufe0f\u2800",
+    "größe_数": "größe_数",
+}
+
+
+@pytest.mark.parametrize("width", [None, 60], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_names_do_not_act_on_the_terminal(
+    name: str, width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if width:
+        monkeypatch.setattr(LineConsole, "width", width)
+    model = parser.parse_model(GOOD)
+    (node,) = model.graph.node
+    node.name = model.graph.name = name
+    node.output[0] = model.graph.output[0].name = f"{name}o"
+    model.metadata_props.add(key="onnx_ops.version", value=name)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    printed = [run("check", path).output]
+    assert f"HardshrinkBackward '{HOSTILE_NAMES[name]}' -> {HOSTILE_NAMES[name]}o\n" in printed[0]
+    node.attribute.add(name=name, type=onnx.AttributeProto.INT, i=1)
+    onnx.save(model, path)
+    printed += [run(*command, code=FAILED).output for command in (("check", path), ("link", path, tmp_path / "out"))]
+    printed += [run("show", name, code=FAILED).output, run("check", tmp_path / name.strip(), code=FAILED).output]
+    for text in printed:
+        assert not [c for c in text if c != "\n" and not c.isprintable()]
+        assert sum(line.strip() == "no problems" for line in text.splitlines()) == (text is printed[0])
+
+
+FAILING_COMMAND = """
+import contextlib, numpy, onnx, onnx_ops
+from onnx_ops.cli import app
+
+def command(prog_name):
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N] x, int64[1] s) => (float[M] y) { y = Reshape (x, s) }'
+    session = onnx_ops.InferenceSession(onnx.parser.parse_model(text))
+    with contextlib.suppress(Exception):
+        session.run(None, {"x": numpy.ones(3, numpy.float32), "s": numpy.array([2])})
+    print("failed")
+
+app.app = command
+app.main()
+"""
+
+
+def test_onnxruntime_logs_no_colours() -> None:
+    """It would write them to what is no terminal, too."""
+    done = subprocess.run([sys.executable, "-c", FAILING_COMMAND], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("failed\n", "")
+
+
 def test_names_that_are_no_text(good: Path, tmp_path: Path) -> None:
     good.write_bytes(good.read_bytes().replace(b"gate", b"g\xffte"))
     assert error("check", good) == f"{good} is no proper ONNX model: there is a name in it that is no text, b'g\\xffte'"
@@ -785,6 +845,7 @@ def test_doctor_without_numba() -> None:
 import sys
 sys.modules["numba"] = None
 from onnx_ops.cli.app import app
+from onnx_ops.cli.console import LineConsole
 app(["doctor", "--json"])"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     examined = json.loads(done.stdout)

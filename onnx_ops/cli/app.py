@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import onnxruntime as ort
 import typer
 
 from onnx_ops.cli import commands
-from onnx_ops.cli.terminal import NAME
+from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
 
@@ -35,6 +36,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name in a model may have letters that the stream has not
+    ort.set_default_logger_severity(SILENT)  # what it logs in colours, its exceptions say too
     app(prog_name=NAME)
 
 

@@ -22,6 +22,7 @@ from onnx_ops.cli.terminal import (
     fail,
     make_console,
     print_json,
+    print_lines,
     print_wrapped,
     refusals,
 )
@@ -73,8 +74,10 @@ def show(
     console = make_console()
     print_documentation(console, record)
     if body:
-        console.print(f"\nPortable body of the example, opset {record.body_opset}\n", style="bold")
-        console.print(textwrap.indent(to_text(example_body(record)).strip(), INDENT), soft_wrap=True)
+        console.print()
+        console.print(f"Portable body of the example, opset {record.body_opset}", style="bold")
+        console.print()
+        print_lines(console, textwrap.indent(to_text(example_body(record)).strip(), INDENT))
 
 
 def link(

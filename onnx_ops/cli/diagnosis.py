@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 from packaging.requirements import Requirement
 
+from onnx_ops.cli.terminal import SILENT
 from onnx_ops.core.errors import KernelsUnavailable
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
@@ -24,8 +25,6 @@ from onnx_ops.ops import OPS
 from onnx_ops.runtime import cache
 
 PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba", "numpy")
-SILENT = 4
-"""onnxruntime's log level for fatal errors only. Other errors are reported in the outcome of the self-test."""
 
 
 @dataclass(frozen=True)

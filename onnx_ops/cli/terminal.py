@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 NAME = "onnx-ops"
 FAILED = 1
+SILENT = 4
+"""onnxruntime's log level for fatal errors only; others are reported by its exceptions."""
 UNWRAPPED = 1_000_000
 """The width of what is no terminal: lines there are for programs, which look for them whole."""
 INDENT = "  "
@@ -28,11 +31,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 def make_console(stderr: bool = False) -> Console:
-    from rich.console import Console
+    """A console on standard output or standard error. It prints each text as one line, escaped."""
+    from onnx_ops.cli.console import LineConsole
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else UNWRAPPED
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+    return LineConsole(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 def print_json(**answer: Any) -> None:
@@ -88,14 +92,25 @@ def fail(problem: str, as_json: bool) -> NoReturn:
     if as_json:
         print_json(error=problem)
     else:
-        print_wrapped(make_console(stderr=True), f"{NAME}: {problem}", style="red")
+        print_wrapped(make_console(stderr=True), f"{NAME}: {problem}", INDENT, style="red")
     raise typer.Exit(FAILED)
 
 
 def print_wrapped(console: Console, text: str, indent: str = "", style: str | None = None) -> None:
     """Lines broken between words only, and indented from the second on."""
-    lines = textwrap.wrap(text, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    console.print("\n".join(lines), style=style, soft_wrap=True)
+    from onnx_ops.cli.console import escaped
+
+    shown = escaped(re.sub(r"[\t-\r]", " ", text))
+    for line in textwrap.wrap(
+        shown, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ):
+        console.print(line, style=style, soft_wrap=True)
+
+
+def print_lines(console: Console, text: str) -> None:
+    """Text of several lines as they are."""
+    for line in text.splitlines():
+        console.print(line, soft_wrap=True)
 
 
 def print_fields(console: Console, fields: Iterable[tuple[str, str]]) -> None:

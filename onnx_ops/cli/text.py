@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_ops.cli.inspection import Attribute, Inspection, Linked, Node, OpDescription, Parameter, Tensor, describe
-from onnx_ops.cli.terminal import INDENT, NAME, UNWRAPPED, counted, print_fields, print_wrapped
+from onnx_ops.cli.terminal import INDENT, NAME, UNWRAPPED, counted, print_fields, print_lines, print_wrapped
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, kernel_name
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import shape_text
@@ -52,13 +52,14 @@ def doc_text(op: Op) -> str:
 def print_documentation(console: Console, op: Op) -> None:
     description = describe(op)
     console.print(op.name, style="bold")
-    console.print(f"{DOMAIN}, version {OPSET_VERSION}; portable body from opset {op.body_opset} on\n")
+    console.print(f"{DOMAIN}, version {OPSET_VERSION}; portable body from opset {op.body_opset} on")
+    console.print()
     for paragraph in doc_text(op).split("\n\n"):
         if console.width == UNWRAPPED or paragraph.startswith(" "):
-            console.print(f"{paragraph}\n", soft_wrap=True)
+            print_lines(console, paragraph)
         else:
             print_wrapped(console, paragraph)
-            console.print()
+        console.print()
     for title, parameters in (("Inputs", description.inputs), ("Outputs", description.outputs)):
         console.print(title, style="bold")
         print_fields(console, ((p.name, _parameter_text(p)) for p in parameters))
