@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engines
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -266,6 +268,34 @@ def test_what_is_no_model(content: Any, way: str) -> None:
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
+
+
+@each_way
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ("[1073741824, 1073741824] g, float[1, 1]", "input 'grad_output' has shape (1073741824, 1073741824), expected"),
+        ("[1073741824, 1] g, float[1, 1073741824]", "output 'grad_input' has shape (1073741824, 1073741824), expected"),
+    ],
+    ids=["input", "output"],
+)
+def test_sizes_that_no_memory_holds(shapes: str, words: str, way: str) -> None:
+    model = model_of(f"graph (float{shapes} x) => (float[N, M] o) {{ o = aclnn.HardshrinkBackward (g, x) }}")
+    with pytest.raises(onnx_ops.OpError, match=re.escape(words)):
+        REFUSING[way](model)
+
+
+def test_sizes_of_a_run_that_no_memory_holds() -> None:
+    text = "graph (float[N, D] g, int64[N] i) => (float[V, D] o) { %s }"
+    node = "o = aclnn.EmbeddingDenseBackward <num_weights = 2147483647> (g, i)"
+    session = onnx_ops.InferenceSession(model_of(text % node), engines.options())
+    for width, words in (
+        (2**40, "output 'out' has shape (2147483647, 1099511627776)"),
+        (2**49, "input 'grad' has shape"),
+    ):
+        feeds = {"g": np.empty((0, width), np.float32), "i": np.empty(0, np.int64)}
+        with pytest.raises(Exception, match=rf"EmbeddingDenseBackward: {re.escape(words)}.*expected at most"):
+            session.run(None, feeds)
 
 
 EMPTY_NODE = b"\x0a\x00"

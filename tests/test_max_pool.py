@@ -12,6 +12,7 @@ import pytest
 from engines import FLOAT32, Array
 
 import onnx_ops
+from onnx_ops.ops.max_pool._rules import window_count
 from tests.ops._shared import max_pool
 from tests.ops._shared.arrays import normal
 from tests.ops._shared.max_pool import Setting
@@ -93,3 +94,23 @@ def test_without_a_kernel_a_bad_index_makes_its_plane_nan(index: int) -> None:
     out = engines.PORTABLE("MaxPool2dWithIndicesBackward", inputs)
     assert out[0].reshape(-1).tolist() == [1, 1, 1, 1, 0, 0]
     assert np.isnan(out[1]).all()
+
+
+def test_numbers_of_windows() -> None:
+    for size, kernel, stride, dilation, mode in itertools.product(range(8), (1, 2, 4), (1, 2, 5), (1, 3, 10), (0, 1)):
+        for padding in range((dilation * (kernel - 1) + 1) // 2 + 1):
+            window = kernel, stride, padding, dilation, mode
+            starts = max_pool.window_starts(size, *window)
+            have_elements = all(any(0 <= start + j * dilation < size for j in range(kernel)) for start in starts)
+            assert window_count(size, *window) == (len(starts) if have_elements else 0), (size, *window)
+
+
+def test_inference_of_a_long_axis() -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
+    long (float[1, 1, 4, {2**40}] x) => (float[N, C, H, W] y, int64[N, C, H, W] at) {{
+        y, at = aclnn.MaxPool2dWithIndices <kernel_size = [3, 3], stride = [1, 2], padding = [1, 1], ceil_mode = 1> (x)
+    }}""")
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)  # in a loop over windows it would take days
+    dims = inferred.graph.output[0].type.tensor_type.shape.dim
+    assert [d.dim_value for d in dims] == [1, 1, 4, 2**39 + 1]
+    onnx_ops.link(model)

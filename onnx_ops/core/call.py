@@ -10,7 +10,17 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.errors import OpError, Status
 from onnx_ops.core.schema import allowed_dtypes, defaults, is_optional
-from onnx_ops.core.types import MAX_RANK, Dim, Shape, TensorType, dtype_name, shape_text
+from onnx_ops.core.types import (
+    MAX_ELEMENTS,
+    MAX_NUMBER,
+    MAX_RANK,
+    Dim,
+    Shape,
+    TensorType,
+    dtype_name,
+    shape_text,
+    too_large,
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ class Call:
         return tensor.shape if tensor else None
 
     def check(self) -> None:
-        """Refuse a missing required input, a dtype outside the schema's constraint, a rank above the limit."""
+        """Refuse a missing required input, a dtype outside the schema's constraint, a rank or size above the limit."""
         for parameter in self.schema.inputs:
             tensor = self.inputs[parameter.name]
             if tensor is None:
@@ -108,6 +118,8 @@ class Call:
                     raise self.error(f"input '{parameter.name}' has dtype {given}, expected one of {expected}")
             if tensor.shape is not None and len(tensor.shape) > MAX_RANK:
                 raise self.shape_error(parameter.name, f"at most {MAX_RANK} dimensions")
+            if too_large(tensor.shape):
+                raise self.shape_error(parameter.name, f"at most {MAX_ELEMENTS} elements, a 0 taken for a 1")
 
     def check_choice(self, attribute: str, choices: Mapping[int, str]) -> None:
         """Refuse an enumerated attribute outside its values."""
@@ -115,6 +127,13 @@ class Call:
         if value not in choices:
             expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
             raise self.error(f"attribute '{attribute}' is {value}, expected one of {expected}")
+
+    def check_range(self, attribute: str, least: int, most: int = MAX_NUMBER) -> None:
+        """Refuse an attribute, or a list of which one number is, outside [least, most]."""
+        value = self.attributes[attribute]
+        if not all(least <= number <= most for number in (value if isinstance(value, tuple) else (value,))):
+            noun = "numbers" if isinstance(value, tuple) else "a number"
+            raise self.error(f"attribute '{attribute}' is {value}, expected {noun} of at least {least}, at most {most}")
 
     def broadcast(self, *names: str) -> Shape | None:
         """Multidirectional broadcast of the shapes of inputs."""

@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.schema import attribute_kind, is_optional
-from onnx_ops.core.types import TensorType
+from onnx_ops.core.types import MAX_ELEMENTS, TensorType, shape_text, too_large
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Op:
 
     Attributes:
         schema: names, documentation, type constraints and attributes with their defaults.
-        infer: dtypes and shapes of all outputs of the schema, those too that a call does not want; raises OpError for a
-            call that the op refuses.
+        output_types: dtypes and shapes of all outputs of the schema, those too that a call does not want; raises
+            OpError for a call that the op refuses. Called by `infer`.
         kernel: what the runtime compiles for a call of known dtypes (`onnx_ops.loops`).
         reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None. It
             returns an array, or for an op of several outputs a tuple of them, None for one that cannot be computed.
@@ -101,7 +101,7 @@ class Op:
     """
 
     schema: OpSchema
-    infer: Callable[[Call], tuple[TensorType, ...]]
+    output_types: Callable[[Call], tuple[TensorType, ...]]
     kernel: Callable[[Call], object]
     reference: Callable[..., Any]
     body: Callable[..., None]
@@ -156,6 +156,19 @@ class Op:
     ) -> Call:
         """A call; `outputs` tells which are wanted, None stands for all."""
         return Call.make(self.schema, inputs, attributes, outputs)
+
+    def infer(self, call: Call) -> tuple[TensorType, ...]:
+        """Dtypes and shapes of all outputs of the schema, those too that a call does not want.
+
+        Raises:
+            OpError: a call that the op refuses, or an output that no memory holds.
+        """
+        outputs = self.output_types(call)
+        for name, output in zip(self.output_names, outputs, strict=True):
+            if too_large(output.shape):
+                shape = shape_text(output.shape or ())
+                raise call.error(f"output '{name}' has shape {shape}, expected at most {MAX_ELEMENTS} elements")
+        return outputs
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Refuse names of a node's outputs: too many, or none for an output that must be there."""

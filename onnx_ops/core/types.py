@@ -5,6 +5,7 @@ A dimension is an int, a name (symbolic) or None (unknown); a shape is a tuple o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,11 @@ Dim = int | str | None
 Shape = tuple[Dim, ...]
 
 MAX_RANK = 8
+MAX_ELEMENTS = 2**48
+"""Elements of a tensor, dimensions of 0 taken for 1: more than memory holds, and far from where int64 wraps."""
+MAX_NUMBER = 2**31 - 1
+"""The largest size, stride, padding or dilation that an attribute can be: the largest int32, as in PyTorch's pooling.
+The product of two of them does not wrap int64."""
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
@@ -30,6 +36,11 @@ _DTYPE_NAMES = {number: name.lower() for name, number in TensorProto.DataType.it
 
 def shape_text(shape: Shape) -> str:
     return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def too_large(shape: Shape | None) -> bool:
+    """Whether the known dimensions of a shape are those of more than MAX_ELEMENTS elements."""
+    return math.prod(max(d, 1) for d in shape or () if isinstance(d, int)) > MAX_ELEMENTS
 
 
 @dataclass(frozen=True)

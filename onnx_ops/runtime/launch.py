@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from onnx_ops.core.types import MAX_RANK
+from numba import njit
+
+from onnx_ops.core.types import MAX_ELEMENTS, MAX_RANK
 from onnx_ops.loops.records import JOB, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.abi import Api
 from onnx_ops.runtime.memory import free, i8_at, job_at, kernel_at, malloc, python_at, stack
-from onnx_ops.runtime.native import call
+from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import LAYOUT
 
 JOB_BYTES, LAYOUT_BYTES = JOB.itemsize, LAYOUT.itemsize
@@ -22,6 +24,15 @@ GET_RANK, GET_DIMENSIONS, GET_DATA = (
     int(Api.GetDimensionsCount), int(Api.GetDimensions), int(Api.GetTensorMutableData),
 )  # fmt: skip
 PARALLEL_FOR = int(Api.KernelContext_ParallelFor)
+
+
+@njit(**OPTIONS)
+def too_large(dims_address, rank):
+    """As `core.types.too_large`."""
+    dims, elements = i8_at(dims_address), 1.0
+    for axis in range(rank):
+        elements *= max(dims[axis], 1)  # exact in float64, as far as it is not too large
+    return elements > MAX_ELEMENTS
 
 
 def compute(kernel_address, context):
@@ -49,7 +60,7 @@ def compute(kernel_address, context):
         if job.rank[i] <= MAX_RANK:
             call(api[GET_DIMENSIONS], (info, job_address + DIMS + i * DIMS_STEP, job.rank[i]))
         call(api[RELEASE_TYPE_AND_SHAPE], (info,))
-        if job.rank[i] > MAX_RANK:
+        if job.rank[i] > MAX_RANK or too_large(job_address + DIMS + i * DIMS_STEP, job.rank[i]):
             return call(python.fail, (kernel_address, context, REFUSED))
         call(api[GET_DATA], (value, slot_address))
         job.data[i] = slot[0]
@@ -63,6 +74,8 @@ def compute(kernel_address, context):
         if kernel.output_type[k] == 0:
             continue
         dims_address = job_address + OUTPUT_DIMS + k * DIMS_STEP
+        if too_large(dims_address, job.output_rank[k]):
+            return call(python.fail, (kernel_address, context, REFUSED))
         status = call(api[GET_OUTPUT], (context, k, dims_address, job.output_rank[k], slot_address))
         if status != 0:
             return status

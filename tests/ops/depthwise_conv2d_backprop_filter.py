@@ -165,6 +165,7 @@ def calls() -> Iterator[Call]:
         ("deep", (14, 15, 16), Setting((3, 3, 3), (), (1,) * 6)),
         ("line", (5000,), Setting((5,), (2,), (2, 2))),
         ("far", (50, 60), Setting((3, 3), (), (), (24, 28))),
+        ("largest", (4, 4), Setting((2, 1), (2**31 - 1, 2), (), (3, 2**31 - 1))),
     ):
         x = normal((1, 2, *lengths), FLOAT32, "x")
         grad = normal((1, 2, *counts_of(lengths, *setting.values)), FLOAT32, "g")

@@ -86,7 +86,7 @@ def _gathered(
     rank, lengths = len(input_size) - 1, input_size[1:]
     samples, filters = grad.shape[:2]
     strides, pads, dilations = with_defaults(rank, strides, pads, dilations)
-    margin = max(lengths) + max(pads) + max(d * k for d, k in zip(dilations, weights.shape[2:], strict=True))
+    margin = max(lengths) + max(pads) + max(d * (k - 1) for d, k in zip(dilations, weights.shape[2:], strict=True))
     padded = np.pad(grad, [(0, 0), (0, 0), *[(margin, margin)] * rank])
     out = np.zeros((samples, filters, *lengths), dtype)
     for element in np.ndindex(*weights.shape[2:]):
@@ -162,6 +162,7 @@ def calls() -> Iterator[Call]:
         ("line", Setting((5,), (2, 5000), (2,), (2, 2))),
         ("far", Setting((3, 3), (2, 50, 60), (), (), (24, 28))),
         ("all_padding", Setting((1, 2), (2, 1, 3), (4, 1), (5, 0, 9, 0))),
+        ("largest", Setting((2, 1), (2, 4, 4), (2**31 - 1, 2), (), (3, 2**31 - 1))),
     ):
         yield Call(OP, operands((1, 1), setting, FLOAT32, FLOAT32), setting.attributes, label=label)
     none = operands((0, 1), SETTINGS[0], FLOAT32, FLOAT32)

@@ -205,7 +205,9 @@ RECORD = Record(
     inputs={"grad": Input(), "indices": Input(WHOLE)},
     outputs={"out": like("grad", limits=SUM_LIMITS, portable_limits=PORTABLE_LIMITS)},
     attributes={
-        "num_weights": Attribute(ROWS, (ROWS, ROWS + 2), (-1,), ("at least 0",), required=True),
+        "num_weights": Attribute(
+            ROWS, (ROWS, ROWS + 2), (-1, 2**31, 2**62), ("at least 0", "at most 2147483647"), required=True
+        ),
         "padding_idx": Attribute(-1, (-1, 0, ROWS - 1), (-2, ROWS, 2**40), (f"[0, {ROWS})",)),
         "scale_grad_by_freq": Attribute(0, (0, 1), (-1, 2)),
     },

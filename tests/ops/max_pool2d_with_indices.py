@@ -79,6 +79,7 @@ def calls() -> Iterator[Call]:
         ((3, 3), (1, 2), (3, 2), (3, 2), 0),
         ((4, 4), (2, 2), (2, 2), (), 1),
         ((2, 3), (5, 7), (1, 1), (), 1),
+        ((2, 1), (2**31 - 1, 2), (), (3, 2**31 - 1), 1),
     ):
         setting = Setting(kernel, stride, padding, dilation, ceil_mode)
         for size in (7, 8, 9, 10):

@@ -21,11 +21,11 @@ THRESHOLDS = (0.0, -0.0, 0.5, -1.0, -INF, 0.123456789, 1e-45, 3.4e38, INF)
 def oracle(grad_output: ArrayLike, self: ArrayLike, threshold: float = 0.0, *, dtype: Reals = np.float64) -> Array:
     """+0 where self <= threshold, else grad_output; shape broadcast(grad_output, self).
 
-    threshold is compared as a float32 value. NaN in self lets the gradient pass.
+    threshold is compared as a float32 value. NaN in self or as the threshold lets the gradient pass.
     """
     g, x, limit = real(grad_output, dtype), real(self, dtype), attribute(threshold, dtype)
     with np.errstate(all="ignore"):
-        return np.where(np.isnan(x) | (x > limit), g, np.zeros((), dtype))
+        return np.where(x <= limit, np.zeros((), dtype), g)
 
 
 def around(threshold: float, dtype: DType) -> Array:

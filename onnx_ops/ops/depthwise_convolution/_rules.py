@@ -9,8 +9,9 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
-from onnx_ops.core.types import Dim
+from onnx_ops.core.types import MAX_NUMBER, Dim
 from onnx_ops.loops.primitives import LANES, helper, interleave, like, setting
+from onnx_ops.ops.windows import adds_too_much, check_padding
 
 AXES = 3
 """Spatial axes at most. With fewer of them the first ones have the size 1, and filters of that size."""
@@ -69,8 +70,12 @@ def check_windows(call: Call, sized: str, rank: int) -> None:
         given = call.attributes[name]
         if given and len(given) != count:
             raise call.error(f"attribute '{name}' is {given}, expected {count} numbers, or none")
-        if any(value < least for value in given):
-            raise call.error(f"attribute '{name}' is {given}, expected numbers of at least {least}")
+        call.check_range(name, least)
+
+
+def check_sizes(call: Call, axes: Sequence[Axis], lengths: Sequence[Dim]) -> None:
+    """Refuse pads that add too much to an input of these lengths."""
+    check_padding(call, "pads", lengths, [axis.before + axis.after for axis in axes])
 
 
 def check_rank(call: Call, name: str, rank: int) -> None:
@@ -131,6 +136,7 @@ def quotient_up(a: int, b: int) -> int:
 @helper
 def write_windows(table: Any, attributes: Any, spatial: int) -> bool:
     """STRIDE, BEFORE and DILATION; whether they fit LENGTH, COUNT and FILTER, which are there."""
+    plane, padded = 1.0, 1.0
     for i in range(AXES):
         axis = i - (AXES - spatial)
         stride, before, after, dilation = 1, 0, 0, 1
@@ -139,24 +145,28 @@ def write_windows(table: Any, attributes: Any, spatial: int) -> bool:
             before = setting(attributes.pads, attributes.pads_count, axis, 0)
             after = setting(attributes.pads, attributes.pads_count, spatial + axis, 0)
             dilation = setting(attributes.dilations, attributes.dilations_count, axis, 1)
-        rest = table[LENGTH * AXES + i] + before + after - dilation * (table[FILTER * AXES + i] - 1) - 1
+        length, filter_size = table[LENGTH * AXES + i], table[FILTER * AXES + i]
+        if filter_size > MAX_NUMBER:
+            return False
+        rest = length + before + after - dilation * (filter_size - 1) - 1
         if rest < 0 or rest // stride + 1 != table[COUNT * AXES + i]:
             return False
         table[STRIDE * AXES + i], table[BEFORE * AXES + i], table[DILATION * AXES + i] = stride, before, dilation
-    return True
+        plane, padded = plane * length, padded * (length + before + after)
+    return not adds_too_much(plane, padded)
 
 
 @helper
-def write_lanes(table: Any, samples: int, channels: int, filters: int, planes: int, work: int) -> bool:
+def write_lanes(table: Any, samples: int, channels: int, filters: int, planes: int, work: float) -> bool:
     """How the planes of a sample, and samples, go into lanes and tasks; whether the channels fit the filters.
 
-    work: products and numbers of the samples of a group.
+    work: products and numbers of the samples of a group; in float64, where it does not wrap.
     """
     if filters % max(channels, 1) != 0 or (filters == 0) != (channels == 0):
         return False
     abreast = min(max(planes, 1), LANES)
     together = LANES // abreast
-    groups, of_task = quotient_up(samples, together), max(WORK // work, 1)
+    groups, of_task = quotient_up(samples, together), int(max(WORK / max(work, 1.0), 1.0))
     whole = FIELDS * AXES
     table[whole + SAMPLES], table[whole + CHANNELS], table[whole + FILTERS] = samples, channels, filters
     table[whole + ABREAST], table[whole + TOGETHER_SAMPLES] = abreast, together

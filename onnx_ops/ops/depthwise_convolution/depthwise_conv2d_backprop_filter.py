@@ -59,6 +59,7 @@ from onnx_ops.ops.depthwise_convolution._rules import (
     bring_box,
     check_filters,
     check_rank,
+    check_sizes,
     check_windows,
     clear,
     find_planes,
@@ -98,7 +99,8 @@ double where an input is double, else in float for the numbers of a few rows of 
 are rounded once, always taken in the same order, and do not depend on the number of threads.
 
 Edge rules: NaN and infinities give what the formula gives; so an infinite out_backprop that meets the padding gives
-NaN. Without samples the gradient is 0. A size in which no filter fits is an error.
+NaN. Without samples the gradient is 0. A size in which no filter fits is an error. So are a number above 2147483647 in
+an attribute, and pads that add more than 268435456 elements to a plane with fewer.
 
 Without a kernel: the order of the sums is that of the runtime's MatMul. Shapes that are known only at run time are not
 checked.
@@ -202,7 +204,7 @@ def write_table(table: Any, attributes: Any, job: Any) -> bool:
             step = min(step, LONGEST)
         table[STEP * AXES + i], table[REACH * AXES + i] = step, reach_of(table, i, step)
         seen *= table[REACH * AXES + i]
-    work = LANES * (product(table, LENGTH) + product(table, COUNT) * (sums_of_filter(table) + LANES) // LANES)
+    work = LANES * product(table, LENGTH) + 1.0 * product(table, COUNT) * (sums_of_filter(table) + LANES)
     return write_lanes(table, samples, channels, filters, filters, work)
 
 
@@ -419,6 +421,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
         check_rank(call, name, len(sizes))
     if x is not None:
         axes = axes_of(*(call.attributes[name] for name in ("filter_size", "strides", "pads", "dilations")))
+        check_sizes(call, axes, x[LEAD:])
         counts = [own.count(n) if isinstance(n, int) else None for own, n in zip(axes, x[LEAD:], strict=True)]
         for axis, fitting in enumerate(counts, LEAD):
             if fitting is not None and fitting < 1:

@@ -17,7 +17,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import required_attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.types import FLOATS, MAX_NUMBER, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -60,6 +60,7 @@ from onnx_ops.ops.depthwise_convolution._rules import (
     bring_box,
     check_filters,
     check_rank,
+    check_sizes,
     check_windows,
     find_planes,
     number,
@@ -97,7 +98,8 @@ taken in double where an input is double, else in float, in the order of m, a an
 depend on the number of threads.
 
 Edge rules: NaN and infinities give what the formula gives; so an infinite filter that meets a zero beside out_backprop
-gives NaN. A size in which no filter fits is an error.
+gives NaN. A size in which no filter fits is an error. So are a number above 2147483647 in an attribute, and pads that
+add more than 268435456 elements to a plane with fewer.
 
 Without a kernel: an infinite filter also gives NaN where strides leave elements of input out. Shapes that are known
 only at run time are not checked.
@@ -208,7 +210,7 @@ def write_table(table: Any, attributes: Any, job: Any) -> bool:
         table[STEP * AXES + i], table[REACH * AXES + i] = step, (step - 1 + more) // stride + 1
         seen *= table[REACH * AXES + i]
     of_place = own * product(table, FILTER) // LANES + 1
-    work = LANES * (product(table, LENGTH) * of_place + own * product(table, COUNT))
+    work = LANES * (1.0 * product(table, LENGTH) * of_place + 1.0 * own * product(table, COUNT))
     return write_lanes(table, samples, channels, filters, channels, work)
 
 
@@ -388,9 +390,12 @@ def body(b: Body) -> None:
     channels = b.op("Slice", input_size, [0], [1], name="channels")
     own_lengths = b.op("Slice", input_size, [1], [AXES + 1], name="spatial_sizes")
     axes = SpatialAxes(b, own_lengths, AXES)
-    stride, dilation = axes.setting("strides", 1), axes.setting("dilations", 1)
+    given, dilation = axes.setting("strides", 1), axes.setting("dilations", 1)
     before = axes.setting("pads", 0).named("before")
     lengths = axes.sizes(own_lengths, "lengths")
+    # Of places that are further apart than the input ends, the first alone meets it; zeros between them take memory.
+    end = (before + lengths).named("end")
+    stride = b.op("Where", given.less(end), given, end, name="stride")
     sizes = axes.sizes(b.op("Shape", weights, name="filter_size", start=LEAD), "sizes")
     counts = axes.sizes(b.op("Shape", grad, name="grad_size", start=LEAD), "counts")
     samples = b.op("Shape", grad, name="samples", start=0, end=1)
@@ -413,7 +418,7 @@ def body(b: Body) -> None:
 
     more = (dilation * (sizes - 1)).named("more")
     missing = b.op("Max", more - before, 0, name="missing")
-    behind = b.op("Max", before + lengths - counts * stride, 0, name="behind")
+    behind = b.op("Max", end - counts * stride, 0, name="behind")
     none = b.constant([0, 0, 0])
     spread = b.op("Pad", spread, parts(none, missing, none, behind, name="rim"), name="with_rim")
     first = (missing + before).named("first")
@@ -446,11 +451,12 @@ def infer(call: Call) -> tuple[TensorType, ...]:
         check_rank(call, name, len(lengths))
     check_filters(call, "out_backprop", channels)
     if weights is not None:
-        if any(isinstance(size, int) and size < 1 for size in weights[LEAD:]):
-            raise call.shape_error("filter", "sizes of at least 1")
+        if not all(1 <= size <= MAX_NUMBER for size in weights[LEAD:] if isinstance(size, int)):
+            raise call.shape_error("filter", f"sizes of at least 1, at most {MAX_NUMBER}")
         call.same_shape("filter", (weights[0], 1, *weights[LEAD:]), "one channel in each filter")
         known = [size if isinstance(size, int) else 1 for size in weights[LEAD:]]
         axes = axes_of(known, *(call.attributes[name] for name in ("strides", "pads", "dilations")))
+        check_sizes(call, axes, lengths)
         counts = [own.count(length) for own, length in zip(axes, lengths, strict=True)]
         if any(count < 1 for count in counts):
             raise call.shape_error("filter", f"one that fits into 'input_size', {call.attributes['input_size']}")

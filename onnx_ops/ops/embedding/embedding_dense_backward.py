@@ -55,8 +55,8 @@ Dtypes: grad float16, bfloat16, float or double, and out the same; indices int64
 always in the order of the indices, and rounded once; they do not depend on the number of threads.
 
 Edge rules: a row that was not looked up gets 0. padding_idx = -1 stands for none. Without indices, with num_weights = 0
-and with D = 0 there is nothing to add up. An index outside [0, num_weights) is an error. NaN and infinities give what
-the sum gives; in the row padding_idx they count for nothing.
+and with D = 0 there is nothing to add up. An index outside [0, num_weights) is an error, as is num_weights above
+2147483647. NaN and infinities give what the sum gives; in the row padding_idx they count for nothing.
 
 Without a kernel: values cannot be refused; an index outside its range makes all of out NaN. The order in which terms
 are added up is that of the runtime's ScatterElements.
@@ -269,8 +269,7 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     call.check()
     rows, padding = call.attributes["num_weights"], call.attributes["padding_idx"]
-    if rows < 0:
-        raise call.error(f"attribute 'num_weights' is {rows}, expected at least 0")
+    call.check_range("num_weights", 0)
     if not NONE <= padding < max(rows, 1):
         raise call.error(f"attribute 'padding_idx' is {padding}, expected a row in [0, {rows}), or -1 for none")
     call.check_choice("scale_grad_by_freq", {0: "no", 1: "yes"})

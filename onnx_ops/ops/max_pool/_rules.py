@@ -10,6 +10,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim, Shape
 from onnx_ops.loops.primitives import helper, setting
+from onnx_ops.ops.windows import adds_too_much, check_padding
 
 AXES = 3
 """Spatial axes at most. With fewer of them the first ones have the size 1, and windows of that size."""
@@ -34,6 +35,12 @@ class Window(NamedTuple):
     padding: int
     dilation: int
 
+    def met(self, size: int, count: int) -> range:
+        """The elements of a window that lie in an input of this size in one of `count` windows or more."""
+        last_begin = (count - 1) * self.stride - self.padding
+        begin, end = -(last_begin // self.dilation), (size - 1 + self.padding) // self.dilation + 1
+        return range(max(begin, 0), min(self.kernel, end))
+
 
 def spatial_rank(call: Call) -> int:
     """The number of spatial axes; two where the call does not tell kernel_size."""
@@ -53,10 +60,8 @@ def windows_of(call: Call) -> list[Window]:
             expected = f"as many numbers as 'kernel_size' has, {len(kernel)}, or none"
             raise call.error(f"attribute '{name}' is {given}, expected {expected}")
         own[name] = given or default
-    for name, values in own.items():
-        least = 0 if name == "padding" else 1
-        if any(value < least for value in values):
-            raise call.error(f"attribute '{name}' is {values}, expected numbers of at least {least}")
+    for name in own:
+        call.check_range(name, 0 if name == "padding" else 1)
     made = [Window(*values) for values in zip(*own.values(), strict=True)]
     halves = tuple((w.dilation * (w.kernel - 1) + 1) // 2 for w in made)
     if any(w.padding > half for w, half in zip(made, halves, strict=True)):
@@ -77,6 +82,7 @@ def pooled_shape(call: Call, windows: list[Window]) -> Shape | None:
     if shape is None:
         return None
     lead = len(shape) - len(windows)
+    check_padding(call, "padding", shape[lead:], [2 * window.padding for window in windows])
     dims: list[Dim] = []
     for axis, (size, window) in enumerate(zip(shape[lead:], windows, strict=True), lead):
         count = window_count(size, *window, call.attributes["ceil_mode"]) if isinstance(size, int) else None
@@ -96,16 +102,22 @@ def window_count(size: int, kernel: int, stride: int, padding: int, dilation: in
     count = (span + (stride - 1 if ceil_mode != 0 else 0)) // stride + 1
     if ceil_mode != 0 and (count - 1) * stride >= size + padding:  # it would begin beyond the end
         count -= 1
-    for o in range(count):
-        if first_inside(o * stride - padding, dilation) >= size:
+    # A window that begins in the input has an element of it. One that begins before steps over the input where it meets
+    # it at `size` or later, but before `dilation`. As padding is at most half of the window, the windows of which each
+    # fits begin at most `size` apart: if one of them steps over, then the first does, or the first that meets it at
+    # `size` or later. With ceil_mode there may be one more.
+    last_before = min(count - 1, (padding - 1) // stride)
+    later = (size - first_inside(-padding, dilation) + stride - 1) // stride
+    for o in (0, later, last_before):
+        if 0 <= o <= last_before and first_inside(o * stride - padding, dilation) >= size:
             return 0
     return count
 
 
 @helper
 def first_inside(begin: int, dilation: int) -> int:
-    """The first element of a window that does not lie before the input."""
-    return begin if begin >= 0 else begin + (dilation - 1 - begin) // dilation * dilation
+    """The first element of a window that does not lie before the input, of one that begins before it."""
+    return begin % dilation
 
 
 # --- for kernels -----------------------------------------------------------------------------------------------------
@@ -122,6 +134,7 @@ def write_table(table: Any, attributes: Any, job: Any, place: int) -> int:
     lead = job.rank[place] - spatial
     if lead != 1 and lead != 2:
         return -1
+    plane, padded = 1.0, 1.0
     for i in range(AXES):
         axis = i - (AXES - spatial)
         table[SIZE * AXES + i] = 1
@@ -145,4 +158,5 @@ def write_table(table: Any, attributes: Any, job: Any, place: int) -> int:
             table[STRIDE * AXES + i] = stride
             table[PADDING * AXES + i] = padding
             table[DILATION * AXES + i] = dilation
-    return lead
+            plane, padded = plane * size, padded * (size + 2 * padding)
+    return -1 if adds_too_much(plane, padded) else lead

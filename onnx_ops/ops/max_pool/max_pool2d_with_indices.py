@@ -78,7 +78,8 @@ Dtypes: self float16, bfloat16, float or double, and out the same; indices int64
 
 Edge rules: of equal maxima the first one counts. A NaN is greater than any number, and the last one in the window
 counts. What windows reach beyond self is not looked at. A padding of more than half of the window, a size without
-windows, and a window without elements are errors.
+windows, and a window without elements are errors. So are a number above 2147483647 in an attribute, and padding that
+adds more than 268435456 elements to a plane with fewer.
 
 Without a kernel: the results are the same. Shapes that are known only at run time are not checked.
 """,
@@ -125,7 +126,8 @@ def reference(
     counts = [window_count(size, *w, ceil_mode) for size, w in zip(sizes, windows, strict=True)]
     best = np.full((*lead, *counts), -np.inf)
     indices = np.full((*lead, *counts), -1, np.int64)
-    for element in itertools.product(*(range(w.kernel) for w in windows)):
+    met = (w.met(size, count) for w, size, count in zip(windows, sizes, counts, strict=True))
+    for element in itertools.product(*met):
         places = np.ix_(
             *(
                 np.arange(n) * w.stride - w.padding + e * w.dilation
@@ -157,7 +159,11 @@ def product(table: Any, field: int) -> int:
 
 @helper
 def planes_per_task(table: Any) -> int:
-    return max(WORK // (product(table, SIZE) + product(table, COUNT) * product(table, KERNEL_SIZE)), 1)
+    work = float(product(table, SIZE))
+    looked_at = 1.0
+    for i in range(AXES):  # in float64, for windows may be much larger than the input
+        looked_at *= float(table[COUNT * AXES + i]) * float(table[KERNEL_SIZE * AXES + i])
+    return int(max(WORK / (work + looked_at), 1.0))
 
 
 def plan(kernel_address: int, job_address: int) -> int:

@@ -74,8 +74,8 @@ Dtypes: grad_output and self float16, bfloat16, float or double; out has the dty
 values of self are not looked at. Sums are taken in the order of the windows: in double where grad_output or self is
 double, else in float, and rounded once.
 
-Edge rules: an element that is no maximum gets 0. An index outside the plane of its window is an error. NaN and
-infinities go where their indices tell.
+Edge rules: an element that is no maximum gets 0. An index outside the plane of its window is an error, as are
+attributes that MaxPool2dWithIndices refuses. NaN and infinities go where their indices tell.
 
 Without a kernel: values cannot be refused; an index outside its plane makes all of that plane NaN. Shapes that are
 known only at run time are not checked.

@@ -73,6 +73,10 @@ def wrong_windows() -> Iterator[Refusal]:
         ("pads", (0, 0, -1, 0), "at least 0"),
         ("dilations", (1, 1, 1), "2 numbers"),
         ("dilations", (1, -1), "at least 1"),
+        ("strides", (2**62, 1), "at most 2147483647"),
+        ("pads", (2**62, 0, 0, 0), "at most 2147483647"),
+        ("pads", (0, 0, 2**30, 0), "at most 268435456 elements"),
+        ("dilations", (2**63 - 1, 1), "at most 2147483647"),
     ):
         label = f"{name}_{value}".replace(" ", "")
         yield Refusal(label, (f"'{name}'", f" {value},", words), attributes={name: value})

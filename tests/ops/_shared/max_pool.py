@@ -119,6 +119,10 @@ def wrong_attributes(known: dict[str, Any]) -> Iterator[Refusal]:
         ("dilation", (-1, 1), ("at least 1",)),
         ("padding", (-1, 0), ("at least 0",)),
         ("padding", (0, 2), ("at most half",)),
+        ("kernel_size", (2**31, 1), ("at most 2147483647",)),
+        ("stride", (2**63 - 1, 1), ("at most 2147483647",)),
+        ("dilation", (2**48, 1), ("at most 2147483647",)),
+        ("padding", (2**62, 0), ("at most 2147483647",)),
         ("kernel_size", (1, 1, 1, 1), ("at most 3",)),
     ):
         label = f"{name}_{'_'.join(map(str, value))}"
