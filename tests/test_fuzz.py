@@ -2,7 +2,8 @@
 
 A failure prints seed, number and a smaller call that still fails. From the folder `tests`, with the one above it on
 PYTHONPATH, `fuzzing.problems(fuzzing.call(seed, number))` or the printed `fuzzing.problems(Fuzzed(...))` make it again;
-of a record's call, `fuzzing.problems_of_call(random_calls.call(seed, number))`.
+of a record's call, `fuzzing.problems_of_call(random_calls.call(seed, number))`; of extreme attributes,
+`extreme_attributes.problems(seed, number, number + 1)`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import engines
+import extreme_attributes
 import fuzzing
 import ml_dtypes
 import numpy as np
@@ -20,7 +22,7 @@ import pytest
 import random_calls
 from engines import Array, Engine
 
-CALLS, RECORDED, BAD_CALLS, GRAPHS = 500, 108, 60, 25
+CALLS, RECORDED, BAD_CALLS, GRAPHS, EXTREMES = 500, 108, 60, 25, 66
 """Numbers of cases in `make test`."""
 
 
@@ -44,7 +46,7 @@ def report(seed: int, number: int, case: object, found: object) -> str:
     return f"seed {seed}, number {number}:\n{found}\n{case}"
 
 
-@pytest.mark.parametrize("numbers", [(CALLS, 0.3)], indirect=True, ids=["calls"])
+@pytest.mark.parametrize("numbers", [(CALLS, 0.25)], indirect=True, ids=["calls"])
 def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
     failures = []
     for number in numbers:
@@ -55,7 +57,7 @@ def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
     assert not failures, f"{len(failures)} calls:\n" + "\n\n".join(failures[:10])
 
 
-@pytest.mark.parametrize("numbers", [(RECORDED, 0.3)], indirect=True, ids=["recorded"])
+@pytest.mark.parametrize("numbers", [(RECORDED, 0.25)], indirect=True, ids=["recorded"])
 def test_engines_agree_on_calls_of_records(numbers: Iterator[int], seed: int) -> None:
     failures = []
     for number in numbers:
@@ -77,7 +79,7 @@ def test_bad_calls_are_refused_and_sessions_go_on(numbers: Iterator[int], seed: 
         engines.assert_same_bits(engines.KERNEL(good.op, good.inputs, good.attributes), before)
 
 
-@pytest.mark.parametrize("numbers", [(GRAPHS, 0.3)], indirect=True, ids=["graphs"])
+@pytest.mark.parametrize("numbers", [(GRAPHS, 0.2)], indirect=True, ids=["graphs"])
 def test_engines_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
     for number in numbers:
         model, feeds = fuzzing.graph(seed, number)
@@ -86,6 +88,14 @@ def test_engines_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
             message = report(seed, number, model, f"{name} and kernel")
             # a few roundings of float32, of terms that may cancel
             np.testing.assert_allclose(result, results["kernel"], rtol=1e-4, atol=1e-5, err_msg=message)
+
+
+@pytest.mark.parametrize("numbers", [(EXTREMES, 0.2)], indirect=True, ids=["extremes"])
+def test_attributes_at_the_ends_of_their_types(numbers: Iterator[int], seed: int) -> None:
+    failures: list[str] = []
+    while together := list(itertools.islice(numbers, EXTREMES)):
+        failures += extreme_attributes.problems(seed, together[0], together[-1] + 1)
+    assert not failures, f"seed {seed}, {len(failures)} problems:\n" + "\n".join(failures[:10])
 
 
 def wrong_in_one_element(call: engines.Call) -> dict[str, Array]:
