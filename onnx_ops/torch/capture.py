@@ -19,7 +19,7 @@ from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.arrays import to_array
 from onnx_ops.torch.checks import compare
 from onnx_ops.torch.errors import CaptureError
-from onnx_ops.torch.explanations import Whereabouts
+from onnx_ops.torch.explanations import Whereabouts, refuse_compiled
 from onnx_ops.torch.marking import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
@@ -123,6 +123,7 @@ def _captured(
     opset_version: int,
     check: bool,
 ) -> Capture:
+    refuse_compiled(joint.model)
     eager = Seen()
     first, second = trials(joint, eager)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)

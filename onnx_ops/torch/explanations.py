@@ -6,26 +6,44 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.frames import line_now, line_of_error
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator was run first: the module of the model, and the line of code, if there is one."""
+
+    module: str
+    line: str | None
 
 
 class Whereabouts(TorchDispatchMode):
-    """While it is entered: notes which module of a model runs which operator."""
+    """While it is entered: notes which module of a model runs which operator, and at which line.
+
+    Attributes:
+        complex: the first operator that has made complex numbers, with its place.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._running: list[torch.nn.Module] = []
-        self._modules: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
+        self._of_gradients: dict[int, Place] = {}
+        self.complex: tuple[str, Place] | None = None
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Whereabouts:
@@ -44,8 +62,21 @@ class Whereabouts(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._modules.setdefault(_bare(func), self.module())
-        return func(*args, **(kwargs or {}))
+        place = self._place()
+        self._places.setdefault(_bare(func), place)
+        result = func(*args, **(kwargs or {}))
+        if self.complex is None and isinstance(result, torch.Tensor) and result.is_complex():
+            self.complex = str(func), place
+        return result
+
+    def _place(self) -> Place:
+        """Of the operator that is run; in a backward pass of the one whose gradient is taken."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._of_gradients.get(node._sequence_nr(), Place(self.module(), line_now()))
+        place = Place(self.module(), line_now())
+        self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = place
+        return place
 
     def _left(self, module: torch.nn.Module) -> None:
         while self._running and self._running.pop() is not module:
@@ -58,15 +89,47 @@ class Whereabouts(TorchDispatchMode):
                 return f"{self._names[module]} ({type(module).__name__})"
         return "the loss"
 
-    def of(self, operator: str) -> str:
-        """The module that runs an operator, or the operator whose gradient it is."""
-        if operator in self._modules and not operator.endswith("_backward"):
-            return self._modules[operator]
-        stem = re.sub(r"_backward$", "", operator).lstrip("_")
-        for known, module in self._modules.items():
+    def of(self, operator: str) -> Place:
+        """Where an operator is run, or the one that it was made of."""
+        name = operator.split("::")[-1].split(".")[-1]
+        if name in self._places and not name.endswith("_backward"):
+            return self._places[name]
+        stem = re.sub(r"_(backward|scatter)$", "", name).lstrip("_")
+        for known, place in self._places.items():
             if known.strip("_").startswith(stem) and not known.endswith("_backward"):
-                return module
-        return self._modules.get(operator, "the loss")
+                return place
+        return self._places.get(name, Place("the loss", None))
+
+
+class NoAutocast(TorchFunctionMode):
+    """While it is entered: functions that torch.autocast would run in another dtype are refused."""
+
+    def __init__(self, where: Whereabouts) -> None:
+        super().__init__()
+        self._where = where
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise CaptureError(
+                f"{self._where.module()} runs under torch.autocast{_at(line_now())}, which casts to"
+                f" {torch.get_autocast_dtype('cpu')}; onnxruntime lacks most kernels of that dtype on a CPU. Leave"
+                " torch.autocast out of the model and the loss"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_compiled(model: torch.nn.Module) -> None:
+    """CaptureError for a model in which torch.compile has wrapped a module."""
+    for name, module in model.named_modules():
+        text = f"{f'module {name!r} of the model' if name else 'the model'} is compiled, and cannot be captured"
+        if isinstance(module, OptimizedModule):
+            raise CaptureError(
+                f"{text}; pass the original, that was given to torch.compile (now its attribute _orig_mod)"
+            )
+        if module._compiled_call_impl is not None:
+            raise CaptureError(f"{text}; capture it before its method compile() is called")
 
 
 def _bare(operator: Any) -> str:
@@ -106,29 +169,49 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Whereabouts) -> str | None:
     if isinstance(error, CaptureError):  # of a translation
         return str(error)
-    for explain in (_branch, _shape_from_data, _specialized, _untranslated):
+    for explain in (_branch, _compiled, _shape_from_data, _specialized, _no_translation):
         if text := explain(error, where):
             return text
     return None
 
 
+_NUMBER_WANTED = (
+    r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float)|passed to FakeTensor\.__format__|\.numpy\(\) is not)"
+)
+"""What PyTorch and Python say where a number, an index, a text or an array is made of a tensor without values."""
+
+
 def _branch(error: BaseException, where: Whereabouts) -> str | None:
-    number_wanted = isinstance(error, TypeError) and re.search(r"not 'Sym(Bool|Int|Float)'", str(error))
+    number_wanted = isinstance(error, TypeError | IndexError | RuntimeError) and re.search(_NUMBER_WANTED, str(error))
     if not number_wanted and not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
     return (
-        f"{where.module()} decides by the numbers in a tensor what to do{operator}; a graph cannot follow such a"
-        " branch. Write it with torch.where, or compute what it decides on before the step and pass it in as a number"
+        f"{where.module()} decides by the numbers in a tensor what to do{operator}{_at(line_of_error(error))}; a graph"
+        " cannot follow such a branch. Write it with torch.where, or compute what it decides on before the step and"
+        " pass it in as a number"
     )
+
+
+def _compiled(error: BaseException, where: Whereabouts) -> str | None:
+    if "dynamo-optimized function" not in str(error):
+        return None
+    return (
+        f"{where.module()} calls a function that torch.compile has compiled{_at(line_of_error(error))}, which cannot be"
+        " captured; call the original"
+    )
+
+
+def _at(line: str | None) -> str:
+    return "" if line is None else f" at {line}"
 
 
 def _shape_from_data(error: BaseException, where: Whereabouts) -> str | None:
     if not isinstance(error, DynamicOutputShapeException):
         return None
     return (
-        f"{where.module()} runs {error.func}, the shape of whose result depends on the numbers in a tensor. Use a mask"
-        " with torch.where instead, so that shapes stay the same"
+        f"{where.module()} runs {error.func}{_at(line_of_error(error))}, the shape of whose result depends on the"
+        " numbers in a tensor. Use a mask with torch.where instead, so that shapes stay the same"
     )
 
 
@@ -161,13 +244,25 @@ def _specialized(error: BaseException, where: Whereabouts) -> str | None:
     return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
 
 
-def _untranslated(error: BaseException, where: Whereabouts) -> str | None:
+def _no_translation(error: BaseException, where: Whereabouts) -> str | None:
     found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>", str(error))
     if not found:
         return None
-    operator = found.group(1)
+    operator = found.group(1).replace("::", ".")
+    if where.complex is not None:
+        made, place = where.complex
+        return (
+            f"{place.module} computes with complex numbers ({made}{_at(place.line)}); {operator} of complex numbers has"
+            " no translation to ONNX. Compute with real and imaginary parts in tensors of their own"
+        )
+    return untranslated(operator, where)
+
+
+def untranslated(operator: str, where: Whereabouts) -> str:
+    """Why a step with an operator that has no translation, such as aten.lgamma, cannot be captured."""
+    place = where.of(operator)
+    line = "" if place.line is None else f"; it is run at {place.line}"
     return (
-        f"{operator.replace('::', '.')}, which {where.of(operator.split('.')[-1].split('::')[-1])} needs, has no"
-        " translation to ONNX. Replace what it computes by other operators, or leave it out of the step; the table of"
-        " what works is docs/capture.md"
+        f"{operator}, which {place.module} needs, has no translation to ONNX{line}. Replace what it computes by other"
+        " operators, or leave it out of the step; the table of what works is docs/capture.md"
     )

@@ -5,6 +5,7 @@ The formulas are those that the pages of torch.optim give for each class.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,12 +180,25 @@ class Plan:
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
-    """The rule of an optimizer's class; CaptureError if there is none."""
-    rule = RULES.get(type(optimizer))
-    if rule is None:
-        known = ", ".join(sorted(kind.__name__ for kind in RULES))
-        raise CaptureError(f"the optimizer is a {type(optimizer).__name__}; what can be captured is {known}")
-    return rule
+    """The rule of an optimizer's class, or of that whose methods it inherits; CaptureError if there is none."""
+    kind = type(optimizer)
+    base = next((base for base in kind.__mro__ if base in RULES), None)
+    if base is None:
+        known = ", ".join(sorted(rule.__name__ for rule in RULES))
+        raise CaptureError(f"the optimizer is a {kind.__name__}; what can be captured is {known}")
+    own = sorted(name for name in dir(base) if not name.startswith("__") and _method(kind, name) != _method(base, name))
+    if own:
+        raise CaptureError(
+            f"the optimizer is a {kind.__name__}, which has its own {', '.join(own)} in place of those of"
+            f" {base.__name__}; a capture would not follow them. Pass {base.__name__} itself, or capture `gradients`"
+            " alone and update the parameters outside of the graph"
+        )
+    return RULES[base]
+
+
+def _method(kind: type[torch.optim.Optimizer], name: str) -> Any:
+    """What a class has under a name, without the profiler that torch.optim puts around `step`."""
+    return inspect.unwrap(getattr(kind, name)) if callable(getattr(kind, name)) else None
 
 
 def named_parameters(

@@ -36,12 +36,13 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.decompositions import decompositions
-from onnx_ops.torch.explanations import Whereabouts, explained
+from onnx_ops.torch.explanations import NoAutocast, Whereabouts, explained
 from onnx_ops.torch.marking import TABLE as MARKS
 from onnx_ops.torch.marking import take_out_marks
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.table import translation_table
+from onnx_ops.torch.translatable import check_translations
 from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
 
 Tensors = dict[str, torch.Tensor]
@@ -114,7 +115,7 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with preserved(where.model), where, Constants(mode), _unchecked_distributions(), whole_ops():
+        with preserved(where.model), where, Constants(mode), _unchecked_distributions(), NoAutocast(where), whole_ops():
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
     with explained(where):
@@ -238,11 +239,13 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
     shapes = tuple(dict(traced.dynamic[name]) or None for name in examples)
     with explained(where), torch.no_grad(), _quiet(), _sizes_taken_for_large():
+        registry = _registry(opset_version)
+        check_translations(traced.graph, registry, where)
         given = tuple(examples.values())
         program = torch.export.export(_Flat(traced.graph), given, dynamic_shapes=(shapes,), strict=False)
         exported = exporter.export(
             program,
-            registry=_registry(opset_version),
+            registry=registry,
             verbose=False,
             optimize=False,
             opset_version=opset_version,

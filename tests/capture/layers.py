@@ -140,7 +140,6 @@ REASONS: dict[str, str] = {
                 "torch.stft(x[0], 4, return_complex=True).abs()",
             ),
             _NO_FUNCTION: ("torch.special.i0(x)", "x.lgamma()", "x.digamma()", "x.erfinv()"),
-            "PyTorch looks at values to compute it": ("x.cov()", "x.corrcoef()"),
             "the shape of a result on its way depends on data": ("torch.combinations(x[0])",),
         }.items()
         for text in texts

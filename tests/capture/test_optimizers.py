@@ -163,9 +163,28 @@ def test_training_goes_from_torch_to_onnx_and_back(kind: str, tmp_path: Path) ->
         assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max()), name
 
 
+class Named(torch.optim.AdamW):
+    """What libraries derive to set defaults."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, 1e-2, amsgrad=True)
+
+
+class Halved(Named):
+    def step(self, closure: Any = None) -> None:
+        raise AssertionError
+
+
+def test_subclasses_that_override_nothing_are_their_base() -> None:
+    model = network(torch.float32)
+    capture = training_step(model, loss, batches(torch.float32)[0], Named(model.parameters()))
+    assert "optimizer.max_exp_avg_sq.0.weight" in capture.state
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda m: Halved(m.parameters()), "is a Halved, which has its own step in place of those of AdamW"),
         (lambda m: torch.optim.LBFGS(m.parameters()), "the optimizer is a LBFGS; what can be captured is Adam"),
         (lambda m: torch.optim.SGD(nn.Linear(2, 5).parameters()), "a parameter of shape (5, 2) that is none of the"),
     ],

@@ -34,9 +34,30 @@ def capture(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 
 WHERE = r"body\.1 \(Layer\)"
+LINE = r"at \S*test_refusals\.py, line \d+"
+COMPILED = torch.compile(torch.sin, backend="eager")
 REFUSED = {
-    "no translation": (lambda x: x.lgamma(), rf"lgamma, which {WHERE} needs, has no translation.*docs/capture\.md"),
-    "branch on data": (lambda x: x if x.sum() > 0 else -x, rf"{WHERE} decides by the numbers.*torch\.where"),
+    "no translation": (
+        lambda x: x.lgamma(),
+        rf"lgamma, which {WHERE} needs, has no translation.* is run {LINE}.*docs/capture\.md",
+    ),
+    "no translation of its gradient": (
+        lambda x: torch.linalg.eigh(x @ x.t())[0],
+        rf"_linalg_eigh, which {WHERE} needs, has no translation.* is run {LINE}",
+    ),
+    "complex numbers": (
+        lambda x: torch.fft.rfft(x).abs(),
+        rf"{WHERE} computes with complex numbers .*_fft_r2c.* {LINE}",
+    ),
+    "array": (lambda x: x * float(x.detach().numpy().sum()), rf"{WHERE} decides by the numbers .* {LINE}"),
+    "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
+    "text": (lambda x: x if f"{x.sum():.2f}" else -x, rf"{WHERE} decides by the numbers .* {LINE}"),
+    "shape of data": (lambda x: torch.linalg.lstsq(x, x)[0], rf"{WHERE} runs aten\.linalg_lstsq.* {LINE}, the shape"),
+    "compiled function": (lambda x: COMPILED(x), rf"{WHERE} calls a function that torch\.compile .* {LINE}"),
+    "branch on data": (
+        lambda x: x if x.sum() > 0 else -x,
+        rf"{WHERE} decides by the numbers in a tensor .* {LINE}.*torch\.where",
+    ),
     "max_norm": (
         lambda x: torch.nn.functional.embedding(torch.tensor([1]), x, max_norm=1.0),
         "max_norm rewrites its weights",
@@ -71,3 +92,30 @@ def test_an_error_that_is_being_handled_explains_nothing() -> None:
     except CaptureError:
         with pytest.raises(CaptureError, match=REFUSED["no translation"][1]):
             capture(REFUSED["no translation"][0])
+
+
+def test_what_has_no_translation_is_refused_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.export, "export")
+    with pytest.raises(CaptureError, match="_linalg_eigh"):
+        capture(lambda x: torch.linalg.eigh(x)[0])
+
+
+def test_autocast_is_refused() -> None:
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x).float().sum()
+
+    with pytest.raises(
+        CaptureError, match=rf"{WHERE} runs under torch\.autocast {LINE}, which casts to torch\.bfloat16"
+    ):
+        gradients(Model(lambda x: torch.nn.functional.linear(x, x)), loss, (torch.ones(3, 3),))
+
+
+def test_compiled_models_are_refused() -> None:
+    wrapped = torch.nn.Sequential(torch.compile(torch.nn.Linear(3, 3), backend="eager"))
+    with pytest.raises(CaptureError, match=r"module '0' of the model is compiled.*pass the original.*_orig_mod"):
+        gradients(wrapped, lambda model, x: model(x).sum(), (torch.ones(3, 3),))
+    inside = torch.nn.Linear(3, 3)
+    inside.compile(backend="eager")
+    with pytest.raises(CaptureError, match=r"the model is compiled.*before its method compile\(\)"):
+        gradients(inside, lambda model, x: model(x).sum(), (torch.ones(3, 3),))
