@@ -102,7 +102,8 @@ def training_step(
 
     Args:
         model, loss, args, dynamic_shapes, opset_version, check: as for `gradients`.
-        optimizer: a torch.optim.SGD, Adam or AdamW over parameters of the model; the step starts from its state.
+        optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides no method but `__init__`, over
+            parameters of the model; the step starts from its state.
         clip_grad_norm: gradients are scaled down to this norm first, as torch.nn.utils.clip_grad_norm_ does.
 
     Returns:
