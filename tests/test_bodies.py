@@ -21,29 +21,28 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import DOMAIN, opset_import
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.ops.schemas import register_schemas
 
-OPTIONAL = OpSchema.FormalParameterOption.Optional
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "Parts",
-    DOMAIN,
-    1,
     "Sum, difference and product of two tensors.",
-    inputs=[OpSchema.FormalParameter("x", "T", "One."), OpSchema.FormalParameter("y", "U", "The other.")],
-    outputs=[
-        OpSchema.FormalParameter("sum", "V", "x + y, in the dtype that stash_type says, else x's."),
-        OpSchema.FormalParameter("difference", "U", "x - y, in y's dtype.", param_option=OPTIONAL),
-        OpSchema.FormalParameter("product", "T", "x * y, in x's dtype.", param_option=OPTIONAL),
-    ],
-    type_constraints=[(name, tensor_types(FLOATS), "Floating types.") for name in "TUV"],
-    attributes=[
-        OpSchema.Attribute("stash_type", helper.make_attribute("stash_type", 0), "The dtype of sum."),
-        OpSchema.Attribute("shifts", helper.make_attribute("shifts", [1, 2]), "Added to the sum."),
-        OpSchema.Attribute("mode", helper.make_attribute("mode", "plain"), "Tells nothing."),
+    inputs=(Input("x", "One."), Input("y", "The other.")),
+    outputs=(
+        Output(
+            "sum", "x + y.", OutputType("The dtype that stash_type names, else x's.", inputs=("x",), by_attribute=True)
+        ),
+        Output("difference", "x - y, in y's dtype.", "y", optional=True),
+        Output("product", "x * y, in x's dtype.", "x", optional=True),
+    ),
+    attributes=(
+        attribute("stash_type", 0, "The dtype of sum."),
+        attribute("shifts", (1, 2), "Added to the sum."),
+        OpSchema.Attribute("mode", helper.make_attribute("mode", "plain"), "Has no effect."),
         OpSchema.Attribute("scales", helper.make_attribute("scales", [0.5]), "Factors of the product."),
-    ],
+    ),
 )
 
 
@@ -71,7 +70,7 @@ def expected(x: np.ndarray, y: np.ndarray, stash_type: int = 0, shifts: Sequence
     return [sums, (x - y).astype(y.dtype), (x * y * 0.5).astype(x.dtype)]
 
 
-OP = Op(SCHEMA, infer, lambda call: None, expected, body, Example({}, {}), typed_inputs=("x", "y"))
+OP = Op(SIGNATURE, infer, lambda call: None, expected, body, Example({}, {}))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The record of an op: schema, checks, NumPy definition, kernel, portable body and example."""
+"""The record of an op: signature, checks, NumPy definition, kernel, portable body and example."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.schema import attribute_kind, is_optional
+from onnx_ops.core.signature import Signature
 from onnx_ops.core.types import MAX_ELEMENTS, TensorType, shape_text, too_large
 
 
@@ -56,24 +57,6 @@ VALUE_FIELDS: dict[int, str | None] = {
 """The field of an AttributeProto that holds a value of each type; None for lists, which may be empty."""
 
 
-@dataclass(frozen=True)
-class Missing:
-    """What an optional input that is left out stands for: a number in all its elements.
-
-    Attributes:
-        value: the number.
-        like: a required input with the shape that the input would have; None for an input that broadcasts, for which
-            one number does.
-        axis: of `like`, where the input has that axis alone.
-        dtype_of: a required input whose dtype the input would have; None if its dtype does not matter.
-    """
-
-    value: float
-    like: str | None = None
-    axis: int | None = None
-    dtype_of: str | None = None
-
-
 def _accept(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
     """All values are computed."""
 
@@ -83,7 +66,7 @@ class Op:
     """One op of the domain.
 
     Attributes:
-        schema: names, documentation, type constraints and attributes with their defaults.
+        signature: names, documentation, inputs, outputs, and attributes with their defaults.
         output_types: dtypes and shapes of all outputs of the schema, those too that a call does not want; raises
             OpError for a call that the op refuses. Called by `infer`.
         kernel: what the runtime compiles for a call of known dtypes (`onnx_ops.loops`).
@@ -92,29 +75,27 @@ class Op:
             With dtype=numpy.float64 all arithmetic, and the results, are in float64 whatever the inputs are.
         body: writes the op in standard ONNX operators, into an `onnx_ops.bodies.body.Body`.
         example: for documentation and self-tests.
-        typed_inputs: the inputs whose dtypes settle those of the outputs, as far as attributes do not.
-        missing: what optional inputs that are left out stand for, by name. One without an entry stands for nothing.
-        outputs_typed_by_attributes: the outputs whose dtypes do depend on attributes.
         check_values: raises OpError for values that the op refuses.
         body_opset: the oldest opset of the default domain that has all operators of the body. Opset 15, the default,
             is the first that has CastLike, and Shape with start and end.
     """
 
-    schema: OpSchema
+    signature: Signature
     output_types: Callable[[Call], tuple[TensorType, ...]]
     kernel: Callable[[Call], object]
     reference: Callable[..., Any]
     body: Callable[..., None]
     example: Example
-    typed_inputs: tuple[str, ...]
-    missing: Mapping[str, Missing] = field(default_factory=dict)
-    outputs_typed_by_attributes: tuple[str, ...] = ()
     check_values: Callable[[Call, Sequence[np.ndarray | None]], None] = _accept
     body_opset: int = 15
 
     @property
     def name(self) -> str:
-        return str(self.schema.name)
+        return self.signature.name
+
+    @property
+    def schema(self) -> OpSchema:
+        return self.signature.schema
 
     @functools.cached_property
     def _attribute_types(self) -> dict[str, int]:

@@ -59,7 +59,7 @@ def _calls(op: Op) -> Iterator[Call]:
     All inputs and outputs with any dtypes of the output, and any one of the other inputs; then with one dtype for all,
     any of the optional inputs and outputs.
     """
-    typed = op.typed_inputs
+    typed = op.signature.typed_inputs
     allowed = [
         [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
         for parameter in op.schema.inputs

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
-from onnx_ops.core.op import Missing, Op
+from onnx_ops.core.op import Op
+from onnx_ops.core.signature import Default
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Insertions, Names
 from onnx_ops.linking.sites import Site
@@ -25,29 +26,29 @@ def fill_missing(op: Op, own: Sequence[Site], insertions: Insertions, names: Nam
     """Give nodes that leave out an input that another node of the op has what it stands for."""
     for index, name in enumerate(op.input_names):
         lacking = [site for site in own if not _has_input(site.node, index)]
-        if name not in op.missing or len(lacking) == len(own):
+        if name not in op.signature.defaults or len(lacking) == len(own):
             continue
-        missing = op.missing[name]
+        default = op.signature.defaults[name]
         for site in lacking:
             site.node.input.extend([""] * (index + 1 - len(site.node.input)))
-            made = _filling(op, site.node, name, missing, names)
+            made = _filling(op, site.node, name, default, names)
             insertions.before(site.place, site.node, made)
             site.node.input[index] = made[-1].output[0]
-            site.calls = [call.with_input(name, _filled_type(call, missing)) for call in site.calls]
+            site.calls = [call.with_input(name, _filled_type(call, default)) for call in site.calls]
 
 
-def _filled_type(call: Call, missing: Missing) -> TensorType:
-    shape = call.shape(missing.like) if missing.like else ()
-    if missing.axis is not None and shape is not None:
-        shape = shape[missing.axis : missing.axis + 1]
-    return TensorType(call.dtype(missing.dtype_of) if missing.dtype_of else TensorProto.FLOAT, shape)
+def _filled_type(call: Call, default: Default) -> TensorType:
+    shape = call.shape(default.like) if default.like else ()
+    if default.axis is not None and shape is not None:
+        shape = shape[default.axis : default.axis + 1]
+    return TensorType(call.dtype(default.dtype_of) if default.dtype_of else TensorProto.FLOAT, shape)
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
     return index < len(node.input) and bool(node.input[index])
 
 
-def _filling(op: Op, node: onnx.NodeProto, name: str, missing: Missing, names: Names) -> list[onnx.NodeProto]:
+def _filling(op: Op, node: onnx.NodeProto, name: str, default: Default, names: Names) -> list[onnx.NodeProto]:
     """Nodes of which the last makes what the input stands for."""
 
     def given(wanted: str) -> str:
@@ -55,18 +56,18 @@ def _filling(op: Op, node: onnx.NodeProto, name: str, missing: Missing, names: N
 
     first = next(filter(None, node.output))
     out = names.new(f"{first}_{name}_filled")
-    if missing.like is None:
-        made = [helper.make_node("Constant", [], [out], value_float=missing.value)]
+    if default.like is None:
+        made = [helper.make_node("Constant", [], [out], value_float=default.value)]
     else:
         shape = names.new(f"{out}_shape")
-        span: dict[str, Any] = {} if missing.axis is None else {"start": missing.axis, "end": missing.axis + 1}
-        value = helper.make_tensor("value", TensorProto.FLOAT, [1], [missing.value])
+        span: dict[str, Any] = {} if default.axis is None else {"start": default.axis, "end": default.axis + 1}
+        value = helper.make_tensor("value", TensorProto.FLOAT, [1], [default.value])
         made = [
-            helper.make_node("Shape", [given(missing.like)], [shape], **span),
+            helper.make_node("Shape", [given(default.like)], [shape], **span),
             helper.make_node("ConstantOfShape", [shape], [out], value=value),
         ]
-    if missing.dtype_of:
-        made.append(helper.make_node("CastLike", [out, given(missing.dtype_of)], [names.new(f"{out}_cast")]))
+    if default.dtype_of:
+        made.append(helper.make_node("CastLike", [out, given(default.dtype_of)], [names.new(f"{out}_cast")]))
     return made
 
 

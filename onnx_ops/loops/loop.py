@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnx_ops.core.reduction import Divisor
-from onnx_ops.loops.space import IndexSpace
+from onnx_ops.core.space import IndexSpace
 
 Core = Callable[[Any, Any, int, Any], None]
 """core(operands, out, count, parameters).

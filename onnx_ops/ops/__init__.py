@@ -1,4 +1,4 @@
-"""The ops of the domain by family, one file each: schema, checks, NumPy reference, kernel, portable body together."""
+"""The ops of the domain by family, one file each: signature, checks, NumPy reference, kernel and function body."""
 
 from __future__ import annotations
 

@@ -339,8 +339,8 @@ def _structs_of(op: Op) -> list[_Struct]:
     """
     optional = {p.name for p in op.schema.inputs if is_optional(p)}
     mixtures = []
-    for mixture in itertools.product(FLOATS, repeat=len(op.typed_inputs)):
-        dtypes = dict(zip(op.typed_inputs, mixture, strict=True))
+    for mixture in itertools.product(FLOATS, repeat=len(op.signature.typed_inputs)):
+        dtypes = dict(zip(op.signature.typed_inputs, mixture, strict=True))
         outputs = _output_types(op, dtypes)
         without = _output_types(op, {name: dtype for name, dtype in dtypes.items() if name not in optional})
         mixtures.append((outputs != without, _Struct(op, dtypes, outputs)))
@@ -356,7 +356,7 @@ def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
     ]
     outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
     told = zip(op.output_names, outputs, strict=True)
-    return [0 if name in op.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in told]
+    return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in told]
 
 
 def _library_path() -> str | None:

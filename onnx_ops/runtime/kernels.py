@@ -82,7 +82,7 @@ def compile_kernel(op: Op, call: Call) -> Parts:
         kernel[name] = address
     kernel["inputs"], kernel["outputs"] = len(op.input_names), len(op.output_names)
     kernel["element_type"][0, : len(op.input_names)] = [call.dtype(name) or 0 for name in op.input_names]
-    missing = [op.missing[name].value if name in op.missing else 0.0 for name in op.input_names]
+    missing = [op.signature.defaults[name].value if name in op.signature.defaults else 0.0 for name in op.input_names]
     kernel["missing"][0, : len(missing)] = missing
     outputs = [
         (tensor.dtype or 0) if call.wants(name) else 0

@@ -7,25 +7,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Default, Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import fma, helper, like, of_channels, wide
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BatchNormElemt",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Third step of synchronized batch normalization (aclnnBatchNormElemt): every worker normalizes its own elements with the
 statistics of the whole batch, which BatchNormGatherStatsWithCounts gives.
@@ -43,25 +40,21 @@ An empty input gives an empty output.
 Without a kernel: elements are computed in double if an input is double, else in float, so that the last digits may
 differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("input", "T", "Input of batch norm, (N, C, ...)."),
-        OpSchema.FormalParameter(
-            "weight", "TWeight", "Scale of each channel, (C).", param_option=OpSchema.FormalParameterOption.Optional
-        ),
-        OpSchema.FormalParameter(
+    inputs=(
+        Input("input", "Input of batch norm, (N, C, ...).", Role.SHAPE),
+        Input("weight", "Scale of each channel, (C).", Role.CHANNEL, default=Default(1.0, like="mean", axis=0)),
+        Input(
             "bias",
-            "TBias",
             "Offset of each channel, added after scaling, (C).",
-            param_option=OpSchema.FormalParameterOption.Optional,
+            Role.CHANNEL,
+            default=Default(0.0, like="mean", axis=0),
         ),
-        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
-        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "T", "Output of batch norm, (N, C, ...).")],
-    type_constraints=[
-        (name, tensor_types(FLOATS), "Floating types.") for name in ("T", "TWeight", "TBias", "TMean", "TInvstd")
-    ],
-    attributes=[attribute("eps", 1e-5, "Not used: invstd has it already. aclnnBatchNormElemt takes it.")],
+        Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
+        Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL),
+    ),
+    outputs=(Output("out", "Output of batch norm, (N, C, ...).", "input"),),
+    attributes=(attribute("eps", 1e-5, "Not used: invstd has it already. aclnnBatchNormElemt takes it."),),
+    ranks=(2, MAX_RANK),
 )
 
 
@@ -130,27 +123,15 @@ def body(b: Body) -> None:
     b.store("out", (result + column("bias")).named("result") if b.has("bias") else result, "input")
 
 
-SPACE = IndexSpace(
-    {
-        "input": Role.SHAPE,
-        "weight": Role.CHANNEL,
-        "bias": Role.CHANNEL,
-        "mean": Role.CHANNEL,
-        "invstd": Role.CHANNEL,
-    },
-    ranks=(2, MAX_RANK),
-)
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     return (TensorType(call.dtype("input"), call.shape("input")),)
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call, light=True, per_channel=SPACE.having(Role.CHANNEL))
+    compute = computing_type(call, light=True, per_channel=SIGNATURE.space.having(Role.CHANNEL))
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         compute,
         normalize,
         core_uniform=normalize_channel_of_halves if compute == TensorProto.FLOAT16 else normalize_channel,
@@ -159,7 +140,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -174,6 +155,4 @@ OP = Op(
         },
         {"out": [[-1.5, -5.0], [2.5, 3.0]]},
     ),
-    typed_inputs=("input",),
-    missing={"weight": Missing(1.0, like="mean", axis=0), "bias": Missing(0.0, like="mean", axis=0)},
 )

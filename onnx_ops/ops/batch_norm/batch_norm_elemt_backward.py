@@ -7,25 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Default, Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import fma, helper, of_channels, wide
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import COUNTS, MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BatchNormElemtBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward). Several workers share a
 batch and normalize it with the statistics of the whole batch. In the backward pass every worker computes sums over its
@@ -51,30 +47,23 @@ Without a kernel: the formula is the same, but all of it is computed in the dtyp
 digits may differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked. The
 others broadcast by the rules of ONNX's operators.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
-        OpSchema.FormalParameter("input", "T", "Input of batch norm, (N, C, ...)."),
-        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
-        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
-        OpSchema.FormalParameter(
-            "weight", "TWeight", "Scale of each channel, (C).", param_option=OpSchema.FormalParameterOption.Optional
-        ),
-        OpSchema.FormalParameter("sum_dy", "TSumDy", "Sum of grad_out over all workers, (C)."),
-        OpSchema.FormalParameter("sum_dy_xmu", "TSumDyXmu", "Sum of grad_out * (input - mean) over all workers, (C)."),
-        OpSchema.FormalParameter(
+    inputs=(
+        Input("grad_out", "Gradient by the output of batch norm, (N, C, ...).", Role.SAME),
+        Input("input", "Input of batch norm, (N, C, ...).", Role.SHAPE),
+        Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
+        Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL),
+        Input("weight", "Scale of each channel, (C).", Role.CHANNEL, default=Default(1.0, like="mean", axis=0)),
+        Input("sum_dy", "Sum of grad_out over all workers, (C).", Role.CHANNEL),
+        Input("sum_dy_xmu", "Sum of grad_out * (input - mean) over all workers, (C).", Role.CHANNEL),
+        Input(
             "counter",
-            "TCounter",
             "Number of elements per channel of each worker: N times the sizes of the axes after C.",
+            Role.COUNT,
+            dtypes=COUNTS,
         ),
-    ],
-    outputs=[OpSchema.FormalParameter("grad_input", "T", "Gradient by input, (N, C, ...).")],
-    type_constraints=[
-        *(
-            (name, tensor_types(FLOATS), "Floating types.")
-            for name in ("TGrad", "T", "TMean", "TInvstd", "TWeight", "TSumDy", "TSumDyXmu")
-        ),
-        ("TCounter", tensor_types(COUNTS), "int32 and floating types."),
-    ],
+    ),
+    outputs=(Output("grad_input", "Gradient by input, (N, C, ...).", "input"),),
+    ranks=(2, MAX_RANK),
 )
 
 
@@ -171,30 +160,15 @@ def body(b: Body) -> None:
     b.store("grad_input", (grad_projected * scale).named("result"), "input")
 
 
-SPACE = IndexSpace(
-    {
-        "grad_out": Role.SAME,
-        "input": Role.SHAPE,
-        "mean": Role.CHANNEL,
-        "invstd": Role.CHANNEL,
-        "weight": Role.CHANNEL,
-        "sum_dy": Role.CHANNEL,
-        "sum_dy_xmu": Role.CHANNEL,
-        "counter": Role.COUNT,
-    },
-    ranks=(2, MAX_RANK),
-)
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     return (TensorType(call.dtype("input"), call.shape("input")),)
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call, "counter", light=True, per_channel=SPACE.having(Role.CHANNEL))
+    compute = computing_type(call, "counter", light=True, per_channel=SIGNATURE.space.having(Role.CHANNEL))
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         compute,
         gradient,
         prepare=prepare,
@@ -204,7 +178,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -222,6 +196,4 @@ OP = Op(
         },
         {"grad_input": [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]]},
     ),
-    typed_inputs=("input",),
-    missing={"weight": Missing(1.0, like="mean", axis=0)},
 )

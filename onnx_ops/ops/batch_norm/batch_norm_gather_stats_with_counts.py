@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import Status
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Default, Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -29,14 +29,11 @@ from onnx_ops.loops.primitives import (
     write_numbers,
 )
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import COUNTS, channels_of, eps_of, inverse_deviation
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BatchNormGatherStatsWithCounts",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Second step of synchronized batch normalization (aclnnBatchNormGatherStatsWithCounts): every worker has the statistics
 that BatchNormStats gave on each of the W workers, and merges them to those of the whole batch (Chan, Golub and LeVeque,
@@ -62,53 +59,35 @@ without its input is an error. Other NaN and infinities give what the formula gi
 
 Without a kernel: of the shapes that are known only at run time none is checked; they broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...)."),
-        OpSchema.FormalParameter("mean", "TMean", "Means of the channels on each worker, (W, C)."),
-        OpSchema.FormalParameter(
-            "invstd", "TInvstd", "1 / sqrt(variance + eps) of the channels on each worker, (W, C)."
-        ),
-        OpSchema.FormalParameter(
+    inputs=(
+        Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE | Role.UNREAD),
+        Input("mean", "Means of the channels on each worker, (W, C)."),
+        Input("invstd", "1 / sqrt(variance + eps) of the channels on each worker, (W, C)."),
+        Input(
             "running_mean",
-            "TRunningMean",
             "Running mean of each channel, (C).",
-            param_option=OpSchema.FormalParameterOption.Optional,
+            Role.CHANNEL,
+            default=Default(0.0, like="mean", axis=1, dtype_of="mean"),
         ),
-        OpSchema.FormalParameter(
+        Input(
             "running_var",
-            "TRunningVar",
             "Running variance of each channel, (C).",
-            param_option=OpSchema.FormalParameterOption.Optional,
+            Role.CHANNEL,
+            default=Default(0.0, like="mean", axis=1, dtype_of="mean"),
         ),
-        OpSchema.FormalParameter("counts", "TCounts", "Number of elements per channel on each worker, (W)."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("mean_all", "TMean", "Mean of each channel over all workers, (C)."),
-        OpSchema.FormalParameter("invstd_all", "TMean", "1 / sqrt(biased variance + eps) over all workers, (C)."),
-        OpSchema.FormalParameter(
-            "running_mean_out",
-            "TRunningMean",
-            "The running mean after this batch, (C).",
-            param_option=OpSchema.FormalParameterOption.Optional,
-        ),
-        OpSchema.FormalParameter(
-            "running_var_out",
-            "TRunningVar",
-            "The running variance after this batch, (C).",
-            param_option=OpSchema.FormalParameterOption.Optional,
-        ),
-    ],
-    type_constraints=[
-        *(
-            (name, tensor_types(FLOATS), "Floating types.")
-            for name in ("T", "TMean", "TInvstd", "TRunningMean", "TRunningVar")
-        ),
-        ("TCounts", tensor_types(COUNTS), "int32 and floating types."),
-    ],
-    attributes=[
+        Input("counts", "Number of elements per channel on each worker, (W).", dtypes=COUNTS),
+    ),
+    outputs=(
+        Output("mean_all", "Mean of each channel over all workers, (C).", "mean"),
+        Output("invstd_all", "1 / sqrt(biased variance + eps) over all workers, (C).", "mean"),
+        Output("running_mean_out", "The running mean after this batch, (C).", "running_mean", optional=True),
+        Output("running_var_out", "The running variance after this batch, (C).", "running_var", optional=True),
+    ),
+    attributes=(
         attribute("momentum", 0.1, "The weight of this batch in the running values."),
         attribute("eps", 1e-5, "Added to the variance; the one that BatchNormStats was given."),
-    ],
+    ),
+    ranks=(2, MAX_RANK),
 )
 
 
@@ -162,7 +141,7 @@ def reference(
 
 INPUT, MEAN, INVSTD, RUNNING_MEAN, RUNNING_VAR, WORKERS = range(6)
 MEAN_ALL, INVSTD_ALL, RUNNING_MEAN_OUT, RUNNING_VAR_OUT = range(4)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 BLOCK = 512
 """Channels of a task."""
 
@@ -316,14 +295,8 @@ def body(b: Body) -> None:
     updated("running_var", b.op("Where", n.less_or_equal(1.0), 0.0, corrected, name="unbiased"))
 
 
-SPACE = IndexSpace(
-    {"input": Role.SHAPE | Role.UNREAD, "running_mean": Role.CHANNEL, "running_var": Role.CHANNEL},
-    ranks=(2, MAX_RANK),
-)
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    channels = channels_of(SPACE.shape(call))
+    channels = channels_of(SIGNATURE.space.shape(call))
     mean = call.shape("mean")
     if mean is not None and len(mean) != 2:
         raise call.shape_error("mean", "(W, C), one row for each worker")
@@ -347,7 +320,7 @@ def kernel(call: Call) -> Tasks:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -364,6 +337,4 @@ OP = Op(
         {"mean_all": [1.5], "invstd_all": [0.4], "running_mean_out": [1.0], "running_var_out": [4.25]},
         {"momentum": 0.5, "eps": 1.25},
     ),
-    typed_inputs=("mean", "running_mean", "running_var"),
-    missing={name: Missing(0.0, like="mean", axis=1, dtype_of="mean") for name in ("running_mean", "running_var")},
 )

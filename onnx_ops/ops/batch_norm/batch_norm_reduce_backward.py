@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
+from onnx_ops.core.space import IndexSpace, Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import add_any_order, of_channels, wide
 from onnx_ops.loops.records import CHUNK
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
     along_channels,
     axes_but_channels,
@@ -31,10 +29,12 @@ from onnx_ops.ops.batch_norm._channels import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SUMS = OutputType(
+    "double if input is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
+)
+PARAMETERS = OutputType("weight's dtype, without a weight mean's.", inputs=("mean", "weight"))
+SIGNATURE = Signature(
     "BatchNormReduceBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 First step of the gradient of synchronized batch normalization (aclnnBatchNormReduceBackward): every worker computes
 sums over its own elements. sum_dy and sum_dy_xmu, added up over the workers, go into BatchNormElemtBackward.
@@ -59,32 +59,25 @@ and infinities give what the formula gives.
 Without a kernel: the results are the same to the last digits. Of the shapes that are known only at run time, that of
 mean is checked. If the model does not tell input's dtype, that must be float or double.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_out", "TGrad", "Gradient by the output of batch norm, (N, C, ...)."),
-        OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...)."),
-        OpSchema.FormalParameter("mean", "TMean", "Mean of each channel over all workers, (C)."),
-        OpSchema.FormalParameter("invstd", "TInvstd", "1 / sqrt(variance + epsilon) of each channel, (C)."),
-        OpSchema.FormalParameter(
+    inputs=(
+        Input("grad_out", "Gradient by the output of batch norm, (N, C, ...).", Role.SAME),
+        Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE),
+        Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
+        Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL | Role.UNREAD),
+        Input(
             "weight",
-            "TWeight",
             "Scale of each channel, (C); tells the dtype of two outputs.",
-            param_option=OpSchema.FormalParameterOption.Optional,
+            Role.CHANNEL | Role.UNREAD,
+            default=Default(1.0, like="mean", axis=0, dtype_of="mean"),
         ),
-    ],
-    outputs=[
-        OpSchema.FormalParameter(name, kind, text, param_option=OpSchema.FormalParameterOption.Optional)
-        for name, kind, text in (
-            ("sum_dy", "TSum", "Sum of grad_out on this worker, (C)."),
-            ("sum_dy_xmu", "TSum", "Sum of grad_out * (input - mean) on this worker, (C)."),
-            ("grad_weight", "TParameter", "This worker's part of the gradient by weight, (C)."),
-            ("grad_bias", "TParameter", "This worker's part of the gradient by bias, (C)."),
-        )
-    ],
-    type_constraints=[
-        *((name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "T", "TMean", "TInvstd", "TWeight")),
-        ("TSum", tensor_types((TensorProto.FLOAT, TensorProto.DOUBLE)), "double if input is double, else float."),
-        ("TParameter", tensor_types(FLOATS), "weight's dtype, without a weight mean's."),
-    ],
+    ),
+    outputs=(
+        Output("sum_dy", "Sum of grad_out on this worker, (C).", SUMS, optional=True),
+        Output("sum_dy_xmu", "Sum of grad_out * (input - mean) on this worker, (C).", SUMS, optional=True),
+        Output("grad_weight", "This worker's part of the gradient by weight, (C).", PARAMETERS, optional=True),
+        Output("grad_bias", "This worker's part of the gradient by bias, (C).", PARAMETERS, optional=True),
+    ),
+    ranks=(2, MAX_RANK),
 )
 
 
@@ -204,27 +197,22 @@ def body(b: Body) -> None:
     b.store("grad_bias", sum_dy, parameter)
 
 
-ROLES = {
-    "grad_out": Role.SAME,
-    "input": Role.SHAPE,
-    "mean": Role.CHANNEL,
-    "invstd": Role.CHANNEL | Role.UNREAD,
-    "weight": Role.CHANNEL | Role.UNREAD,
-}
-RANKS = (2, MAX_RANK)
-SPACE = IndexSpace(ROLES, RANKS)
-SPACE_OF_GRADIENTS = IndexSpace(ROLES | {"input": Role.SHAPE | Role.UNREAD, "mean": Role.CHANNEL | Role.UNREAD}, RANKS)
+SPACE_OF_GRADIENTS = IndexSpace(
+    {**SIGNATURE.space.roles, "input": Role.SHAPE | Role.UNREAD, "mean": Role.CHANNEL | Role.UNREAD},
+    SIGNATURE.space.ranks,
+)
+"""For sums of grad_out alone, which read neither input nor mean."""
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    shape = (channels_of(SPACE.shape(call)),)
+    shape = (channels_of(SIGNATURE.space.shape(call)),)
     sums = TensorType(sum_type(call), shape)
     parameters = TensorType(call.dtype("weight" if call.present("weight") else "mean"), shape)
     return sums, sums, parameters, parameters
 
 
 def kernel(call: Call) -> Loop:
-    compute = computing_type(call, light=True, per_channel=SPACE.having(Role.CHANNEL))
+    compute = computing_type(call, light=True, per_channel=SIGNATURE.space.having(Role.CHANNEL))
     wants_gradients = call.wants("sum_dy") or call.wants("grad_bias")
     wants_products = call.wants("sum_dy_xmu") or call.wants("grad_weight")
     if wants_gradients and wants_products:
@@ -235,11 +223,11 @@ def kernel(call: Call) -> Loop:
         sums = Sums(gradients, compute, Kept.CHANNELS, totals=gradients_of_channel, finish=finish_gradients)
     if compute == TensorProto.DOUBLE:  # terms that are added up in any order are good to the last place of float32 only
         sums = dataclasses.replace(sums, totals=None)
-    return Loop(SPACE if wants_products else SPACE_OF_GRADIENTS, compute, sums=sums)
+    return Loop(SIGNATURE.space if wants_products else SPACE_OF_GRADIENTS, compute, sums=sums)
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -253,6 +241,4 @@ OP = Op(
         },
         {"sum_dy": [3.0, 4.0], "sum_dy_xmu": [1.0, 8.0], "grad_weight": [1.0, 4.0], "grad_bias": [3.0, 4.0]},
     ),
-    typed_inputs=("input", "mean", "weight"),
-    missing={"weight": Missing(1.0, like="mean", axis=0, dtype_of="mean")},
 )

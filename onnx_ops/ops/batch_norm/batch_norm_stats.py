@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Kept, Loop, Sums
 from onnx_ops.loops.primitives import add_any_order, choose, helper, of_channels, wide
 from onnx_ops.loops.records import CHUNK
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.batch_norm._channels import (
     axes_but_channels,
     by_channel,
@@ -33,10 +32,11 @@ from onnx_ops.ops.batch_norm._channels import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+STATISTICS = OutputType(
+    "double if input is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
+)
+SIGNATURE = Signature(
     "BatchNormStats",
-    DOMAIN,
-    OPSET_VERSION,
     """
 First step of synchronized batch normalization (aclnnBatchNormStats). Several workers share a batch; every worker
 computes the statistics of its own elements, and BatchNormGatherStatsWithCounts merges them.
@@ -57,16 +57,13 @@ deviation. NaN and infinities give what the formula gives.
 Without a kernel: the results are the same to the last digits. If the model does not tell input's dtype, that must be
 float or double.
 """,
-    inputs=[OpSchema.FormalParameter("input", "T", "Input of batch norm on this worker, (N, C, ...).")],
-    outputs=[
-        OpSchema.FormalParameter("mean", "TStats", "Mean of each channel, (C)."),
-        OpSchema.FormalParameter("invstd", "TStats", "1 / sqrt(biased variance + eps) of each channel, (C)."),
-    ],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TStats", tensor_types((TensorProto.FLOAT, TensorProto.DOUBLE)), "double if input is double, else float."),
-    ],
-    attributes=[attribute("eps", 1e-5, "Added to the variance.")],
+    inputs=(Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE),),
+    outputs=(
+        Output("mean", "Mean of each channel, (C).", STATISTICS),
+        Output("invstd", "1 / sqrt(biased variance + eps) of each channel, (C).", STATISTICS),
+    ),
+    attributes=(attribute("eps", 1e-5, "Added to the variance."),),
+    ranks=(2, MAX_RANK),
 )
 
 
@@ -175,11 +172,8 @@ def body(b: Body) -> None:
         b.store(name, b.op("Reshape", value, channels, name=f"{name}_result"), "input")
 
 
-SPACE = IndexSpace({"input": Role.SHAPE}, ranks=(2, MAX_RANK))
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    statistics = TensorType(sum_type(call), (channels_of(SPACE.shape(call)),))
+    statistics = TensorType(sum_type(call), (channels_of(SIGNATURE.space.shape(call)),))
     return statistics, statistics
 
 
@@ -190,11 +184,11 @@ def kernel(call: Call) -> Loop:
         sums = Sums(moments_in_double, compute, Kept.CHANNELS, terms=3, finish=finish_in_double, pivot="input")
     else:
         sums = Sums(moments, compute, Kept.CHANNELS, terms=2, totals=moments_of_channel, finish=finish, pivot="input")
-    return Loop(SPACE, compute, sums=sums, parameters=(float(call.attributes["eps"]),))
+    return Loop(SIGNATURE.space, compute, sums=sums, parameters=(float(call.attributes["eps"]),))
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -204,5 +198,4 @@ OP = Op(
         {"mean": [2.0, 1.0], "invstd": [0.8, 0.8]},
         {"eps": 0.5625},
     ),
-    typed_inputs=("input",),
 )

@@ -7,35 +7,24 @@ import math
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.losses import loss_of
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import NARROW, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.space import IndexSpace
 from onnx_ops.ops.binary_cross_entropy import _loss
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
-from onnx_ops.ops.binary_cross_entropy._rules import (
-    MISSING,
-    ROLES,
-    check_reduction,
-    constraints,
-    loss_inputs,
-    reduction_attribute,
-)
+from onnx_ops.ops.binary_cross_entropy._rules import LABELS, LOGITS, WEIGHTS, check_reduction, reduction_attribute
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import reduced, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogits",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Binary cross entropy of a sigmoid, as a loss of its logits. Its gradient by self is
 BinaryCrossEntropyWithLogitsBackward, and by target BinaryCrossEntropyWithLogitsTargetBackward.
@@ -63,10 +52,9 @@ digits or vanishes, though w would bring it back. A sum of no terms is 0, a mean
 Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
 checked: they broadcast as the operators do.
 """,
-    inputs=loss_inputs(),
-    outputs=[OpSchema.FormalParameter("out", "T", "The loss: a scalar, or of self's shape with reduction 0.")],
-    type_constraints=constraints("TSelf", "T", "TWeight", "TPosWeight"),
-    attributes=[reduction_attribute()],
+    inputs=(LOGITS, LABELS, *WEIGHTS),
+    outputs=(Output("out", "The loss: a scalar, or of self's shape with reduction 0.", "target"),),
+    attributes=(reduction_attribute(),),
 )
 
 
@@ -125,13 +113,12 @@ def _without_nothing(b: Body, weight: Value, term: Value, name: str) -> Value:
     return b.op("Where", weight.equal(0.0).named(f"{name}_is_nothing"), 0.0, weight * term, name=name)
 
 
-SPACE = IndexSpace(ROLES)
 MOST_WEIGHT: dict[int | None, float] = {TensorProto.FLOAT16: 2.0**100, TensorProto.BFLOAT16: 8.0}
 """By dtype of the result: times this or less, what a float32 product loses where it is subnormal is lost anyway."""
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    shape = SPACE.shape(call)
+    shape = SIGNATURE.space.shape(call)
     check_reduction(call)
     return (TensorType(call.dtype("target"), shape if call.attributes["reduction"] == Reduction.NONE else ()),)
 
@@ -146,7 +133,7 @@ def kernel(call: Call) -> Loop:
     if reduction is Reduction.NONE:
         if short:
             core = _loss.short_weighted_terms if weighted else _loss.short_terms
-        return Loop(SPACE, compute, core, parameters=parameters)
+        return Loop(SIGNATURE.space, compute, core, parameters=parameters)
     # Terms that are added up in any order are good to the last place of float32, but not of double.
     if short:
         total: Core | None = _loss.total_of_short_weighted_terms if weighted else _loss.total_of_short_terms
@@ -155,11 +142,11 @@ def kernel(call: Call) -> Loop:
     else:
         total = None
     sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
-    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor, parameters=parameters)
+    return Loop(SIGNATURE.space, compute, sums=sums, divisor=reduction.divisor, parameters=parameters)
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -170,6 +157,4 @@ OP = Op(
         {"out": [math.log(2), math.log(4), math.log(4)]},
         {"reduction": int(Reduction.NONE)},
     ),
-    typed_inputs=("target",),
-    missing=MISSING,
 )

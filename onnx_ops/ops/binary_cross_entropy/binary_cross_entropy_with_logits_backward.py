@@ -8,35 +8,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, near_exp, wide
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._rules import (
-    MISSING,
-    ROLES,
+    GRAD_OUTPUT,
+    LABELS,
+    LOGITS,
+    WEIGHTS,
     check_reduction,
-    constraints,
-    grad_output_input,
-    loss_inputs,
     reduction_attribute,
 )
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import NEAR, SPAN
 from onnx_ops.ops.references import Scaled, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of the binary cross entropy of a sigmoid by its logits (aclnnBinaryCrossEntropyWithLogitsBackward).
 
@@ -60,10 +55,9 @@ grad_output so small that grad_output / n is below it loses digits. In double a 
 pos_weight * target may, gives an infinity or NaN. So does a target within a millionth of the largest number. Shapes
 that are known only at run time are not checked: they broadcast as the operators do.
 """,
-    inputs=[grad_output_input(), *loss_inputs()],
-    outputs=[OpSchema.FormalParameter("out", "T", "Gradient by self, of its shape.")],
-    type_constraints=constraints("TGrad", "TSelf", "T", "TWeight", "TPosWeight"),
-    attributes=[reduction_attribute()],
+    inputs=(GRAD_OUTPUT, LOGITS, LABELS, *WEIGHTS),
+    outputs=(Output("out", "Gradient by self, of its shape.", "target"),),
+    attributes=(reduction_attribute(),),
 )
 
 
@@ -372,11 +366,8 @@ def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, sca
     return ((negative_term - positive_term).named("difference") * scale).named("scaled")
 
 
-SPACE = IndexSpace({"grad_output": Role.INTO, **ROLES})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     check_reduction(call)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
@@ -386,7 +377,7 @@ def kernel(call: Call) -> Loop:
     compute = computing_type(call, light=narrow)
     short = narrow and compute != TensorProto.DOUBLE
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         compute,
         gradient_of_16_bits if short else gradient,
         divisor=Reduction(call.attributes["reduction"]).divisor,
@@ -396,7 +387,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -406,6 +397,4 @@ OP = Op(
         {"grad_output": 1.0, "self": [0.0, math.log(3), -math.log(3)], "target": [1.0, 0.0, 1.0]},
         {"out": [-1 / 6, 1 / 4, -1 / 4]},
     ),
-    typed_inputs=("target",),
-    missing=MISSING,
 )

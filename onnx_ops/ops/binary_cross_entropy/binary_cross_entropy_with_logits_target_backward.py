@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
 from onnx_ops.core.types import NARROW, TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import (
@@ -27,26 +27,15 @@ from onnx_ops.loops.primitives import (
     softplus_of_falling,
     wide,
 )
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._loss import near_size
-from onnx_ops.ops.binary_cross_entropy._rules import (
-    MISSING,
-    ROLES,
-    check_reduction,
-    constraints,
-    grad_output_input,
-    loss_inputs,
-    reduction_attribute,
-)
+from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, WEIGHTS, check_reduction, reduction_attribute
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 from onnx_ops.ops.references import Scaled, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsTargetBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of the binary cross entropy of a sigmoid, BinaryCrossEntropyWithLogits, by its target.
 
@@ -68,10 +57,14 @@ also where x brings d back into it. Empty inputs give an empty output.
 Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
 checked: they broadcast as the operators do.
 """,
-    inputs=[grad_output_input(), *loss_inputs()],
-    outputs=[OpSchema.FormalParameter("grad_target", "T", "Gradient by target, of its shape.")],
-    type_constraints=constraints("TGrad", "TSelf", "T", "TWeight", "TPosWeight"),
-    attributes=[reduction_attribute()],
+    inputs=(
+        GRAD_OUTPUT,
+        LOGITS,
+        Input("target", "Labels, meant to be in [0, 1]; self's shape.", Role.SAME | Role.UNREAD),
+        *WEIGHTS,
+    ),
+    outputs=(Output("grad_target", "Gradient by target, of its shape.", "target"),),
+    attributes=(reduction_attribute(),),
 )
 
 
@@ -186,11 +179,8 @@ def body(b: Body) -> None:
     b.store("grad_target", b.scaled(slope, scale), "target")
 
 
-SPACE = IndexSpace({"grad_output": Role.INTO, **ROLES, "target": Role.SAME | Role.UNREAD})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     check_reduction(call)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
@@ -200,9 +190,9 @@ def kernel(call: Call) -> Loop:
     if call.present("pos_weight"):
         short = all(call.dtype(name) in NARROW for name in call.inputs if call.present(name))
         core = gradient_of_16_bits if short else gradient
-        return Loop(SPACE, computing_type(call, light=short), core, divisor=divisor)
+        return Loop(SIGNATURE.space, computing_type(call, light=short), core, divisor=divisor)
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         computing_type(call, light=True),
         gradient_without_pos_weight,
         divisor=divisor,
@@ -213,7 +203,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -223,6 +213,4 @@ OP = Op(
         {"grad_target": [0.0, -4.0, 1.5]},
         {"reduction": int(Reduction.SUM)},
     ),
-    typed_inputs=("target",),
-    missing=MISSING,
 )

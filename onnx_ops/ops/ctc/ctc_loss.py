@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 from onnx import helper as onnx_helper
-from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType, dtype_name
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import array_at, free, item_size, malloc, record_at, write_numbers
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
@@ -34,10 +33,9 @@ from onnx_ops.ops.ctc._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+STASHED = OutputType("The type that stash_type names.", inputs=("log_probs",), by_attribute=True)
+SIGNATURE = Signature(
     "CtcLoss",
-    DOMAIN,
-    OPSET_VERSION,
     """
 The connectionist temporal classification (CTC) loss (aclnnCtcLoss; Graves et al., 2006, eq. 5-8), with the forward
 variables that CtcLossBackward wants.
@@ -76,30 +74,18 @@ Without a kernel: values cannot be refused. A sample with a length or a label be
 neg_log_likelihood and loss; concatenated targets whose lengths do not add up give that to all samples. What all other
 samples get is right. Of shapes that are known only at run time those of the lengths (N) alone are checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("log_probs", "T", "Logarithms of the class probabilities, (T, N, C)."),
-        OpSchema.FormalParameter("targets", "TTargets", "Labels, (N, S) padded or concatenated to one dimension."),
-        OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),
-        OpSchema.FormalParameter("target_lengths", "TTargetLengths", "Labels of each sample, (N)."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("neg_log_likelihood", "TStash", "Loss of each sample, +inf where no path is, (N)."),
-        OpSchema.FormalParameter("log_alpha", "TStash", "Logarithms of the forward variables, (N, T, A)."),
-        OpSchema.FormalParameter(
-            "loss",
-            "T",
-            "Loss of each sample, (N).",
-            param_option=OpSchema.FormalParameterOption.Optional,
-        ),
-    ],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TTargets", tensor_types(TARGETS), "Types of labels."),
-        ("TInputLengths", tensor_types(LENGTHS), "Types of lengths."),
-        ("TTargetLengths", tensor_types(LENGTHS), "Types of lengths."),
-        ("TStash", tensor_types(FLOATS), "The type that stash_type names."),
-    ],
-    attributes=[
+    inputs=(
+        Input("log_probs", "Logarithms of the class probabilities, (T, N, C)."),
+        Input("targets", "Labels, (N, S) padded or concatenated to one dimension.", dtypes=TARGETS),
+        Input("input_lengths", "Time steps of each sample, (N).", dtypes=LENGTHS),
+        Input("target_lengths", "Labels of each sample, (N).", dtypes=LENGTHS),
+    ),
+    outputs=(
+        Output("neg_log_likelihood", "Loss of each sample, +inf where no path is, (N).", STASHED),
+        Output("log_alpha", "Logarithms of the forward variables, (N, T, A).", STASHED),
+        Output("loss", "Loss of each sample, (N).", "log_probs", optional=True),
+    ),
+    attributes=(
         attribute("blank", 0, "The class that stands for no label."),
         attribute("zero_infinity", 0, "1: a sample that no path spells has loss 0; neg_log_likelihood stays +inf."),
         attribute(
@@ -107,7 +93,7 @@ samples get is right. Of shapes that are known only at run time those of the len
             0,
             "Type of neg_log_likelihood and log_alpha: 0 that of log_probs, 1 float, 11 double; none that is narrower.",
         ),
-    ],
+    ),
 )
 
 STASH_TYPES = {0: "that of 'log_probs'", int(TensorProto.FLOAT): "float", int(TensorProto.DOUBLE): "double"}
@@ -160,7 +146,7 @@ def reference(
 
 LOG_PROBS, TARGETS_GIVEN, INPUT_LENGTH, TARGET_LENGTH = range(4)
 LOSS, LOG_ALPHA, GIVEN_LOSS = range(3)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -302,7 +288,7 @@ def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
 _HALF = math.log(1 / 2)
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -321,8 +307,6 @@ OP = Op(
             "loss": [-math.log(3 / 4)],
         },
     ),
-    typed_inputs=("log_probs",),
-    outputs_typed_by_attributes=("neg_log_likelihood", "log_alpha"),
     check_values=check_values,
     body_opset=16,
 )

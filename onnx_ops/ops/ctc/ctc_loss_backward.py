@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType, dtype_name
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
@@ -42,10 +41,8 @@ from onnx_ops.ops.ctc._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "CtcLossBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of the connectionist temporal classification (CTC) loss (aclnnCtcLossBackward; Graves et al., 2006, eq. 9-16).
 
@@ -93,29 +90,21 @@ Without a kernel: values cannot be refused. A sample with a length or a label be
 it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. The gradients of
 all other samples are right. Of shapes that are known only at run time those of the inputs (N) alone are checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_out", "T", "Gradient with respect to each sample's loss, (N)."),
-        OpSchema.FormalParameter("log_probs", "T", "Logarithms of the class probabilities, (T, N, C)."),
-        OpSchema.FormalParameter("targets", "TTargets", "Labels, (N, S) padded or concatenated to one dimension."),
-        OpSchema.FormalParameter("input_lengths", "TInputLengths", "Time steps of each sample, (N)."),
-        OpSchema.FormalParameter("target_lengths", "TTargetLengths", "Labels of each sample, (N)."),
-        OpSchema.FormalParameter("neg_log_likelihood", "TLoss", "Loss of each sample, (N)."),
-        OpSchema.FormalParameter("log_alpha", "TAlpha", "Forward variables of the forward pass, (N, T, A)."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "T", "Gradient, (T, N, C).")],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TTargets", tensor_types(TARGETS), "Types of labels."),
-        ("TInputLengths", tensor_types(LENGTHS), "Types of lengths."),
-        ("TTargetLengths", tensor_types(LENGTHS), "Types of lengths."),
-        ("TLoss", tensor_types(FLOATS), "T or a wider floating type."),
-        ("TAlpha", tensor_types(FLOATS), "T or a wider floating type."),
-    ],
-    attributes=[
+    inputs=(
+        Input("grad_out", "Gradient with respect to each sample's loss, (N).", like="log_probs"),
+        Input("log_probs", "Logarithms of the class probabilities, (T, N, C)."),
+        Input("targets", "Labels, (N, S) padded or concatenated to one dimension.", dtypes=TARGETS),
+        Input("input_lengths", "Time steps of each sample, (N).", dtypes=LENGTHS),
+        Input("target_lengths", "Labels of each sample, (N).", dtypes=LENGTHS),
+        Input("neg_log_likelihood", "Loss of each sample, (N)."),
+        Input("log_alpha", "Forward variables of the forward pass, (N, T, A)."),
+    ),
+    outputs=(Output("out", "Gradient, (T, N, C).", "log_probs"),),
+    attributes=(
         attribute("blank", 0, "The class that stands for no label."),
         attribute("zero_infinity", 0, "1: a sample whose loss is infinite gets a gradient of 0."),
         attribute("through_log_softmax", 1, "0: drop the term exp(log_probs)."),
-    ],
+    ),
 )
 
 
@@ -174,7 +163,7 @@ def reference(
 # --- the kernel: one task per sample --------------------------------------------------------------------------------
 
 GRAD_OUT, LOG_PROBS, _, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 # log(2**64) in two parts; a count of them times the first is exact
 LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 
@@ -363,7 +352,7 @@ def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -383,7 +372,6 @@ OP = Op(
         },
         {"out": [[[1 / 6, -1 / 6]]] * 2},
     ),
-    typed_inputs=("log_probs",),
     check_values=check_values,
     body_opset=16,  # ScatterElements adds up from opset 16 on
 )

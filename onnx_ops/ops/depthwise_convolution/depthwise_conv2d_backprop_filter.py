@@ -14,10 +14,10 @@ from onnx.defs import OpSchema
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import required_attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import required_attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -73,10 +73,8 @@ from onnx_ops.ops.depthwise_convolution._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "DepthwiseConv2DBackpropFilter",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of a depthwise convolution, one in which each channel has filters of its own, by these filters (CANN's operator
 of this name, whose tensors are laid out here as those of ONNX's Conv and of PyTorch).
@@ -105,21 +103,15 @@ an attribute, and pads that add more than 268435456 elements to a plane with few
 Without a kernel: the order of the sums is that of the runtime's MatMul. Shapes that are known only at run time are not
 checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("input", "TInput", "Input of the convolution, (N, C, H, W)."),
-        OpSchema.FormalParameter("out_backprop", "TGrad", "Gradient of the loss by its result, (N, C*M, I, J)."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("filter_grad", "TInput", "Gradient of the loss by the filters, (C*M, 1, KH, KW).")
-    ],
-    type_constraints=[
-        ("TInput", tensor_types(FLOATS), "Floating types."),
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-    ],
-    attributes=[
+    inputs=(
+        Input("input", "Input of the convolution, (N, C, H, W)."),
+        Input("out_backprop", "Gradient of the loss by its result, (N, C*M, I, J)."),
+    ),
+    outputs=(Output("filter_grad", "Gradient of the loss by the filters, (C*M, 1, KH, KW).", "input"),),
+    attributes=(
         required_attribute("filter_size", OpSchema.AttrType.INTS, "Size of a filter along each spatial axis."),
         *window_attributes(),
-    ],
+    ),
 )
 
 
@@ -168,7 +160,7 @@ def reference(
 # sum of products of two rows of lanes. A task has some of the filters, and some of the samples.
 
 INPUT, GRAD = range(2)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 TOGETHER = 3
 """Elements of a filter whose sums are taken together."""
 
@@ -432,7 +424,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -443,5 +435,4 @@ OP = Op(
         {"filter_grad": [[[[21.0, 32.0], [54.0, 65.0]]]]},
         {"filter_size": (2, 2)},
     ),
-    typed_inputs=("input",),
 )

@@ -14,10 +14,10 @@ from onnx.defs import OpSchema
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import required_attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_NUMBER, TensorType
+from onnx_ops.core.schema import required_attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import MAX_NUMBER, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -72,10 +72,8 @@ from onnx_ops.ops.depthwise_convolution._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "DepthwiseConv2DBackpropInput",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of a depthwise convolution, one in which each channel has filters of its own, by its input (CANN's operator of
 this name, whose tensors are laid out here as those of ONNX's Conv and of PyTorch).
@@ -104,19 +102,15 @@ add more than 268435456 elements to a plane with fewer.
 Without a kernel: an infinite filter also gives NaN where strides leave elements of input out. Shapes that are known
 only at run time are not checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("filter", "TFilter", "The filters, (C*M, 1, KH, KW)."),
-        OpSchema.FormalParameter("out_backprop", "TGrad", "Gradient of the loss by the result, (N, C*M, I, J)."),
-    ],
-    outputs=[OpSchema.FormalParameter("input_grad", "TGrad", "Gradient of the loss by the input, (N, C, H, W).")],
-    type_constraints=[
-        ("TFilter", tensor_types(FLOATS), "Floating types."),
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-    ],
-    attributes=[
+    inputs=(
+        Input("filter", "The filters, (C*M, 1, KH, KW)."),
+        Input("out_backprop", "Gradient of the loss by the result, (N, C*M, I, J)."),
+    ),
+    outputs=(Output("input_grad", "Gradient of the loss by the input, (N, C, H, W).", "out_backprop"),),
+    attributes=(
         required_attribute("input_size", OpSchema.AttrType.INTS, "Channels of the input and its spatial sizes."),
         *window_attributes(),
-    ],
+    ),
 )
 
 
@@ -170,7 +164,7 @@ def reference(
 # samples.
 
 WEIGHTS, GRAD = range(2)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 NONE = -(1 << 62)
 
 
@@ -466,7 +460,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -477,5 +471,4 @@ OP = Op(
         {"input_grad": [[[[1.0, 12.0, 20.0], [3.0, 34.0, 40.0]]]]},
         {"input_size": (1, 2, 3)},
     ),
-    typed_inputs=("out_backprop",),
 )

@@ -7,24 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "DropoutBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of dropout (aclnnDropoutBackward) by its input.
 
@@ -43,16 +40,12 @@ empty grad_output gives an empty grad_input.
 Without a kernel: the results are the same. Shapes that are known only at run time are not checked: they broadcast by
 the rules of ONNX's operators.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "T", "Gradient of the loss by the output of dropout."),
-        OpSchema.FormalParameter("mask", "TMask", "The mask of dropout."),
-    ],
-    outputs=[OpSchema.FormalParameter("grad_input", "T", "Gradient of the loss by the input of dropout.")],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TMask", tensor_types((TensorProto.BOOL,)), "bool."),
-    ],
-    attributes=[attribute("scale", 2.0, "What dropout has multiplied the elements with that it kept.")],
+    inputs=(
+        Input("grad_output", "Gradient of the loss by the output of dropout.", Role.SHAPE),
+        Input("mask", "The mask of dropout.", Role.INTO, dtypes=(TensorProto.BOOL,)),
+    ),
+    outputs=(Output("grad_input", "Gradient of the loss by the input of dropout.", "grad_output"),),
+    attributes=(attribute("scale", 2.0, "What dropout has multiplied the elements with that it kept."),),
 )
 
 
@@ -83,15 +76,14 @@ def scale_kept(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = grad_output[i] * scale if mask[i] > ZERO else ZERO
 
 
-SPACE = IndexSpace({"grad_output": Role.SHAPE, "mask": Role.INTO})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    return (TensorType(call.dtype("grad_output"), SPACE.shape(call)),)
+    return (TensorType(call.dtype("grad_output"), SIGNATURE.space.shape(call)),)
 
 
 def kernel(call: Call) -> Loop:
-    return Loop(SPACE, computing_type(call, "mask"), scale_kept, parameters=(float(call.attributes["scale"]),))
+    return Loop(
+        SIGNATURE.space, computing_type(call, "mask"), scale_kept, parameters=(float(call.attributes["scale"]),)
+    )
 
 
 def body(b: Body) -> None:
@@ -100,7 +92,7 @@ def body(b: Body) -> None:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -110,5 +102,4 @@ OP = Op(
         {"grad_input": [0.0, 5.0, 7.5, 0.0]},
         {"scale": 2.5},
     ),
-    typed_inputs=("grad_output",),
 )

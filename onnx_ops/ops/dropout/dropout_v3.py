@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     FLOAT,
@@ -30,10 +29,8 @@ from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "DropoutV3",
-    DOMAIN,
-    OPSET_VERSION,
     """
 DropoutV3 (aclnnDropoutV3): sets random elements to 0, each with probability p, and scales the others so that the mean
 stays. Which ones, the seed tells.
@@ -59,25 +56,18 @@ are errors. For a mask of whole channels, take the dropout of ones of that shape
 
 Without a kernel: the results are the same, of an input of less than 2^34 elements.
 """,
-    inputs=[
-        OpSchema.FormalParameter("input", "T", "Any floating tensor."),
-        OpSchema.FormalParameter("seed", "TSeed", "What the mask is drawn from, a scalar."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("output", "T", "input, scaled or set to 0."),
-        OpSchema.FormalParameter(
-            "mask", "TMask", "Which elements are kept.", param_option=OpSchema.FormalParameterOption.Optional
-        ),
-    ],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TSeed", tensor_types((TensorProto.INT64, TensorProto.INT32)), "Types of whole numbers."),
-        ("TMask", tensor_types((TensorProto.BOOL,)), "bool."),
-    ],
-    attributes=[
+    inputs=(
+        Input("input", "Any floating tensor."),
+        Input("seed", "What the mask is drawn from, a scalar.", dtypes=(TensorProto.INT64, TensorProto.INT32)),
+    ),
+    outputs=(
+        Output("output", "input, scaled or set to 0.", "input"),
+        Output("mask", "Which elements are kept.", OutputType("bool.", dtypes=(TensorProto.BOOL,)), optional=True),
+    ),
+    attributes=(
         attribute("p", 0.5, "Probability that an element is set to 0."),
         attribute("offset", 0, "Which of the dropouts of one seed this is."),
-    ],
+    ),
 )
 
 
@@ -117,7 +107,7 @@ def reference(
 
 INPUT, SEED = range(2)
 OUTPUT, MASK = range(2)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 INT64 = int(TensorProto.INT64)
 ELEMENTS = 16 * CHUNK
 """Elements that a task draws for."""
@@ -221,7 +211,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -232,6 +222,5 @@ OP = Op(
         {"input": [1.0, 2.0, 3.0, 4.0], "seed": 0},
         {"output": [0.0, 4.0, 6.0, 8.0], "mask": [False, True, True, True]},
     ),
-    typed_inputs=("input",),
     body_opset=18,  # the first with BitwiseXor
 )

@@ -12,10 +12,10 @@ from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, required_attribute, tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.schema import attribute, required_attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -35,10 +35,8 @@ from onnx_ops.ops.references import rounded
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "EmbeddingDenseBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of an embedding (aclnnEmbeddingDenseBackward), a lookup of rows of a table, by the table. Each row of the table
 gets the sum of the gradients of all places that it was looked up for.
@@ -61,20 +59,16 @@ and with D = 0 there is nothing to add up. An index outside [0, num_weights) is 
 Without a kernel: values cannot be refused; an index outside its range makes all of out NaN. The order in which terms
 are added up is that of the runtime's ScatterElements.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad", "T", "Gradient of the loss by the rows that were looked up, (..., D)."),
-        OpSchema.FormalParameter("indices", "TIndices", "The row that each place was given."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "T", "Gradient of the loss by the table, (num_weights, D).")],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TIndices", tensor_types(INDICES), "Types of indices."),
-    ],
-    attributes=[
+    inputs=(
+        Input("grad", "Gradient of the loss by the rows that were looked up, (..., D)."),
+        Input("indices", "The row that each place was given.", dtypes=INDICES),
+    ),
+    outputs=(Output("out", "Gradient of the loss by the table, (num_weights, D).", "grad"),),
+    attributes=(
         required_attribute("num_weights", OpSchema.AttrType.INT, "Rows of the table."),
         attribute("padding_idx", -1, "A row that gets no gradient; -1: there is none."),
         attribute("scale_grad_by_freq", 0, "1: divide each row by the number of times that it was looked up."),
-    ],
+    ),
 )
 
 
@@ -112,7 +106,7 @@ def reference(
 # --- the kernel: one task for some rows of the table, and some columns -----------------------------------------------
 
 GRAD, INDEX = range(2)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 INT64 = int(TensorProto.INT64)
 COLUMNS = 256
 """Columns that a task sums up at most."""
@@ -292,7 +286,7 @@ def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -302,7 +296,6 @@ OP = Op(
         {"out": [[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]]},
         {"num_weights": 3, "padding_idx": 1},
     ),
-    typed_inputs=("grad",),
     check_values=check_values,
     body_opset=16,  # ScatterElements adds up from opset 16 on
 )

@@ -6,25 +6,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
 from onnx_ops.ops.references import computing_dtype, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "Hardshrink",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Hardshrink keeps the elements of its input that lie outside the interval from -lambd to lambd, and sets the others to 0.
 HardshrinkBackward is its gradient.
@@ -42,10 +38,9 @@ through. What is set to 0 is +0. An empty input gives an empty output.
 
 Without a kernel: the results are the same.
 """,
-    inputs=[OpSchema.FormalParameter("self", "T", "Any floating tensor.")],
-    outputs=[OpSchema.FormalParameter("out", "T", "self with its small elements set to 0.")],
-    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
-    attributes=[lambd_attribute()],
+    inputs=(Input("self", "Any floating tensor.", Role.SHAPE),),
+    outputs=(Output("out", "self with its small elements set to 0.", "self"),),
+    attributes=(lambd_attribute(),),
 )
 
 
@@ -82,24 +77,20 @@ def body(b: Body) -> None:
     b.store("out", b.op("Where", is_small, 0.0, x, name="kept"), "self")
 
 
-SPACE = IndexSpace({"self": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    return (TensorType(call.dtype("self"), SPACE.shape(call)),)
+    return (TensorType(call.dtype("self"), SIGNATURE.space.shape(call)),)
 
 
 def kernel(call: Call) -> Loop:
     lambd = threshold_of(call.attributes["lambd"])
-    return Loop(SPACE, computing_type(call, light=True), keep_outside, parameters=(lambd,), memory_bound=True)
+    return Loop(SIGNATURE.space, computing_type(call, light=True), keep_outside, parameters=(lambd,), memory_bound=True)
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
     body,
     Example({"self": [-1.0, 0.5, 0.75, -0.25]}, {"out": [-1.0, 0.0, 0.75, 0.0]}, {"lambd": 0.5}),
-    typed_inputs=("self",),
 )

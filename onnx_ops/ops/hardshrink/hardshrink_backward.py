@@ -6,25 +6,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "HardshrinkBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of hardshrink (aclnnHardshrinkBackward). Hardshrink keeps the elements of its input that lie outside the
 interval from -lambd to lambd, and sets the others to 0; so the gradient passes through the elements that were kept.
@@ -44,17 +40,18 @@ result is +0, even if grad_output is NaN or infinite there. Empty inputs give an
 Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
 run time are not checked: they broadcast by the rules of ONNX's operators.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by hardshrink's output."),
-        OpSchema.FormalParameter("self", "TSelf", "Input of hardshrink."),
-    ],
-    outputs=[OpSchema.FormalParameter("grad_input", "TOut", "Gradient of the loss by hardshrink's input.")],
-    type_constraints=[
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-        ("TSelf", tensor_types(FLOATS), "Floating types."),
-        ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
-    ],
-    attributes=[lambd_attribute()],
+    inputs=(
+        Input("grad_output", "Gradient of the loss by hardshrink's output.", Role.SHAPE),
+        Input("self", "Input of hardshrink.", Role.SHAPE),
+    ),
+    outputs=(
+        Output(
+            "grad_input",
+            "Gradient of the loss by hardshrink's input.",
+            OutputType("The type that grad_output and self promote to.", inputs=("grad_output", "self")),
+        ),
+    ),
+    attributes=(lambd_attribute(),),
 )
 
 
@@ -97,21 +94,18 @@ def body(b: Body) -> None:
     b.store("grad_input", b.op("Where", passes, grad, 0.0, name="gradient"), "grad_output", "self")
 
 
-SPACE = IndexSpace({"grad_output": Role.SHAPE, "self": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    shape = SPACE.shape(call)
-    return (TensorType(SPACE.promoted(call), shape),)
+    shape = SIGNATURE.space.shape(call)
+    return (TensorType(SIGNATURE.space.promoted(call), shape),)
 
 
 def kernel(call: Call) -> Loop:
     lambd = threshold_of(call.attributes["lambd"])
-    return Loop(SPACE, computing_type(call, light=True), pass_outside, parameters=(lambd,), memory_bound=True)
+    return Loop(SIGNATURE.space, computing_type(call, light=True), pass_outside, parameters=(lambd,), memory_bound=True)
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -121,5 +115,4 @@ OP = Op(
         {"grad_input": [1.0, 0.0, 3.0, 0.0]},
         {"lambd": 0.5},
     ),
-    typed_inputs=("grad_output", "self"),
 )

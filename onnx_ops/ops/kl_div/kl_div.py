@@ -7,18 +7,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.losses import loss_of
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, NARROW, TensorType
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import NARROW, TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.kl_div import _divergence
 from onnx_ops.ops.kl_div._bodies import by_log_target
@@ -30,10 +28,8 @@ from onnx_ops.ops.kl_div._rules import (
 )
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "KlDiv",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Kullback-Leibler divergence loss, whose gradient by self is KlDivBackward, and by target KlDivTargetBackward.
 
@@ -57,15 +53,11 @@ double's range counts as 0 or as infinite. Other NaN and infinities go through t
 Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
 infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("self", "T", "Logarithms of the probabilities that are compared with the target's."),
-        OpSchema.FormalParameter("target", "TTarget", "Target probabilities, or their logarithms."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "T", "The loss: a scalar, or of shape S with reduction 0.")],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TTarget", tensor_types(FLOATS), "Floating types."),
-    ],
+    inputs=(
+        Input("self", "Logarithms of the probabilities that are compared with the target's.", Role.SHAPE),
+        Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
+    ),
+    outputs=(Output("out", "The loss: a scalar, or of shape S with reduction 0.", "self"),),
     attributes=attributes(),
 )
 
@@ -109,11 +101,8 @@ def body(b: Body) -> None:
     b.store("out", loss_of(b, b.op("Where", q.equal(nothing).named("is_nothing"), 0.0, products, name="terms")), "self")
 
 
-SPACE = IndexSpace({"self": Role.SHAPE, "target": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    space = SPACE.shape(call)
+    space = SIGNATURE.space.shape(call)
     check_attributes(call)
     return (TensorType(call.dtype("self"), space if call.attributes["reduction"] == Reduction.NONE else ()),)
 
@@ -127,7 +116,7 @@ def kernel(call: Call) -> Loop:
     if reduction is Reduction.NONE:
         if not in_double:
             core = _divergence.short_divergence_of_logarithms if of_logarithms else _divergence.short_divergence
-        return Loop(SPACE, compute, core)
+        return Loop(SIGNATURE.space, compute, core)
     # Terms that are added up in any order are good to the last place of float32, but not of double.
     total: Core | None = None
     if narrow:
@@ -135,11 +124,11 @@ def kernel(call: Call) -> Loop:
     elif not in_double:
         total = _divergence.total_divergence_of_logarithms if of_logarithms else _divergence.total_divergence
     sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
-    return Loop(SPACE, compute, sums=sums, divisor=reduction.divisor)
+    return Loop(SIGNATURE.space, compute, sums=sums, divisor=reduction.divisor)
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -150,5 +139,4 @@ OP = Op(
         {"out": math.log(2) / 2},
         {"reduction": int(Reduction.BATCHMEAN)},
     ),
-    typed_inputs=("self",),
 )

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.primitives import (
@@ -29,17 +28,14 @@ from onnx_ops.loops.primitives import (
     short_exp,
     wide,
 )
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "KlDivBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of the Kullback-Leibler divergence loss by its input (aclnnKlDivBackward).
 
@@ -65,17 +61,12 @@ Without a kernel: all values are computed as above; an exp(target) below the sma
 above the largest number counts as infinite, and a grad_output so small that grad_output / n is below the smallest
 normal number loses digits. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
-        OpSchema.FormalParameter("self", "T", "Input of the loss; only its shape and dtype enter."),
-        OpSchema.FormalParameter("target", "TTarget", "Target probabilities, or their logarithms."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "T", "Gradient by self, of its shape.")],
-    type_constraints=[
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TTarget", tensor_types(FLOATS), "Floating types."),
-    ],
+    inputs=(
+        Input("grad_output", "Gradient with respect to the loss. Broadcasts to S.", Role.INTO),
+        Input("self", "Input of the loss; only its shape and dtype enter.", Role.SHAPE | Role.UNREAD),
+        Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
+    ),
+    outputs=(Output("out", "Gradient by self, of its shape.", "self"),),
     attributes=attributes(),
 )
 
@@ -285,11 +276,8 @@ def _may_be_alike(call: Call) -> bool:
     return len(own) == len(target) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in pairs)
 
 
-SPACE = IndexSpace({"grad_output": Role.INTO, "self": Role.SHAPE | Role.UNREAD, "target": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     check_attributes(call)
     return (TensorType(call.dtype("self"), call.shape("self")),)
 
@@ -309,7 +297,7 @@ def kernel(call: Call) -> Loop:
             core = product_of_logarithms_in_16_bits
             core_uniform = product_of_logarithms_with_one_gradient_in_16_bits
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         compute,
         core,
         Sums(summed, TensorProto.DOUBLE, Kept.LIKE_INPUT, like="self"),
@@ -321,7 +309,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -331,5 +319,4 @@ OP = Op(
         {"out": [[-0.125, -0.375], [-0.25, -0.25]]},
         {"reduction": int(Reduction.BATCHMEAN)},
     ),
-    typed_inputs=("self",),
 )

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
@@ -32,17 +31,14 @@ from onnx_ops.loops.primitives import (
     short_log,
     wide,
 )
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, divisor, exponential, sum_to
 from onnx_ops.ops.references import Scaled, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "KlDivTargetBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of the Kullback-Leibler divergence loss, KlDiv, by its target.
 
@@ -69,13 +65,12 @@ product grad_output * (target - self + 1) / n is out of range alone, also where 
 Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
 infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient with respect to the loss. Broadcasts to S."),
-        OpSchema.FormalParameter("self", "TSelf", "Input of the loss: logarithms of probabilities."),
-        OpSchema.FormalParameter("target", "T", "Target probabilities, or their logarithms."),
-    ],
-    outputs=[OpSchema.FormalParameter("grad_target", "T", "Gradient by target, of its shape.")],
-    type_constraints=[(name, tensor_types(FLOATS), "Floating types.") for name in ("TGrad", "TSelf", "T")],
+    inputs=(
+        Input("grad_output", "Gradient with respect to the loss. Broadcasts to S.", Role.INTO),
+        Input("self", "Input of the loss: logarithms of probabilities.", Role.SHAPE),
+        Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
+    ),
+    outputs=(Output("grad_target", "Gradient by target, of its shape.", "target"),),
     attributes=attributes(),
 )
 
@@ -191,11 +186,8 @@ def body(b: Body) -> None:
     b.store("grad_target", terms if is_whole else sum_to_input(b, terms, "target"), "target")
 
 
-SPACE = IndexSpace({"grad_output": Role.INTO, "self": Role.SHAPE, "target": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    SPACE.shape(call)
+    SIGNATURE.space.shape(call)
     check_attributes(call)
     return (TensorType(call.dtype("target"), call.shape("target")),)
 
@@ -212,7 +204,7 @@ def kernel(call: Call) -> Loop:
         core = gradient if in_double else short_gradient
         core_uniform = None if in_double else short_gradient_with_one_gradient
     return Loop(
-        SPACE,
+        SIGNATURE.space,
         compute,
         core,
         Sums(summed, TensorProto.DOUBLE if in_double else TensorProto.FLOAT, Kept.LIKE_INPUT, like="target"),
@@ -223,7 +215,7 @@ def kernel(call: Call) -> Loop:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -233,5 +225,4 @@ OP = Op(
         {"grad_target": [[1.0, 2.0], [3.0, 0.0]]},
         {"reduction": int(Reduction.BATCHMEAN)},
     ),
-    typed_inputs=("target",),
 )

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -43,10 +41,8 @@ from onnx_ops.ops.lstm._cell import (
 )
 from onnx_ops.ops.references import computing_dtype, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "ThnnFusedLstmCell",
-    DOMAIN,
-    OPSET_VERSION,
     """
 One step of a long short-term memory (Hochreiter and Schmidhuber, 1997) after its matrix products
 (aclnnThnnFusedLstmCell, without its biases, which can be in the gates): from the gates of a step to its states.
@@ -66,17 +62,16 @@ gives. Any size may be 0.
 
 Without a kernel: shapes that are known only at run time broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("input_gates", "T", "What the step's input adds to the gates, (..., 4*H)."),
-        OpSchema.FormalParameter("hidden_gates", "T", "What the hidden state adds to them, (..., 4*H)."),
-        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (..., H)."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("hy", "T", "Hidden state after the step, (..., H)."),
-        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (..., H)."),
-        OpSchema.FormalParameter("storage", "T", "The gates as they act, for ThnnFusedLstmCellBackward, (..., 4*H)."),
-    ],
-    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
+    inputs=(
+        Input("input_gates", "What the step's input adds to the gates, (..., 4*H).", like="cx"),
+        Input("hidden_gates", "What the hidden state adds to them, (..., 4*H).", like="cx"),
+        Input("cx", "Cell state before the step, (..., H)."),
+    ),
+    outputs=(
+        Output("hy", "Hidden state after the step, (..., H).", "cx"),
+        Output("cy", "Cell state after the step, (..., H).", "cx"),
+        Output("storage", "The gates as they act, for ThnnFusedLstmCellBackward, (..., 4*H).", "cx"),
+    ),
 )
 
 
@@ -227,7 +222,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -245,5 +240,4 @@ OP = Op(
             "storage": [[0.5, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]],
         },
     ),
-    typed_inputs=("cx",),
 )

@@ -10,10 +10,9 @@ from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Default, Input, Output, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -45,10 +44,8 @@ from onnx_ops.ops.lstm._cell import (
 from onnx_ops.ops.references import computing_dtype, rounded
 
 OPTIONAL = OpSchema.FormalParameterOption.Optional
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "ThnnFusedLstmCellBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of a step of a long short-term memory (aclnnThnnFusedLstmCellBackward, without the gradient of the biases,
 which is the sum of grad_gates over the rows). With the gates as they act, i, f, g, o = the four quarters of storage:
@@ -72,18 +69,17 @@ NaN and infinities give what the formula gives. Any size may be 0.
 
 Without a kernel: shapes that are known only at run time broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_hy", "T", "Gradient by hy, (..., H).", param_option=OPTIONAL),
-        OpSchema.FormalParameter("grad_cy", "T", "Gradient by cy, (..., H).", param_option=OPTIONAL),
-        OpSchema.FormalParameter("cx", "T", "Cell state before the step, (..., H)."),
-        OpSchema.FormalParameter("cy", "T", "Cell state after the step, (..., H)."),
-        OpSchema.FormalParameter("storage", "T", "The gates as they act, from ThnnFusedLstmCell, (..., 4*H)."),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("grad_gates", "T", "Gradient by the gates, (..., 4*H)."),
-        OpSchema.FormalParameter("grad_cx", "T", "Gradient by cx, (..., H).", param_option=OPTIONAL),
-    ],
-    type_constraints=[("T", tensor_types(FLOATS), "Floating types.")],
+    inputs=(
+        Input("grad_hy", "Gradient by hy, (..., H).", like="cx", default=Default(0.0, like="cx", dtype_of="cx")),
+        Input("grad_cy", "Gradient by cy, (..., H).", like="cx", default=Default(0.0, like="cx", dtype_of="cx")),
+        Input("cx", "Cell state before the step, (..., H)."),
+        Input("cy", "Cell state after the step, (..., H).", like="cx"),
+        Input("storage", "The gates as they act, from ThnnFusedLstmCell, (..., 4*H).", like="cx"),
+    ),
+    outputs=(
+        Output("grad_gates", "Gradient by the gates, (..., 4*H).", "cx"),
+        Output("grad_cx", "Gradient by cx, (..., H).", "cx", optional=True),
+    ),
 )
 
 
@@ -268,7 +264,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -283,6 +279,4 @@ OP = Op(
         },
         {"grad_gates": [[0.375, 3.0, 1.125, 0.0], [0.0, 0.75, 2.0, 0.0]], "grad_cx": [[1.5], [1.0]]},
     ),
-    typed_inputs=("cx",),
-    missing={name: Missing(0.0, like="cx", dtype_of="cx") for name in ("grad_hy", "grad_cy")},
 )

@@ -15,10 +15,10 @@ from onnx.defs import OpSchema
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import required_attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import required_attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -55,10 +55,8 @@ from onnx_ops.ops.max_pool._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "MaxPool2dWithIndices",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Max pooling (aclnnMaxPool2dWithIndices): the maximum of each window, and where in its plane it is, for
 MaxPool2dWithIndicesBackward.
@@ -83,19 +81,15 @@ adds more than 268435456 elements to a plane with fewer.
 
 Without a kernel: the results are the same. Shapes that are known only at run time are not checked.
 """,
-    inputs=[OpSchema.FormalParameter("self", "T", "Any floating tensor of one or two axes before the spatial ones.")],
-    outputs=[
-        OpSchema.FormalParameter("out", "T", "The maximum of each window."),
-        OpSchema.FormalParameter("indices", "TIndices", "Where it is in its plane."),
-    ],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TIndices", tensor_types((TensorProto.INT64,)), "int64."),
-    ],
-    attributes=[
+    inputs=(Input("self", "Any floating tensor of one or two axes before the spatial ones."),),
+    outputs=(
+        Output("out", "The maximum of each window.", "self"),
+        Output("indices", "Where it is in its plane.", OutputType("int64.", dtypes=(TensorProto.INT64,))),
+    ),
+    attributes=(
         required_attribute("kernel_size", OpSchema.AttrType.INTS, "Size of a window along each spatial axis."),
         *window_attributes(),
-    ],
+    ),
 )
 
 
@@ -147,7 +141,7 @@ def reference(
 # --- the kernel: one task for some planes ----------------------------------------------------------------------------
 
 SELF, OUT, INDEX = 0, 0, 1
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 WORK = 16384
 """Numbers that a task looks at, unless a plane has more."""
 
@@ -360,7 +354,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -371,5 +365,4 @@ OP = Op(
         {"out": [[[9.0, 9.0], [7.0, 5.0]]], "indices": [[[1, 1], [6, 5]]]},
         {"kernel_size": (2, 2), "stride": (1, 1)},
     ),
-    typed_inputs=("self",),
 )

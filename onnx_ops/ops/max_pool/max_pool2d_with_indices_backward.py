@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     DOUBLE,
@@ -51,10 +50,8 @@ from onnx_ops.ops.references import rounded
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "MaxPool2dWithIndicesBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of max pooling (aclnnMaxPool2dWithIndicesBackward) by its input. The gradient of each window goes to the
 element that was its maximum, as the indices tell; where windows overlap, an element gets the sum.
@@ -80,18 +77,16 @@ attributes that MaxPool2dWithIndices refuses. NaN and infinities go where their 
 Without a kernel: values cannot be refused; an index outside its plane makes all of that plane NaN. Shapes that are
 known only at run time are not checked.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by the maxima."),
-        OpSchema.FormalParameter("self", "TSelf", "Input of the pooling."),
-        OpSchema.FormalParameter("indices", "TIndices", "The place of each maximum."),
-    ],
-    outputs=[OpSchema.FormalParameter("out", "TSelf", "Gradient of the loss by the input of the pooling.")],
-    type_constraints=[
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-        ("TSelf", tensor_types(FLOATS), "Floating types."),
-        ("TIndices", tensor_types(INDICES), "Types of indices."),
-    ],
-    attributes=[attribute("kernel_size", (), "Size of a window along each spatial axis."), *window_attributes()],
+    inputs=(
+        Input("grad_output", "Gradient of the loss by the maxima."),
+        Input("self", "Input of the pooling."),
+        Input("indices", "The place of each maximum.", dtypes=INDICES),
+    ),
+    outputs=(Output("out", "Gradient of the loss by the input of the pooling.", "self"),),
+    attributes=(
+        attribute("kernel_size", (), "Size of a window along each spatial axis."),
+        *window_attributes(),
+    ),
 )
 
 
@@ -135,7 +130,7 @@ def reference(
 # --- the kernel: one task for some planes ----------------------------------------------------------------------------
 
 GRAD, SELF, INDEX = range(3)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 INT64 = int(TensorProto.INT64)
 WORK = 16384
 """Numbers that a task reads and writes, unless a plane has more."""
@@ -325,7 +320,7 @@ def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -340,7 +335,6 @@ OP = Op(
         {"out": [[[0.0, 3.0, 0.0], [0.0, 0.0, 8.0], [4.0, 0.0, 0.0]]]},
         {"kernel_size": (2, 2), "stride": (1, 1)},
     ),
-    typed_inputs=("self",),
     check_values=check_values,
     body_opset=16,  # ScatterElements adds up from opset 16 on
 )

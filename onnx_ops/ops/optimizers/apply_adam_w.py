@@ -12,11 +12,11 @@ from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import Status
-from onnx_ops.core.op import Example, Missing, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Default, Input, Output, Signature
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
@@ -43,10 +43,8 @@ from onnx_ops.ops.references import rounded
 TENSORS = ("var", "m", "v", "grad", "max_grad_norm")
 SCALARS = ("beta1_power", "beta2_power", "lr", "weight_decay", "beta1", "beta2", "epsilon")
 OPTIONAL = OpSchema.FormalParameterOption.Optional
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "ApplyAdamW",
-    DOMAIN,
-    OPSET_VERSION,
     """
 One step of AdamW (Loshchilov and Hutter, 2019; aclnnApplyAdamW) for one parameter; with weight_decay = 0 of Adam
 (Kingma and Ba, 2015). With g = grad, or -grad if maximize is 1:
@@ -72,31 +70,32 @@ infinities give what the formula gives. Tensors may be empty.
 
 Without a kernel: shapes that are known only at run time broadcast as the operators do.
 """,
-    inputs=[
-        OpSchema.FormalParameter("var", "T", "The parameter."),
-        OpSchema.FormalParameter("m", "T", "Moving average of the gradients."),
-        OpSchema.FormalParameter("v", "T", "Moving average of their squares."),
-        OpSchema.FormalParameter("beta1_power", "TScalar", "beta1 to the number of steps."),
-        OpSchema.FormalParameter("beta2_power", "TScalar", "beta2 to the number of steps."),
-        OpSchema.FormalParameter("lr", "TScalar", "Learning rate."),
-        OpSchema.FormalParameter("weight_decay", "TScalar", "By which part, times lr, the parameter shrinks."),
-        OpSchema.FormalParameter("beta1", "TScalar", "The share of the past in m."),
-        OpSchema.FormalParameter("beta2", "TScalar", "The share of the past in v."),
-        OpSchema.FormalParameter("epsilon", "TScalar", "Added to the divisor."),
-        OpSchema.FormalParameter("grad", "T", "Gradient of the loss by the parameter."),
-        OpSchema.FormalParameter("max_grad_norm", "T", "The largest v of the steps before.", param_option=OPTIONAL),
-    ],
-    outputs=[
-        OpSchema.FormalParameter("var_out", "T", "The parameter after the step."),
-        OpSchema.FormalParameter("m_out", "T", "m after the step."),
-        OpSchema.FormalParameter("v_out", "T", "v after the step."),
-        OpSchema.FormalParameter("max_grad_norm_out", "T", "The largest v so far.", param_option=OPTIONAL),
-    ],
-    type_constraints=[
-        ("T", tensor_types(FLOATS), "Floating types."),
-        ("TScalar", tensor_types(FLOATS), "Floating types."),
-    ],
-    attributes=[attribute("maximize", 0, "1: step up the gradient, not down.")],
+    inputs=(
+        Input("var", "The parameter."),
+        Input("m", "Moving average of the gradients.", like="var"),
+        Input("v", "Moving average of their squares.", like="var"),
+        Input("beta1_power", "beta1 to the number of steps."),
+        Input("beta2_power", "beta2 to the number of steps.", like="beta1_power"),
+        Input("lr", "Learning rate.", like="beta1_power"),
+        Input("weight_decay", "By which part, times lr, the parameter shrinks.", like="beta1_power"),
+        Input("beta1", "The share of the past in m.", like="beta1_power"),
+        Input("beta2", "The share of the past in v.", like="beta1_power"),
+        Input("epsilon", "Added to the divisor.", like="beta1_power"),
+        Input("grad", "Gradient of the loss by the parameter.", like="var"),
+        Input(
+            "max_grad_norm",
+            "The largest v of the steps before.",
+            like="var",
+            default=Default(-math.inf, like="var", dtype_of="var"),
+        ),
+    ),
+    outputs=(
+        Output("var_out", "The parameter after the step.", "var"),
+        Output("m_out", "m after the step.", "var"),
+        Output("v_out", "v after the step.", "var"),
+        Output("max_grad_norm_out", "The largest v so far.", "var", optional=True),
+    ),
+    attributes=(attribute("maximize", 0, "1: step up the gradient, not down."),),
 )
 
 
@@ -147,7 +146,7 @@ def reference(
 
 VAR, M, V, POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON, GRAD, LARGEST = range(12)
 VAR_OUT, M_OUT, V_OUT, LARGEST_OUT = range(4)
-ATTRIBUTES = attributes_of(SCHEMA)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
 BLOCK = 4096
 """Elements of a task."""
 
@@ -334,7 +333,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -361,6 +360,4 @@ OP = Op(
             "max_grad_norm_out": [0.0, 16.0],
         },
     ),
-    typed_inputs=("var",),
-    missing={"max_grad_norm": Missing(-math.inf, like="var", dtype_of="var")},
 )

@@ -6,24 +6,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.schema import attribute, tensor_types
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.schema import attribute
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.space import Role
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.space import IndexSpace, Role
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
-SCHEMA = OpSchema(
+SIGNATURE = Signature(
     "ThresholdBackward",
-    DOMAIN,
-    OPSET_VERSION,
     """
 Gradient of threshold (aclnnThresholdBackward), which replaces the elements of its input that are not above a threshold
 by a constant; with threshold = 0 of ReLU, by its input or its output alike.
@@ -43,17 +40,18 @@ grad_output is NaN or infinite there. Empty inputs give an empty output.
 Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
 run time are not checked: they broadcast by the rules of ONNX's operators.
 """,
-    inputs=[
-        OpSchema.FormalParameter("grad_output", "TGrad", "Gradient of the loss by the output of threshold."),
-        OpSchema.FormalParameter("self", "TSelf", "Input of threshold; of ReLU also the output."),
-    ],
-    outputs=[OpSchema.FormalParameter("grad_input", "TOut", "Gradient of the loss by the input of threshold.")],
-    type_constraints=[
-        ("TGrad", tensor_types(FLOATS), "Floating types."),
-        ("TSelf", tensor_types(FLOATS), "Floating types."),
-        ("TOut", tensor_types(FLOATS), "The type TGrad and TSelf promote to."),
-    ],
-    attributes=[attribute("threshold", 0.0, "Above which the gradient passes.")],
+    inputs=(
+        Input("grad_output", "Gradient of the loss by the output of threshold.", Role.SHAPE),
+        Input("self", "Input of threshold; of ReLU also the output.", Role.SHAPE),
+    ),
+    outputs=(
+        Output(
+            "grad_input",
+            "Gradient of the loss by the input of threshold.",
+            OutputType("The type that grad_output and self promote to.", inputs=("grad_output", "self")),
+        ),
+    ),
+    attributes=(attribute("threshold", 0.0, "Above which the gradient passes."),),
 )
 
 
@@ -89,21 +87,20 @@ def body(b: Body) -> None:
     b.store("grad_input", b.op("Where", stops, 0.0, grad, name="gradient"), "grad_output", "self")
 
 
-SPACE = IndexSpace({"grad_output": Role.SHAPE, "self": Role.SHAPE})
-
-
 def infer(call: Call) -> tuple[TensorType, ...]:
-    shape = SPACE.shape(call)
-    return (TensorType(SPACE.promoted(call), shape),)
+    shape = SIGNATURE.space.shape(call)
+    return (TensorType(SIGNATURE.space.promoted(call), shape),)
 
 
 def kernel(call: Call) -> Loop:
     threshold = float(np.float32(call.attributes["threshold"]))
-    return Loop(SPACE, computing_type(call, light=True), pass_above, parameters=(threshold,), memory_bound=True)
+    return Loop(
+        SIGNATURE.space, computing_type(call, light=True), pass_above, parameters=(threshold,), memory_bound=True
+    )
 
 
 OP = Op(
-    SCHEMA,
+    SIGNATURE,
     infer,
     kernel,
     reference,
@@ -113,5 +110,4 @@ OP = Op(
         {"grad_input": [0.0, 0.0, 3.0, 0.0]},
         {"threshold": 0.5},
     ),
-    typed_inputs=("grad_output", "self"),
 )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from onnx_ops.core.space import Role
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import channel_type
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
-from onnx_ops.loops.space import Role
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
+from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK
-from onnx_ops.loops.space import Role
 from onnx_ops.runtime.memory import i8_at, number_at, stack
 from onnx_ops.runtime.native import OPTIONS
 
