@@ -1,4 +1,4 @@
-"""What an op is called with: dtypes, shapes and attributes, and the rules they follow."""
+"""Calls of ops: dtypes, shapes and attributes, and common checks of them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from onnx_ops.core.types import (
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an op.
+    """A call of an op.
 
     Attributes:
-        schema: of the op.
-        inputs: what is known of each, by name; None for one that is left out.
-        attributes: by name, defaults filled in; lists as tuples.
-        outputs: the names of those that are wanted.
+        schema: schema of the op.
+        inputs: type of each input by name; None for an omitted one.
+        attributes: values by name, with defaults; lists as tuples.
+        outputs: names of the requested outputs.
     """
 
     schema: OpSchema
@@ -58,25 +58,25 @@ class Call:
         for name in schema.attributes:
             if name not in values:
                 raise OpError(schema.name, f"required attribute '{name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
-        values = {name: values.pop(name) for name in schema.attributes} | values  # in one order, given or not
+        values = {name: values.pop(name) for name in schema.attributes} | values  # in the order of the schema
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Equal for equal calls."""
+        """Hashable; equal for equal calls."""
         return self.schema.name, *self.inputs.values(), *self.attributes.values(), self.outputs
 
     def with_input(self, name: str, tensor: TensorType) -> Call:
-        """The same call with another input."""
+        """This call with the type of one input replaced."""
         return replace(self, inputs={**self.inputs, name: tensor})
 
     def held_dtype(self, name: str) -> int | None:
-        """The dtype of an input, or the one that an attribute holds."""
+        """The dtype of an input, or the one given by an attribute."""
         return self.attributes[name] if name in self.attributes else self.dtype(name)
 
     def holding(self, name: str, dtype: int) -> Call:
-        """The same call with another dtype of an input, or in an attribute."""
+        """This call with the dtype of an input, or the one given by an attribute, replaced."""
         if name in self.attributes:
             return replace(self, attributes={**self.attributes, name: dtype})
         return self.with_input(name, TensorType(dtype, self.shape(name)))
@@ -104,7 +104,7 @@ class Call:
         return tensor.shape if tensor else None
 
     def check(self) -> None:
-        """Refuse a missing required input, a dtype outside the schema's constraint, a rank or size above the limit."""
+        """Raise OpError for a missing required input, a dtype not in the schema, a rank or a size above the limit."""
         for parameter in self.schema.inputs:
             tensor = self.inputs[parameter.name]
             if tensor is None:
@@ -122,7 +122,7 @@ class Call:
                 raise self.shape_error(parameter.name, f"at most {MAX_ELEMENTS} elements, a 0 taken for a 1")
 
     def check_choice(self, attribute: str, choices: Mapping[int, str]) -> None:
-        """Refuse an enumerated attribute outside its values."""
+        """Raise OpError if an enumerated attribute has none of `choices`."""
         value = self.attributes[attribute]
         if value not in choices:
             expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
@@ -136,7 +136,7 @@ class Call:
             raise self.error(f"attribute '{attribute}' is {value}, expected {noun} of at least {least}, at most {most}")
 
     def broadcast(self, *names: str) -> Shape | None:
-        """Multidirectional broadcast of the shapes of inputs."""
+        """The multidirectional broadcast of the shapes of inputs, None if unknown; OpError if they do not broadcast."""
         shapes = [self.shape(name) for name in names]
         whole: Shape = ()
         for index, shape in enumerate(shapes):
@@ -152,7 +152,7 @@ class Call:
         return whole
 
     def broadcast_to(self, name: str, shape: Shape | None, what: str) -> None:
-        """Refuse an input that does not broadcast into `shape`, which `what` describes."""
+        """Raise OpError if an input does not broadcast to `shape`; `what` names it in the message."""
         own = self.shape(name)
         if own is None or shape is None:
             return
@@ -161,7 +161,7 @@ class Call:
             raise self.shape_error(name, f"one that broadcasts to {what}, {shape_text(shape)}")
 
     def same_shape(self, name: str, shape: Shape | None, what: str) -> None:
-        """Refuse an input whose shape is not `shape`, which `what` describes."""
+        """Raise OpError if the shape of an input is not `shape`; `what` names it in the message."""
         own = self.shape(name)
         if own is None or shape is None:
             return
@@ -170,7 +170,7 @@ class Call:
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape | None:
-    """The shape that two broadcast to; None if they do not."""
+    """The broadcast of two shapes; None if they do not broadcast."""
     rank = max(len(a), len(b))
     dims: list[Dim] = []
     for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
@@ -180,7 +180,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape | None:
             dims.append(y)
         elif isinstance(x, int) and isinstance(y, int):
             return None
-        else:  # a dimension that is not known yet can only be 1 or the number that stands against it
+        else:  # an unknown dimension can only be 1 or equal to the other one
             dims.append(x if isinstance(x, int) else y if isinstance(y, int) else None)
     return tuple(dims)
 

@@ -1,4 +1,4 @@
-"""The record of an op: signature, checks, NumPy definition, kernel, portable body and example."""
+"""The definition of an op: signature, checks, NumPy reference, kernel, function body and example."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from onnx_ops.core.types import MAX_ELEMENTS, TensorType, shape_text, too_large
 
 @dataclass(frozen=True)
 class Example:
-    """A call small enough to be worked out by hand; for documentation and self-tests.
+    """A call small enough to be verified by hand, for documentation and self-tests.
 
     Attributes:
-        inputs: by name, as nested lists; an optional input may be left out.
-        outputs: what comes of them, by name; an optional output may be left out.
-        attributes: those that are not left to their defaults.
+        inputs: nested lists by name; optional ones may be omitted.
+        outputs: expected values by name; optional ones may be omitted.
+        attributes: values by name; those omitted have their defaults.
     """
 
     inputs: Mapping[str, Any]
@@ -33,11 +33,11 @@ class Example:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The inputs: float32, whole numbers int32, truth values bool."""
+        """The inputs as float32, int32 or bool arrays."""
         return {name: _array(value, np.int32) for name, value in self.inputs.items()}
 
     def expected(self) -> dict[str, np.ndarray]:
-        """The outputs: float32, whole numbers int64, truth values bool."""
+        """The outputs as float32, int64 or bool arrays."""
         return {name: _array(value, np.int64) for name, value in self.outputs.items()}
 
 
@@ -54,30 +54,30 @@ VALUE_FIELDS: dict[int, str | None] = {
     AttributeProto.FLOATS: None,
     AttributeProto.INTS: None,
 }
-"""The field of an AttributeProto that holds a value of each type; None for lists, which may be empty."""
+"""Field of AttributeProto that holds a value of each type; None for lists, which may be empty."""
 
 
 def _accept(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
-    """All values are computed."""
+    """Accept all values."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the domain.
+    """An op of the domain.
 
     Attributes:
-        signature: names, documentation, inputs, outputs, and attributes with their defaults.
-        output_types: dtypes and shapes of all outputs of the schema, those too that a call does not want; raises
-            OpError for a call that the op refuses. Called by `infer`.
-        kernel: what the runtime compiles for a call of known dtypes (`onnx_ops.loops`).
-        reference: the definition in NumPy: reference(*inputs, dtype=None, **attributes). Missing inputs are None. It
-            returns an array, or for an op of several outputs a tuple of them, None for one that cannot be computed.
-            With dtype=numpy.float64 all arithmetic, and the results, are in float64 whatever the inputs are.
-        body: writes the op in standard ONNX operators, into an `onnx_ops.bodies.body.Body`.
+        signature: name, documentation, inputs, outputs and attributes.
+        output_types: dtypes and shapes of all outputs of the schema, requested or not; raises OpError for a call that
+            the op rejects. Called by `infer`.
+        kernel: declaration of the kernel for a call with known dtypes (`onnx_ops.loops`).
+        reference: NumPy definition, reference(*inputs, dtype=None, **attributes), with None for an omitted input.
+            Returns an array, or a tuple for several outputs, with None for one that cannot be computed. With
+            dtype=numpy.float64, computes and returns float64 whatever the dtypes of the inputs.
+        body: writes the function body, in standard ONNX operators, with an `onnx_ops.bodies.body.Body`.
         example: for documentation and self-tests.
-        check_values: raises OpError for values that the op refuses.
-        body_opset: the oldest opset of the default domain that has all operators of the body. Opset 15, the default,
-            is the first that has CastLike, and Shape with start and end.
+        check_values: raises OpError for values that the op rejects.
+        body_opset: lowest opset of the default domain with all operators of the body. The default, 15, is the first
+            with CastLike, and with Shape with start and end.
     """
 
     signature: Signature
@@ -111,16 +111,16 @@ class Op:
 
     @functools.cached_property
     def required_attributes(self) -> Mapping[str, Any]:
-        """The attributes that every node has to have, with the values of the example."""
+        """The required attributes, with their values in the example."""
         return {name: self.example.attributes[name] for name, a in self.schema.attributes.items() if a.required}
 
     def compute(self, arrays: Sequence[np.ndarray | None], **attributes: Any) -> tuple[np.ndarray | None, ...]:
-        """All outputs by the NumPy definition."""
+        """All outputs, by the NumPy reference."""
         result = self.reference(*arrays, **attributes)
         return result if isinstance(result, tuple) else (result,)
 
     def attribute(self, name: str) -> OpSchema.Attribute:
-        """An attribute of the schema; OpError if there is none of that name."""
+        """The attribute of the schema; raises OpError if there is none with this name."""
         if name not in self.schema.attributes:
             raise self._unknown_attribute(name)
         return self.schema.attributes[name]
@@ -135,7 +135,7 @@ class Op:
         attributes: Mapping[str, Any] | None = None,
         outputs: Sequence[bool] | None = None,
     ) -> Call:
-        """A call; `outputs` tells which are wanted, None stands for all."""
+        """A call; `outputs`: whether each output is requested, None for all."""
         return Call.make(self.schema, inputs, attributes, outputs)
 
     def infer(self, call: Call) -> tuple[TensorType, ...]:
@@ -152,7 +152,7 @@ class Op:
         return outputs
 
     def check_outputs(self, names: Sequence[str]) -> None:
-        """Refuse names of a node's outputs: too many, or none for an output that must be there."""
+        """Raise OpError for too many output names of a node, or a required output without one."""
         parameters = self.schema.outputs
         if len(names) > len(parameters):
             most = f"at most {len(parameters)}" if len(parameters) > 1 else "1"
@@ -164,7 +164,7 @@ class Op:
             raise OpError(self.name, f"no output has a name, expected one of {', '.join(self.output_names)}")
 
     def check_attributes(self, attributes: Iterable[AttributeProto]) -> None:
-        """Refuse attributes of a node that the schema does not have, or has with another type."""
+        """Raise OpError for attributes of a node that are unknown, repeated or of a wrong type."""
         seen: set[str] = set()
         for attribute in attributes:
             name = attribute.name
@@ -189,12 +189,12 @@ class Op:
         attributes: Iterable[AttributeProto],
         outputs: Sequence[bool] | None = None,
     ) -> Call:
-        """The call that a node of a graph makes.
+        """The call made by a node.
 
         Args:
-            types: of the inputs; an empty one where nothing is known, None for an input that is left out.
-            attributes: those of the node, checked.
-            outputs: which are wanted; None for all.
+            types: types of the inputs; an empty TypeProto for an unknown one, None for an omitted input.
+            attributes: attributes of the node, checked.
+            outputs: whether each output is requested; None for all.
         """
         for name, proto in zip(self.input_names, types, strict=False):
             kind = proto.WhichOneof("value") if proto else None
@@ -214,7 +214,7 @@ class Op:
         attributes: Mapping[str, Any] | None = None,
         outputs: Sequence[bool] | None = None,
     ) -> Call:
-        """Refuse arrays that the op does not compute, by dtype, shape or value."""
+        """The call with these inputs; raises OpError for dtypes, shapes or values that the op rejects."""
         call = self.call([None if a is None else TensorType.of(a) for a in arrays], attributes, outputs)
         self.infer(call)
         self.check_values(call, [*arrays, *[None] * (len(call.inputs) - len(arrays))])

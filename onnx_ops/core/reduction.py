@@ -1,18 +1,18 @@
-"""What losses make of their terms."""
+"""The `reduction` attribute of losses."""
 
 import enum
 
 
 class Divisor(enum.IntEnum):
-    """What the terms of an elementwise op are divided by."""
+    """Divisor of the terms of an elementwise op."""
 
     NONE = 0
-    SIZE = 1  # elements of the index space
+    SIZE = 1  # number of elements of the index space
     BATCH = 2  # length of its first axis
 
 
 class Reduction(enum.IntEnum):
-    """The `reduction` attribute of the losses; their names are taken too: `Reduction("mean")`."""
+    """Values of the `reduction` attribute; also constructed from a name: `Reduction("mean")`."""
 
     NONE = 0
     MEAN = 1

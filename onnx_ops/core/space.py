@@ -1,6 +1,6 @@
-"""The index space of an op: the shape over which its loop runs, and how each input takes part in it.
+"""The index space of an op: the shape its loop runs over, and how each input broadcasts into it.
 
-Shape inference and the native code both read what is declared here.
+Shape inference and compiled kernels both use it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Role(enum.IntFlag):
     SHAPE = 1  # all inputs with this role broadcast to the index space
     INTO = 2  # broadcasts to the index space
     SAME = 4  # has the shape of the index space
-    CHANNEL = 8  # 1-D, one number per index of axis 1
-    COUNT = 16  # any shape; the sum of all elements counts
+    CHANNEL = 8  # shape (C,), C = size of axis 1
+    COUNT = 16  # any shape; only the sum of its elements is used
     UNREAD = 32  # the core does not read its values
 
 
 @dataclass(frozen=True)
 class IndexSpace:
-    """How the inputs of an op make up its index space.
+    """The roles of an op's inputs in its index space.
 
     Attributes:
         roles: by name of the input, in the order of the schema.
@@ -38,7 +38,7 @@ class IndexSpace:
     ranks: tuple[int, int] = (0, MAX_RANK)
 
     def shape(self, call: Call) -> Shape | None:
-        """The space of a call, None if it is not known; refuses inputs that do not fit it."""
+        """The shape of the space, None if unknown; raises OpError for inputs that do not fit."""
         call.check()
         space = call.broadcast(*self.having(Role.SHAPE))
         if space is not None:
@@ -57,11 +57,11 @@ class IndexSpace:
         return space
 
     def having(self, role: Role) -> tuple[str, ...]:
-        """The inputs with a role."""
+        """Names of the inputs with a role."""
         return self._by_role[role]
 
     def promoted(self, call: Call, *leaving_out: Role) -> int | None:
-        """The dtype that the inputs of a call promote to, but for those of some roles."""
+        """The dtype that the present inputs promote to, except those with a role in `leaving_out`."""
         roles = self.roles.items()
         return promote(call.dtype(n) for n, own in roles if call.present(n) and not any(own & r for r in leaving_out))
 

@@ -27,7 +27,7 @@ FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorPr
 
 
 def dtype_name(dtype: int) -> str:
-    """The ONNX spelling of an element type: TensorProto.FLOAT is 'float'."""
+    """The ONNX name of an element type, such as 'float' for TensorProto.FLOAT."""
     return _DTYPE_NAMES.get(dtype, f"element type {dtype}")
 
 
@@ -45,7 +45,7 @@ def too_large(shape: Shape | None) -> bool:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Element type (a TensorProto.DataType) and shape of a tensor; None is what is not known."""
+    """Element type (TensorProto.DataType) and shape of a tensor; None where unknown."""
 
     dtype: int | None = None
     shape: Shape | None = None
@@ -56,7 +56,7 @@ class TensorType:
 
     @classmethod
     def of_proto(cls, proto: onnx.TypeProto) -> TensorType:
-        """What a TypeProto tells of a tensor."""
+        """From a TypeProto."""
         tensor = proto.tensor_type
         shape = None
         if tensor.HasField("shape"):
@@ -65,7 +65,7 @@ class TensorType:
 
 
 def promote(dtypes: Iterable[int | None]) -> int | None:
-    """The one floating type that holds every given one; None if one of them is unknown."""
+    """The smallest floating type that holds all of `dtypes`; None if one is unknown."""
     kinds = set(dtypes)
     if None in kinds:
         return None

@@ -1,1 +1,1 @@
-"""What an op hands over to be compiled, as plain data, and the primitives that kernels are written with."""
+"""Declarations of kernels as plain data, and the functions that kernels call."""

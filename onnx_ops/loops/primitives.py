@@ -1,7 +1,6 @@
-"""What kernels are written with: plain Python here, so that a kernel can be run and debugged as it stands.
+"""Functions that kernels may call, in plain Python, so that a kernel also runs without Numba.
 
-In `onnx_ops.runtime`, `native`, `memory`, `lanes` and `elementary` teach Numba the compiled form of each of them. There
-are `vectors` besides.
+`native`, `memory`, `lanes` and `elementary` in `onnx_ops.runtime` hold their compiled forms; `loops.vectors` has more.
 """
 
 import ctypes
@@ -16,37 +15,39 @@ F = TypeVar("F", bound=Callable[..., Any])
 ONE = np.float32(1)
 ZERO = np.float32(0)
 LAST_PARAMETER = 7
-"""Place of the rounding error of the divisor's reciprocal, which is parameters[0] of an elementwise core."""
+"""Index of the rounding error of parameters[0], the reciprocal of the divisor, in the parameters of a core."""
 
 wide = np.float64
-"""To float64, in a kernel that computes a step in it whatever its dtype."""
+"""Conversion to float64, for a step that needs it whatever the computing dtype."""
 
 HELPERS: list[Callable[..., Any]] = []
-"""Functions that kernels call, to be compiled along with them."""
+"""Functions compiled along with the kernels that call them."""
 
 
 def helper(function: F) -> F:
-    """Mark a function that kernels may call; it stays plain Python."""
+    """Register a function that kernels may call; returns it unchanged."""
     HELPERS.append(function)
     return function
 
 
 INLINED: list[Callable[..., Any]] = []
-"""Those of them whose code goes into the loops that call them."""
+"""Helpers that are always inlined into the loops that call them."""
 
 
 def inlined(function: F) -> F:
-    """Mark a function as `helper` does, for a call from inside a loop: one that is large would not be inlined else."""
+    """Register a helper that is inlined, however large; returns it unchanged."""
     INLINED.append(function)
     return function
 
 
 def exp_parts(x: Any) -> tuple[Any, Any, Any]:
-    """e**x as three factors, none of which overflows or loses digits where e**x alone would.
+    """exp(x) as three factors, none of which overflows or becomes subnormal where exp(x) would.
 
-    x is a float32 or float64, also infinite or NaN. The product of the factors is e**x; multiplied into another
-    number one by one they give a result that is good to the last digits even where e**x itself is subnormal or too
-    large. e**x beyond the square of the dtype's range counts as 0 or infinity.
+    Multiplied into another number one after the other, they keep full relative precision even where exp(x) itself is
+    subnormal or overflows. Where exp(x) exceeds the square of the dtype's range, the product is 0 or infinity.
+
+    Args:
+        x: float32 or float64, any value.
     """
     dtype = type(x)
     with np.errstate(over="ignore", under="ignore"):
@@ -55,79 +56,79 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
 
 
 def near_exp_parts(x: Any) -> tuple[Any, Any]:
-    """e**x of a float32 from -87 to 87 as (excess, power), for which e**x = power * (1 + excess); power is one of 2."""
+    """(excess, power) with exp(x) = power * (1 + excess), power a power of 2; float32 x in [-87, 87]."""
     power = np.exp2(np.rint(x / np.log(np.float32(2))))
     return np.float32(np.exp(np.float64(x)) / np.float64(power) - 1), power
 
 
 def near_exp(x: Any) -> Any:
-    """e**x of a float32 from -87 to 87 in float32, with an error of 3e-6: enough for a result of 16 bits."""
+    """exp(x) in float32 for float32 x in [-87, 87], relative error <= 3e-6: enough for 16-bit results."""
     return np.exp(x)
 
 
 def short_exp(x: Any) -> Any:
-    """e**x of a float32 in float64, with an error of 2e-10: enough for a result in float32.
+    """exp(x) in float64 for float32 x, relative error <= 2e-10: enough for float32 results.
 
-    Above 709 it is infinite, below -745 it is 0, and down to there e**-708 at least.
+    inf for x > 709, 0 for x < -745; in [-745, -708] the result is at least exp(-708).
     """
     value = np.exp(np.clip(np.float64(x), -708.0, 709.0))
     return np.inf if x > 709 else 0.0 if x < -745 else value
 
 
 def normal_exp(x: Any) -> Any:
-    """e**x of a float64 from -708 to 709 with an error of 2e-10; of any other it is some number or NaN."""
+    """exp(x) in float64 for float64 x in [-708, 709], relative error <= 2e-10; unspecified for other x."""
     return np.exp(x)
 
 
 def one_plus_exp(x: Any) -> Any:
-    """1 + e**x of a float64 from -708 to 0 with an error of 3e-9 of e**x; of any other it is some number or NaN."""
+    """1 + exp(x) for float64 x in [-708, 0], abs error <= 3e-9 * exp(x); unspecified for other x."""
     with np.errstate(all="ignore"):
         return 1 + np.exp(x)
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm of a float32 or float64, in float64; of 0 it is -infinity, of less NaN."""
+    """Natural logarithm of a float32 or float64, in float64; -inf for 0, NaN for x < 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(np.float64(x))
 
 
 def short_log(x: Any) -> Any:
-    """Natural logarithm of a float32 in float32, for a result of 16 bits; of 0 it is -infinity, of less NaN."""
+    """Natural logarithm of a float32 in float32, for 16-bit results; -inf for 0, NaN for x < 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(x)
 
 
 def normal_log(x: Any) -> Any:
-    """`short_log` of a positive normal float32; of any other it is some number or NaN."""
+    """`short_log` for float32 x in [2**-126, inf); unspecified for other x."""
     return short_log(x)
 
 
 def near_log(x: Any) -> Any:
-    """Natural logarithm of a positive normal float32 in float32, with an error of 3e-6 or that of its rounding.
+    """Natural logarithm in float32 for float32 x in [2**-126, inf), for 16-bit results; unspecified for other x.
 
-    Enough for a result of 16 bits; of any other number it is some number or NaN.
+    abs(near_log(x) - log(x)) <= max(3e-6, 0.5 ulp).
     """
     return short_log(x)
 
 
 def near_log1p(x: Any) -> Any:
-    """log(1 + x) of a float32 from 0 to 1 in float32, with an error of 4e-7: enough for a result of 16 bits."""
+    """log1p(x) in float32 for float32 x in [0, 1], abs error <= 4e-7: enough for 16-bit results."""
     return np.log1p(x)
 
 
 def softplus_of_falling(x: Any) -> Any:
-    """log(1 + e**x) in float64, of an x that is at most 0, or NaN; of a float32 with an error of 4e-10."""
+    """log1p(exp(x)) in float64 for x <= 0 or NaN; relative error <= 4e-10 for float32 x."""
     return np.log1p(np.exp(np.float64(x)))
 
 
 NO_POWER = -1e200
-"""The power of two of a 0: below that of any number, also when millions of them are added up."""
+"""Exponent of the value 0: below any other exponent, also after millions of additions."""
 
 
 def exp_and_power(x: Any) -> tuple[Any, Any]:
-    """e**x of a float64 as value * 2**power, the value 0 or from 0.7 to 1.5 and the power a whole float64.
+    """exp(x) of a float64 as (value, power) with exp(x) = value * 2**power; value in [0.7, 1.5], power integral.
 
-    For -1e12 <= x <= 1e12; of -infinity it is 0 with the power NO_POWER.
+    For abs(x) <= 1e12; (0, NO_POWER) for x = -inf.
     """
     if x == -np.inf:
         return np.float64(0), np.float64(NO_POWER)
@@ -137,7 +138,7 @@ def exp_and_power(x: Any) -> tuple[Any, Any]:
 
 
 def value_and_power(x: Any) -> tuple[Any, Any]:
-    """A positive normal float64 as value * 2**power, the value from 0.7 to 1.5; of 0 it is 0 and the power NO_POWER."""
+    """x in [2**-1022, inf) as (value, power) with x = value * 2**power, value in [0.7, 1.5]; (0, NO_POWER) for 0."""
     if x == 0:
         return np.float64(0), np.float64(NO_POWER)
     value, power = np.frexp(x)
@@ -145,47 +146,47 @@ def value_and_power(x: Any) -> tuple[Any, Any]:
 
 
 def power_of_two(power: Any) -> Any:
-    """2**power of a whole float64 from -1022 to 1023; 0 for -1023."""
+    """2**power for an integral float64 power in [-1022, 1023]; 0 for -1023."""
     return np.float64(0) if power == -1023 else np.ldexp(1.0, int(power))
 
 
 def like(value: Any, other: Any) -> Any:
-    """A number in the dtype of another."""
+    """value, converted to the dtype of other."""
     return type(other)(value)
 
 
 def of_channels(operand: Any) -> Any:
-    """An operand with one number per channel, for a core of any dtype; beside 16-bit operands they are float32."""
+    """A per-channel operand, float32 for 16-bit computing dtypes."""
     return operand
 
 
 def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
-    """`exp_parts` of an x that is at most 0, or NaN."""
+    """`exp_parts` for x <= 0 or NaN."""
     return exp_parts(x)
 
 
 def add_any_order(a: Any, b: Any) -> Any:
-    """a + b in the dtype of a; a sum of many such is added up in the order that is fastest on the machine."""
+    """a + b in the dtype of a; the compiler may reassociate sums of these."""
     return a + b
 
 
 def multiply_any_order(a: Any, b: Any) -> Any:
-    """a * b likewise."""
+    """a * b in the dtype of a; the compiler may reassociate."""
     return a * b
 
 
 def choose(condition: Any, a: Any, b: Any) -> Any:
-    """a if a condition holds, else b, of one dtype; both are computed, so that the loop can be vectorised."""
+    """a if condition else b; evaluates both, so that the loop vectorizes. a and b have one dtype."""
     return a if condition else b
 
 
 def size_up_to(x: Any, most: Any) -> Any:
-    """|x| of a float32; the positive number `most` if that is less, or if x is NaN."""
+    """min(abs(x), most) of a float32; most where x is NaN."""
     return abs(x) if abs(x) < most else most
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a*b + c, rounded once, in the dtype of a; of vectors too."""
+    """a*b + c, rounded once (fused multiply-add), in the dtype of a; numbers or vectors."""
     with np.errstate(all="ignore"):
         return (np.longdouble(a) * np.longdouble(b) + np.longdouble(c)).astype(a.dtype)
 
@@ -196,7 +197,7 @@ FLOAT16 = int(onnx.TensorProto.FLOAT16)
 
 @helper
 def item_size(element_type: int) -> int:
-    """Bytes of a floating element type, or of BOOL."""
+    """Bytes per element of a floating element type or BOOL."""
     if element_type == DOUBLE:
         return 8
     if element_type == FLOAT:
@@ -206,13 +207,13 @@ def item_size(element_type: int) -> int:
 
 @helper
 def channel_type(compute_type: int) -> int:
-    """The element type of per-channel operands, the pivot among them, beside others of a computing dtype."""
+    """Element type of per-channel operands and pivots for a computing dtype."""
     return DOUBLE if compute_type == DOUBLE else FLOAT
 
 
 @helper
 def total_of(values: Any, start: int, count: int) -> float:
-    """Sum of values[start:start + count] by halves, which spoils them: vectorised, and off by few roundings."""
+    """Pairwise sum of values[start:start + count]; overwrites them."""
     while count > 1:
         half = count // 2
         upper = start + count - half
@@ -223,13 +224,13 @@ def total_of(values: Any, start: int, count: int) -> float:
 
 
 def array_at(address: int, count: int, dtype: Any) -> Any:
-    """The `count` numbers of NumPy type `dtype` that start at a memory address, as an array."""
+    """View of `count` elements of NumPy dtype `dtype` at a memory address."""
     kind = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
 
 
 class Numbers16:
-    """Numbers of 16 bits, each of which is read as a float32 and rounded where it is written."""
+    """View of 16-bit elements, read as float32 and rounded on assignment."""
 
     def __init__(self, numbers: Any) -> None:
         self._numbers = numbers
@@ -242,70 +243,78 @@ class Numbers16:
 
 
 def halves_at(address: int, count: int) -> Any:
-    """The `count` float16 numbers that start at a memory address, to be computed with in float32."""
+    """View of `count` float16 elements at a memory address, read as float32."""
     return Numbers16(array_at(address, count, np.float16))
 
 
 def bfloats_at(address: int, count: int) -> Any:
-    """The same of bfloat16 numbers."""
+    """View of `count` bfloat16 elements at a memory address, read as float32."""
     return Numbers16(array_at(address, count, onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)))
 
 
 @helper
 def floats_at(address: int, count: int) -> Any:
-    """The same of float32 numbers."""
+    """View of `count` float32 elements at a memory address."""
     return array_at(address, count, np.float32)
 
 
 @helper
 def doubles_at(address: int, count: int) -> Any:
-    """The `count` float64 numbers that start at a memory address."""
+    """View of `count` float64 elements at a memory address."""
     return array_at(address, count, np.float64)
 
 
 def record_at(address: int, layout: Any) -> Any:
-    """The record (`runtime.layout`) at a memory address."""
+    """The record of dtype `layout` at a memory address."""
     return array_at(address, 1, layout).view(np.recarray)[0]
 
 
 def number_at(address: int, element_type: int, index: int) -> float:
-    """The index-th number of a tensor of an ONNX element type, as a float64."""
+    """Element `index` of a tensor of an ONNX element type, as float64."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     return float(array_at(address + index * dtype.itemsize, 1, dtype)[0])
 
 
 def read_numbers(function: int, source: int, element_type: int, count: int, target: int) -> None:
-    """Read `count` numbers of an ONNX element type into float64; function: the field `read` of the kernel."""
+    """Convert `count` elements of an ONNX element type at `source` to float64 at `target`.
+
+    function: the field `read` of the kernel.
+    """
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, np.float64)[:] = array_at(source, count, dtype)
 
 
 def write_numbers(function: int, source: int, element_type: int, count: int, target: int) -> None:
-    """Write `count` float64 numbers in an ONNX element type; function: the field `read` of the kernel."""
+    """Convert `count` float64 elements at `source` to an ONNX element type at `target`, rounded once.
+
+    function: the field `write` of the kernel.
+    """
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, dtype)[:] = array_at(source, count, np.float64).astype(dtype)
 
 
 def read_floats(source: int, element_type: int, count: int, target: int) -> None:
-    """Read `count` numbers of float or of a 16-bit floating type into float32."""
+    """Convert `count` elements of FLOAT, FLOAT16 or BFLOAT16 at `source` to float32 at `target`."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, np.float32)[:] = array_at(source, count, dtype)
 
 
 def write_floats(source: int, element_type: int, count: int, target: int) -> None:
-    """Write `count` float32 numbers in float or in a 16-bit floating type, rounded once."""
+    """Convert `count` float32 elements at `source` to FLOAT, FLOAT16 or BFLOAT16 at `target`, rounded once."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     array_at(target, count, dtype)[:] = array_at(source, count, np.float32).astype(dtype)
 
 
 LANES = 16
-"""Numbers that lie side by side where one step of a loop works on all of them."""
+"""Interleaved rows that one vector operation processes: one AVX-512 vector of float32, two of float64."""
 
 
 def interleave(sources: Any, element_type: int, start: int, count: int, out: Any, place: int) -> None:
-    """Bring rows together: number start + j of that at sources[lane] to out[(place + j)*LANES + lane].
+    """Interleave LANES rows: out[(place + j)*LANES + lane] = row[lane][start + j] for j in [0, count).
 
-    sources has LANES addresses of floating numbers of an ONNX element type; they come in out's dtype.
+    Args:
+        sources: LANES addresses of rows of floating `element_type`.
+        out: float32 or float64; elements are converted to its dtype.
     """
     for lane in range(LANES):
         for j in range(count):
@@ -313,9 +322,10 @@ def interleave(sources: Any, element_type: int, start: int, count: int, out: Any
 
 
 def separate(numbers: Any, place: int, count: int, targets: Any, element_type: int, start: int) -> None:
-    """The other way round: numbers[(place + j)*LANES + lane] to number start + j of the row at targets[lane].
+    """Inverse of `interleave`: row[lane][start + j] = numbers[(place + j)*LANES + lane], rounded once.
 
-    They are rounded once to the element type, which is floating.
+    Args:
+        targets: LANES addresses of rows of floating `element_type`.
     """
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
     for lane in range(LANES):
@@ -337,11 +347,11 @@ def correlate(
     out_row: int,
     step: int,
 ) -> None:
-    """Sums of products at many places, for each lane by itself: out[(place + i*out_row + j*step)*LANES + lane] = sum of
+    """Sums of products for each lane: out[(place + i*out_row + j*step)*LANES + lane] = sum over t in [0, terms) of
 
         a[a_places[t]*LANES + lane] * b[(b_places[t] + i*b_row + j)*LANES + lane]
 
-    over t in [0, terms), one after the other, for i in [0, rows) and j in [0, columns). All have one dtype.
+    in the order of t, for i in [0, rows) and j in [0, columns). a, b and out have one dtype.
     """
     for i in range(rows):
         for j in range(columns):
@@ -366,11 +376,11 @@ def add_products(
     b_row: int,
     step: int,
 ) -> None:
-    """Add three sums of products, for each lane by itself: sums[t*LANES + lane] += the sum over i and j of
+    """Accumulate three sums of products for each lane: sums[t*LANES + lane] += sum over i and j of
 
         a[(a_start + i*a_row + j)*LANES + lane] * b[(b_starts[t] + i*b_row + j*step)*LANES + lane]
 
-    for i in [0, rows) and j in [0, columns), each row added up by itself. All arrays have one dtype.
+    for i in [0, rows) and j in [0, columns), with a partial sum per row. sums, a and b have one dtype.
     """
     for t in range(3):
         for i in range(rows):
@@ -386,17 +396,17 @@ def add_products(
 
 @helper
 def setting(address: int, count: int, axis: int, default: int) -> int:
-    """A number of an attribute of whole numbers, which a record holds by address and count; the default of none."""
+    """Element `axis` of an INTS attribute at `address`; `default` if the attribute is empty."""
     return int(array_at(address, count, np.int64)[axis]) if count > 0 else default
 
 
 def malloc(size: int) -> int:
-    """Address of a new block of memory, 0 if there is none to be had."""
+    """Address of a new block of `size` bytes; 0 if there is no memory."""
     return _raw_malloc(size) or 0
 
 
 def free(address: int) -> None:
-    """Give a block of memory back."""
+    """Free a block from `malloc`."""
     _raw_free(address)
 
 

@@ -1,7 +1,7 @@
-"""The records that native code shares: what a kernel is, its attributes, and what one run of it works on.
+"""Records shared by native code: a kernel, its attributes, and one run of it.
 
-Addresses are held as int64. Python fills a `KERNEL` when onnxruntime creates the kernel and never touches it again; a
-`JOB` lives on the stack of one run and is read by all its tasks.
+Addresses are int64. Python fills a `KERNEL` when onnxruntime creates the kernel, after which it is constant; a `JOB`
+lives on the stack of one run and is read by all its tasks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from onnx_ops.core.types import MAX_RANK
 MAX_INPUTS = 12
 MAX_OUTPUTS = 4
 CHUNK = 1024
-"""Elements that go through a loop at a time: what is converted or broadcast for it stays in cache."""
+"""Elements per call of a core: a converted or broadcast operand of this size stays in cache."""
 
 OK, REFUSED, NO_MEMORY = 0, 1, 2
-"""What a plan answers, and what a task that could not do its work leaves in the job."""
+"""Return values of a plan; `failed` of a job is one of them too."""
 
 i8 = np.int64
 
 
 def offset(layout: np.dtype, field: str) -> int:
-    """Bytes from the beginning of a record to one of its fields."""
+    """Offset of a field in a record, in bytes."""
     assert layout.fields is not None
     return layout.fields[field][1]
 
@@ -34,16 +34,16 @@ KERNEL = np.dtype(
     [
         ("api", i8),  # OrtApi*
         ("python", i8),  # the `runtime.records.PYTHON` of the process
-        ("op", i8),  # index of the op, for the error of a refused call
-        ("words", i8),  # for that error: which node it is, in words, and their length
+        ("op", i8),  # index of the op, for error messages
+        ("words", i8),  # address of the description of the node, for error messages, and its length in bytes
         ("words_bytes", i8),
         ("inputs", i8),
-        ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: left out
-        ("missing", np.float64, (MAX_INPUTS,)),  # what an input that is left out stands for
+        ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: omitted
+        ("missing", np.float64, (MAX_INPUTS,)),  # default of an omitted input
         ("outputs", i8),
-        ("output_type", i8, (MAX_OUTPUTS,)),  # ONNX element types; 0: not wanted
-        ("attributes", i8),  # the record that `attributes_of` describes
-        ("loop", i8),  # the record of the runtime for a `Loop`; 0 for `Tasks`
+        ("output_type", i8, (MAX_OUTPUTS,)),  # ONNX element types; 0: omitted
+        ("attributes", i8),  # address of a record of `attributes_of`
+        ("loop", i8),  # address of the runtime's record for a `Loop`; 0 for `Tasks`
         # native functions
         ("plan", i8),
         ("begin", i8),
@@ -68,19 +68,19 @@ JOB = np.dtype(
         ("scratch_bytes", i8),
         ("scratch", i8),
         ("failed", i8),
-        ("layout", i8),  # how a `Loop` lies over the operands of this run, a record of the runtime
+        ("layout", i8),  # address of the runtime's record of strides and blocks, for a `Loop`
     ],
     align=True,
 )
 
 WORD_TYPES = {OpSchema.AttrType.INT: i8, OpSchema.AttrType.FLOAT: np.float32}
-"""Attributes that are one number. Of a text or a list a record has the address, and the number of its elements in a
-field with the ending `_count`."""
+"""dtypes of attributes stored by value. Of a string or list, the record has its address, and its length in
+`<name>_count`."""
 
 
 @functools.cache
 def attributes_of(schema: OpSchema) -> np.dtype:
-    """The record of an op's attributes, a field for each under its name: `attributes.blank`."""
+    """Record with a field for each attribute of a schema."""
     fields: list[tuple[str, type]] = []
     for name, attribute in schema.attributes.items():
         fields.append((name, WORD_TYPES.get(attribute.type, i8)))

@@ -1,4 +1,4 @@
-"""What a kernel's plan does with the shapes of inputs and outputs."""
+"""Shapes of inputs and outputs, in the plan of a kernel."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from onnx_ops.loops.primitives import helper
 
 @helper
 def volume(job: Any, i: int, begin: int, end: int) -> int:
-    """The product of some dimensions of an input."""
+    """Product of dimensions [begin, end) of input i."""
     count = 1
     for axis in range(begin, end):
         count *= job.dims[i, axis]
@@ -16,13 +16,13 @@ def volume(job: Any, i: int, begin: int, end: int) -> int:
 
 @helper
 def size_of(job: Any, i: int) -> int:
-    """How many elements an input has."""
+    """Number of elements of input i."""
     return volume(job, i, 0, job.rank[i])
 
 
 @helper
 def same_sizes(job: Any, i: int, other: int, count: int) -> bool:
-    """Whether two inputs have the same sizes along so many of their first axes."""
+    """Whether two inputs agree in their first `count` dimensions."""
     same = True
     for axis in range(count):
         same = same and job.dims[i, axis] == job.dims[other, axis]
@@ -37,7 +37,7 @@ def same_shape(job: Any, i: int, other: int) -> bool:
 
 @helper
 def give_shape(job: Any, output: int, i: int) -> None:
-    """Give an output the shape of an input."""
+    """Set the shape of an output to that of input i."""
     job.output_rank[output] = job.rank[i]
     for axis in range(job.rank[i]):
         job.output_dims[output, axis] = job.dims[i, axis]
