@@ -209,7 +209,7 @@ def test_dtypes_that_no_body_can_follow() -> None:
     inputs = arrays((np.float16, np.float16), (np.float16, np.float16))
     nodes = [node(0, ["sum", "", "product"]), node(1, ["sum", "", "product"], stash_type=1)]
     with pytest.raises(
-        onnx_ops.LinkError, match=r"several mixtures of dtypes of 'stash_type' and 'x': float, float16; "
+        onnx_ops.LinkError, match=r"several combinations of dtypes of 'stash_type' and 'x': float, float16; "
     ):
         onnx_ops.link(model(nodes, inputs))
 

@@ -269,7 +269,7 @@ def test_format_that_loses_something_is_refused(good: Path, tmp_path: Path) -> N
     model = onnx.load_model(good)
     model.producer_name, model.graph.doc_string = "someone", "about"
     onnx.save_model(model, good)
-    assert "does not hold all of the model" in error("link", good, tmp_path / "out.onnxtxt")
+    assert "cannot hold all of the model" in error("link", good, tmp_path / "out.onnxtxt")
     assert names(tmp_path) == {"good.onnx"}
 
 
@@ -298,7 +298,7 @@ def test_other_weights_of_that_name_are_not_overwritten(tmp_path: Path) -> None:
     source = save_external(tmp_path / "m.onnx")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "weights.bin").write_text("of another model")
-    assert "is there already, with other contents" in error("link", source, tmp_path / "out" / "m.onnx")
+    assert "exists already, with different contents" in error("link", source, tmp_path / "out" / "m.onnx")
     assert names(tmp_path / "out") == {"weights.bin"}
 
 
@@ -322,9 +322,9 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (lambda path: (path.parent / "weights.bin").unlink(), "weights.bin, which is not there"),
     "too-short": (lambda path: os.truncate(path.parent / "weights.bin", 23), "up to byte 24, which ends at 23"),
     "offset": (_entry("offset", "8"), "up to byte 32"),
-    "no-number": (_entry("length", "many"), "of no proper extent"),
-    "before-the-file": (_entry("offset", "-8"), "of no proper extent: offset -8"),
-    "no-length": (_entry("length", "-1"), "of no proper extent: offset 0, length -1"),
+    "no-number": (_entry("length", "many"), "an invalid extent of external data"),
+    "before-the-file": (_entry("offset", "-8"), "an invalid extent of external data: offset -8"),
+    "no-length": (_entry("length", "-1"), "an invalid extent of external data: offset 0, length -1"),
     "outside": (_entry("location", "../weights.bin"), "expected a file below the model's folder"),
     "absolute": (_entry("location", str(Path("/weights.bin"))), "expected a file below the model's folder"),
     "long": (_entry("location", "x" * 300), "which is not there"),
@@ -477,8 +477,8 @@ def test_targets_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "symlink.onnx").symlink_to(good)
     for name, reason in {
-        "folder": "it is no regular file",
-        "symlink.onnx": "it is no regular file",
+        "folder": "it is not a regular file",
+        "symlink.onnx": "it is not a regular file",
         "nowhere/out.onnx": "No such file or directory",
         "good.onnx/out.onnx": "Not a directory",
         "x" * 300: "File name too long",
@@ -751,7 +751,7 @@ def test_what_link_takes_has_no_problem(case: Case) -> None:
 
 def test_check_of_a_model_that_onnx_refuses(tmp_path: Path) -> None:
     (problem,) = answer("check", saved(tmp_path / "cycle.onnx", CYCLE), code=FAILED)["problems"]
-    assert problem == "the functions of the model call each other in a circle: own.Round calls own.Round"
+    assert problem == "the functions of the model are recursive: own.Round calls own.Round"
 
 
 def test_check_of_a_node_without_outputs(tmp_path: Path) -> None:

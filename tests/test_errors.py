@@ -14,7 +14,7 @@ from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
-from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.core.errors import at_node, node_label
 from onnx_ops.graph.files import ModelFileError
 
 WAYS: dict[str, Callable[[Exception], Exception]] = {
@@ -82,7 +82,7 @@ def test_text() -> None:
     ],
 )
 def test_words_for_a_node(arguments: tuple[str, ...], words: str | None) -> None:
-    assert node_words(*arguments) == words
+    assert node_label(*arguments) == words
 
 
 def test_innermost_node_is_named() -> None:

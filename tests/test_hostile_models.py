@@ -145,7 +145,7 @@ def test_shape_inference_names_the_node(strict: bool) -> None:
         shape_inference.infer_shapes(model, strict_mode=strict)
 
 
-def test_mixtures_of_dtypes_name_the_node() -> None:
+def test_combinations_of_dtypes_name_the_node() -> None:
     model = model_of(
         """graph (float16[2] a, bfloat16[2] b) => (float[2] o, float16[2] p) {
             o = own.F (a, b)
@@ -154,7 +154,7 @@ def test_mixtures_of_dtypes_name_the_node() -> None:
         <domain: "own", opset_import: ["aclnn" : 1]>
         F (g, x) => (o) { [it] o = aclnn.HardshrinkBackward <lambd: float = 0.1> (g, x) }"""
     )
-    with pytest.raises(onnx_ops.LinkError, match=r"several mixtures.*: node 'it' in function own\.F$"):
+    with pytest.raises(onnx_ops.LinkError, match=r"several combinations.*: node 'it' in function own\.F$"):
         onnx_ops.link(model)
 
 
@@ -375,7 +375,7 @@ def test_functions_in_a_circle(circle: str, way: str) -> None:
         }}
         {more}"""
     )
-    with pytest.raises(onnx_ops.LinkError, match=f"call each other in a circle: {names}$"):
+    with pytest.raises(onnx_ops.LinkError, match=f"are recursive: {names}$"):
         REFUSING[way](model)
     assert len(problems_of(model)) == 1
 

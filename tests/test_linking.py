@@ -1196,7 +1196,7 @@ def test_inlined_model_imports_what_its_functions_did() -> None:
     assert_same(actual, hardshrink(G, X, 0.1))
 
 
-def test_function_called_with_several_mixtures_is_refused() -> None:
+def test_function_called_with_several_combinations_is_refused() -> None:
     model = model_of(
         """graph (float16[2] a, bfloat16[2] b) => (float[2] o, float16[2] p) {
             o = own.F (a, b)
@@ -1206,7 +1206,7 @@ def test_function_called_with_several_mixtures_is_refused() -> None:
         F (g, x) => (o) { o = aclnn.HardshrinkBackward <lambd: float = 0.1> (g, x) }""",
         imports='"" : 21, "aclnn" : 1, "own" : 1',
     )
-    with pytest.raises(onnx_ops.LinkError, match=r"several mixtures.*float16, bfloat16; float16, float16"):
+    with pytest.raises(onnx_ops.LinkError, match=r"several combinations.*float16, bfloat16; float16, float16"):
         onnx_ops.link(model)
 
 

@@ -1,1 +1,1 @@
-"""Writes portable bodies: what an op computes, in standard ONNX operators."""
+"""Writes function bodies: ops in standard ONNX operators."""

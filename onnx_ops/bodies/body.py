@@ -1,7 +1,7 @@
-"""Writes an op in standard ONNX operators: the portable body that runs where no kernel is registered.
+"""Writes the function body of an op: standard ONNX operators, run where no kernel is registered.
 
-One body serves all nodes of a model that use the op, whatever their dtypes and the outputs they want, so what a node
-does not need is left out only if no node does.
+A model has one body per op, shared by all nodes whatever their dtypes and outputs; a part of it is omitted only if no
+node needs it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.builder import Builder, Operand, Reference, Value
 
 NOTHING = np.zeros(0, np.float32)
-"""What a function gives out in place of an output that no node wants: it must make all outputs that it declares."""
+"""Value of a declared output that no node uses: a function must compute all outputs it declares."""
 
 
 class Body(Builder):
-    """A portable body while it is written.
+    """Builder of a function body.
 
     Attributes:
-        calls: all uses of the op in the model.
-        inputs: all inputs of the op, by name, as they are given.
-        outputs: the outputs that the body declares: those up to the last one that a use wants.
-        misfits: the outputs whose dtypes differ between uses in a way that one body cannot follow; with each the inputs
-            and attributes from which it would take its dtype.
+        calls: all calls of the op in the model.
+        inputs: inputs of the op by name, in the dtypes of the calls.
+        outputs: declared outputs: those up to the last one that a call uses.
+        misfits: outputs whose dtypes differ between calls and follow no input; with each, the inputs and attributes
+            that could determine its dtype.
     """
 
     def __init__(self, op: Op, calls: Sequence[Call], wanted: Iterable[str]) -> None:
         """Write the body.
 
         Args:
-            op: any.
+            op: the op.
             calls: at least one.
-            wanted: names of the outputs that a use wants.
+            wanted: names of the outputs that a call uses.
         """
         super().__init__()
         self._wanted = frozenset(wanted)
@@ -60,7 +60,7 @@ class Body(Builder):
 
     @property
     def compute(self) -> int:
-        """The dtype to compute in: float, or double if an input of any use is or may be double."""
+        """The computing dtype: DOUBLE if an input of any call is or may be double, else FLOAT."""
         return self.float_dtype
 
     def widen(self) -> None:
@@ -68,20 +68,20 @@ class Body(Builder):
         self.float_dtype = TensorProto.DOUBLE
 
     def has(self, name: str) -> bool:
-        """Whether any use has the optional input. If so, `link` supplies it in the uses that leave it out."""
+        """Whether any call has an optional input; `link` then materializes it where it is omitted."""
         return any(c.present(name) for c in self.calls)
 
     def wants(self, output: str) -> bool:
-        """Whether any use wants an output."""
+        """Whether any call uses an output."""
         return output in self._wanted
 
     def attribute(self, name: str) -> Any:
-        """The value of an attribute that all uses agree on, else None."""
+        """The value of an attribute if it is the same in all calls, else None."""
         values = {c.attributes[name] for c in self.calls}
         return values.pop() if len(values) == 1 else None
 
     def value_of(self, name: str) -> Value:
-        """An attribute as a value of the graph: int64, or for a float the computing dtype."""
+        """An attribute as a value of the graph: int64, or the computing dtype for a float."""
         kind = attribute_kind(self._op.schema.attributes[name])
         agreed = self.attribute(name)
         if agreed is not None:
@@ -94,20 +94,20 @@ class Body(Builder):
         return self.load_as(name, self.compute)
 
     def load_as(self, name: str, dtype: int) -> Value:
-        """An input in a dtype."""
+        """An input, cast to a dtype if any call has another one."""
         given = self.inputs[name]
         return given if all(c.dtype(name) == dtype for c in self.calls if c.present(name)) else given.cast(dtype)
 
     def scaled(self, value: Value, factor: Value) -> Value:
-        """A value times a factor, divided as the attribute `reduction` says."""
+        """value * factor / divisor, with the divisor of the attribute `reduction`."""
         divisor = self.divisor(value)
         if divisor is not None:
-            # Divided first: the factor is one number in most models, and its product with the value may overflow.
+            # Divide first: the factor is a scalar in most models, and value * factor may overflow.
             factor = (factor / divisor).named("share")
         return (value * factor).named("scaled")
 
     def divisor(self, whole: Value) -> Value | None:
-        """What a mean divides by, in the computing dtype; None if no use takes one."""
+        """The divisor of a mean or batchmean in the computing dtype; None if no call takes one."""
         kinds = {Reduction(c.attributes["reduction"]) for c in self.calls}
         if not kinds & {Reduction.MEAN, Reduction.BATCHMEAN}:
             return None
@@ -126,7 +126,7 @@ class Body(Builder):
         return count.cast(self.compute).named("divisor")
 
     def either(self, condition: Value, usual: Callable[[], Value], wide: Callable[[], Value]) -> Value:
-        """What `usual` writes where a condition holds at run time, else what `wide` writes, computing in double."""
+        """`usual` where a condition holds at run time, else `wide`, computed in double."""
         compute = self.compute
 
         def in_double() -> Value:
@@ -144,10 +144,10 @@ class Body(Builder):
         return self.op("If", condition, name="chosen", then_branch=branches[0], else_branch=branches[1])
 
     def store(self, output: str, value: Value, *like: str) -> None:
-        """Make a value an output, cast from the computing dtype to the output's dtype.
+        """Define an output, cast from the computing dtype to the dtype of the output.
 
-        Where that dtype differs between uses or is unknown, the body takes it from the first of the inputs `like` that
-        has it in all uses. Among them may be attributes that hold dtypes. An output that no use wants is passed over.
+        Where that dtype differs between calls or is unknown, it is taken from the first of `like`, inputs or dtype
+        attributes, that has it in all calls. An unused output is ignored.
         """
         if not self.wants(output):
             return
@@ -163,7 +163,7 @@ class Body(Builder):
             return
         inputs = [name for name in like if name in self.inputs and self.has(name)]
         if None in dtypes and len(inputs) > 1:
-            # Inputs of unknown dtypes must have the same dtype. Concat checks that when the session is made.
+            # Inputs of unknown dtype must agree, which Concat checks when the session is created.
             kinds = [self.op_like(NOTHING, name, f"nothing_of_{name}") for name in inputs]
             self.keep(self.op("Concat", *kinds, name="agreed", axis=0))
         for name in like:
@@ -178,7 +178,7 @@ class Body(Builder):
         self.misfits[output] = like
 
     def give(self, output: str, value: Value) -> None:
-        """Make a value an output as it is. An output that no use wants is passed over."""
+        """Define an output without a cast. An unused output is ignored."""
         if self.wants(output):
             self._stored[output] = value
 
@@ -187,14 +187,14 @@ class Body(Builder):
         return self.op("CastLike", value, self.inputs[name], name=hint)
 
     def misfit(self) -> str | None:
-        """Why one body cannot serve all uses; None if it does."""
+        """Why one body cannot serve all calls; None if it can."""
         if not self.misfits:
             return None
         like = next(iter(self.misfits.values()))
-        mixtures = {", ".join(_dtype_text(c.held_dtype(name)) for name in like) for c in self.calls}
+        combinations = {", ".join(_dtype_text(c.held_dtype(name)) for name in like) for c in self.calls}
         return (
-            f"{self._op.name} is used with several mixtures of dtypes of {' and '.join(map(repr, like))}: "
-            f"{'; '.join(sorted(mixtures))}; one node, in a function, can serve one of them"
+            f"{self._op.name} is used with several combinations of dtypes of {' and '.join(map(repr, like))}: "
+            f"{'; '.join(sorted(combinations))}; one node in a function supports one combination"
         )
 
 

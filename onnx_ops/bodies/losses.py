@@ -1,4 +1,4 @@
-"""What the portable bodies of losses share."""
+"""Reductions of losses in function bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx_ops.graph.builder import Value
 
 
 def loss_of(b: Body, terms: Value) -> Value:
-    """Terms, or what the attribute `reduction` makes of them: their sum, divided by their number or by the batch."""
+    """The terms, reduced by the attribute `reduction`: terms, sum, mean or batchmean."""
 
     def total() -> Value:
         whole, divisor = b.op("ReduceSum", terms, name="total", keepdims=0), b.divisor(terms)

@@ -1,4 +1,4 @@
-"""Spatial axes in portable bodies: an op takes a few numbers of them, and its body is written for the most."""
+"""Spatial axes in function bodies, which are written for the greatest number of axes that an op supports."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ FILLINGS = {0: "zeros", 1: "ones"}
 
 
 class SpatialAxes:
-    """The spatial axes of an op, always as many as it has at most: before its own ones come those it lacks, of size 1.
+    """The spatial axes of an op, padded in front with axes of size 1 to a fixed number.
 
     Attributes:
-        count: how many the op has. It is a list of one number, as is what comes of it: onnxruntime takes a number less
-            such a list for the number when it infers shapes.
-        absent: how many it lacks, a list too.
+        count: number of axes of the call, as a 1-D tensor, since shape inference of onnxruntime takes the difference of
+            a scalar and a 1-D tensor for a scalar.
+        absent: number of padded axes, 1-D.
     """
 
     def __init__(self, b: Body, own: Value, most: int) -> None:
-        """Count them.
+        """Count the axes.
 
         Args:
-            b: the body that is being written.
-            own: a list with one number for each axis that the op has.
-            most: as many axes as it can have.
+            b: the body.
+            own: 1-D, an element per spatial axis of the call.
+            most: fixed number of axes.
         """
         self._b = b
         self._most = most
@@ -32,18 +32,17 @@ class SpatialAxes:
         self._of_absent = {number: b.op("Expand", number, self.absent, name=name) for number, name in FILLINGS.items()}
 
     def sizes(self, own: Value, name: str) -> Value:
-        """The sizes along the op's own axes, after those of the axes it lacks."""
+        """1-D: sizes of all axes, given those of the call's own axes."""
         return self._b.op("Concat", self._of_absent[1], own, name=name, axis=0)
 
     def setting(self, attribute: str, usual: int, default: Value | None = None, part: int = 0) -> Value:
-        """What an attribute says for each axis.
+        """1-D: values of a list attribute for all axes.
 
         Args:
-            attribute: a list, which is empty where the defaults hold.
-            usual: 0 or 1, which holds for the axes that the op lacks, and where the attribute is empty.
-            default: a number for each of the op's own axes, which holds in place of `usual` where the attribute is
-                empty.
-            part: which numbers, of an attribute that has several for each axis, one part after the other.
+            attribute: its name; an empty list denotes the default.
+            usual: 0 or 1: the value for padded axes, and the default.
+            default: 1-D, the default for the call's own axes, if not `usual`.
+            part: index of the part, for an attribute with several values per axis, one part after the other.
         """
         b = self._b
         if default is None:
@@ -54,7 +53,7 @@ class SpatialAxes:
         return b.op("Concat", self._of_absent[usual], given, name=f"{attribute}_of_all", axis=0)
 
     def strides(self, sizes: Value) -> Value:
-        """How far neighbours along each axis are apart where a block of these sizes lies in memory, row by row."""
+        """1-D: strides in elements of a contiguous row-major block of these sizes."""
         b = self._b
         inner = [
             b.op("ReduceProd", b.op("Slice", sizes, [axis], [self._most]), name="inner", keepdims=1)

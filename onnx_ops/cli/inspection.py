@@ -206,7 +206,7 @@ def _node(site: Site, bare_kernel: str | None) -> Node:
     for call in calls:
         outputs = None
         try:
-            with at_node(site.words):
+            with at_node(site.label):
                 inferred = zip(op.output_names, op.infer(call), strict=True)
                 outputs = {name: _tensor(tensor) if call.wants(name) else None for name, tensor in inferred}
         except OpError as refusal:

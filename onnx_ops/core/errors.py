@@ -24,7 +24,7 @@ class OpError(ValueError):
         op_type: the op that refuses.
         problem: what is wrong.
         status: the aclnn status the refusal stands for.
-        node: which node it is, in the words of `node_words`; None where that is not known.
+        node: which node it is, as in `node_label`; None where that is not known.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KernelsUnavailable(RuntimeError):
     """The kernels cannot be registered with the onnxruntime of this process."""
 
 
-def node_words(name: str, output: str = "", place: str = "") -> str | None:
+def node_label(name: str, output: str = "", place: str = "") -> str | None:
     """How a refusal names a node: "node 'name' in function me.f".
 
     Args:
@@ -71,10 +71,10 @@ def node_words(name: str, output: str = "", place: str = "") -> str | None:
 
 
 @contextlib.contextmanager
-def at_node(words: str | None) -> Iterator[None]:
+def at_node(label: str | None) -> Iterator[None]:
     """Refusals that come from inside name this node, unless they name one already."""
     try:
         yield
     except OpError as refusal:
-        refusal.node = refusal.node or words
+        refusal.node = refusal.node or label
         raise

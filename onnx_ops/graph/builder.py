@@ -1,12 +1,12 @@
-"""Builds a function or a graph of ONNX operators out of handles on its values.
+"""Builds functions and graphs of ONNX operators from handles to their values.
 
     b = Builder()
     x = b.input("x", TensorType(TensorProto.FLOAT, ("n",)))
     b.output("y", 1.0 / (1.0 + b.op("Exp", -x)), TensorType(TensorProto.FLOAT, ("n",)))
     graph = b.graph("sigmoid")
 
-Values get their names when the graph is finished. A caller gives hints, to which a number is added where they clash.
-Nodes that no output depends on are left out.
+Values are named when the graph is finished, by hints of the caller with a number appended where they clash. Nodes that
+no output depends on are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONSTANT_FIELDS: dict[int, str] = {
     AttributeProto.FLOATS: "value_floats",
     AttributeProto.INTS: "value_ints",
 }
-"""The attribute of the operator Constant that holds a value of each type."""
+"""The attribute of Constant for each type of value."""
 
 NUMBER_NAMES = {-1: "minus_one", 0: "zero", 1: "one", 2: "two"}
 
@@ -41,13 +41,13 @@ class Value:
     """A value of a graph that is being built.
 
     The operators + - * / write Add, Sub, Mul and Div, unary - writes Neg, and & | ~ write And, Or and Not. The other
-    operand is anything that `Builder.op` takes as an input.
+    operand is any input of `Builder.op`.
 
     Attributes:
-        builder: what it was made with.
-        scope: the graph or subgraph in which it is made.
-        hint: what its name begins with.
-        is_made: whether a node makes it; an input or an initializer was there before.
+        builder: the builder of the graph.
+        scope: the graph or subgraph of the value.
+        hint: prefix of its name.
+        is_made: whether a node computes it; False for inputs and initializers.
     """
 
     builder: Builder
@@ -55,15 +55,15 @@ class Value:
     hint: str
     is_made: bool = True
 
-    __array_ufunc__ = None  # so that a NumPy number on the left leaves the operation to this class
+    __array_ufunc__ = None  # a NumPy number as the left operand then defers to this class
 
     def named(self, hint: str) -> Value:
-        """The same value, with another hint for its name."""
+        """This value, with another hint for its name."""
         self.hint = hint
         return self
 
     def cast(self, dtype: int) -> Value:
-        """The value in another element type, a TensorProto.DataType. Equal casts share one node."""
+        """The value cast to an element type, a TensorProto.DataType. Equal casts share one node."""
 
         def write() -> Value:
             return self.builder.op("Cast", self, name=f"{self.hint}_cast", to=dtype)
@@ -126,15 +126,15 @@ class Value:
 
 
 Operand = Value | bool | int | float | Sequence[bool | int | float] | np.ndarray | np.generic | None
-"""What a node takes as an input: a value, what `Builder.constant` takes, or None for an input that is left out."""
+"""An input of a node: a value, an argument of `Builder.constant`, or None for an omitted input."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A node's attribute that has the value of an attribute of the function.
+    """An attribute of a node that refers to an attribute of the function.
 
     Attributes:
-        name: of the function's attribute.
+        name: name of the function's attribute.
         type: an AttributeProto.AttributeType.
     """
 
@@ -155,10 +155,10 @@ class Node:
 
 @dataclass(eq=False)
 class Scope:
-    """A graph or subgraph: its nodes in the order they run, its inputs and its outputs.
+    """A graph or subgraph: its nodes in topological order, its inputs and outputs.
 
     Attributes:
-        shared: constants and casts that are there already, by what they are.
+        shared: constants and casts by key, for reuse.
     """
 
     name: str
@@ -169,24 +169,24 @@ class Scope:
     shared: dict[Hashable, Value] = field(default_factory=dict)
 
     def chain(self) -> Iterable[Scope]:
-        """This scope and those around it, inmost first."""
+        """This scope and the enclosing ones, innermost first."""
         scope: Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def giving(self, value: Value, builder: Builder) -> Value:
-        """A value as an output: the value itself where this scope makes it and gives it out once, else a copy."""
+        """The value itself if a node of this scope computes it and it is no output yet, else a copy."""
         if value.scope is self and value.is_made and all(value is not given for given, _ in self.outputs):
             return value
         return builder.op("Identity", value, name=value.hint)
 
 
 class Builder:
-    """Nodes in the order they are written, to become a FunctionProto or a GraphProto.
+    """Nodes in topological order, for a FunctionProto or a GraphProto.
 
     Attributes:
-        float_dtype: the element type of constants that come from Python floats.
+        float_dtype: element type of constants from Python floats.
     """
 
     def __init__(self, float_dtype: int = TensorProto.FLOAT) -> None:
@@ -204,15 +204,15 @@ class Builder:
         return value
 
     def initializer(self, name: str, array: np.ndarray) -> Value:
-        """A weight of a graph, under this very name."""
+        """An initializer of the graph, with exactly this name."""
         value = Value(self, self._whole, name, is_made=False)
         self._initializers.append((value, numpy_helper.from_array(array, name)))
         return value
 
     def output(self, name: str, value: Operand, tensor: TensorType | None = None) -> None:
-        """Make a value the next output, under this very name.
+        """Append an output with exactly this name.
 
-        Where the value is an input or an output already, the output is a copy of it.
+        A value that is an input or an output already is copied.
         """
         if self._scope is not self._whole:
             raise ValueError(f"output '{name}' is given inside a subgraph")
@@ -225,14 +225,14 @@ class Builder:
 
         Args:
             op_type: an operator of `domain`.
-            inputs: values; numbers and arrays become constants; None for one that is left out.
-            name: a hint for the output's name; without one it is made of op_type.
-            domain: of the operator.
-            attributes: what onnx.helper.make_attribute takes, NumPy arrays for tensors, a Reference, a `subgraph`, or
-                an AttributeProto. One that is None is left out.
+            inputs: values; numbers and arrays become constants; None for an omitted input.
+            name: hint for the output's name; derived from op_type by default.
+            domain: domain of the operator.
+            attributes: arguments of onnx.helper.make_attribute, NumPy arrays for tensors, a Reference, a `subgraph`, or
+                an AttributeProto; None for an omitted one.
 
         Raises:
-            ValueError: an input that cannot be seen here, for it is made in another subgraph or by another builder.
+            ValueError: an input that is out of scope, from another subgraph or builder.
         """
         (output,) = self.several(op_type, *inputs, names=(name or _words(op_type),), domain=domain, **attributes)
         return output
@@ -240,7 +240,7 @@ class Builder:
     def several(
         self, op_type: str, *inputs: Operand, names: Sequence[str], domain: str = "", **attributes: Any
     ) -> tuple[Value, ...]:
-        """A node with as many outputs as there are names, an empty one for an output that is left out; else as `op`."""
+        """As `op`, for a node with one output per name; "" for an omitted output."""
         values = [None if given is None else self._value(given, op_type) for given in inputs]
         while values and values[-1] is None:
             values.pop()
@@ -250,13 +250,13 @@ class Builder:
         return tuple(outputs)
 
     def constant(self, value: Operand, dtype: int | None = None, name: str = "") -> Value:
-        """A constant: a scalar, or a tensor of the shape that the numbers have. Equal ones share one node.
+        """A constant: a scalar, or a tensor with the shape of the numbers. Equal constants share one node.
 
         Args:
-            value: numbers. A Python float is of `float_dtype`, an int of int64, a bool of bool; so are lists of them.
-                An array or a number of NumPy keeps its dtype.
+            value: numbers. Python floats have `float_dtype`, ints int64, bools bool, also in lists; NumPy arrays and
+                scalars keep their dtype.
             dtype: another element type.
-            name: a hint for the name.
+            name: hint for the name.
         """
         array = self.array(value, dtype)
 
@@ -266,7 +266,7 @@ class Builder:
         return self.shared(("constant", array.dtype, array.shape, array.tobytes()), write)
 
     def shared(self, key: Hashable, write: Callable[[], Value]) -> Value:
-        """The value of this key that is there already, here or in a graph around this one; else what `write` writes."""
+        """The value with this key, in this scope or an enclosing one; if there is none, what `write` returns."""
         for scope in self._scope.chain():
             if key in scope.shared:
                 return scope.shared[key]
@@ -274,7 +274,7 @@ class Builder:
         return made
 
     def array(self, value: Operand, dtype: int | None = None) -> np.ndarray:
-        """What a constant holds; also for attributes that are tensors, as ConstantOfShape's value is."""
+        """The array of a constant, also for attributes that are tensors."""
         if isinstance(value, np.ndarray | np.generic):
             array = np.asarray(value)
         else:
@@ -282,13 +282,13 @@ class Builder:
             kinds = {"f": self.float_dtype, "i": TensorProto.INT64, "b": TensorProto.BOOL}
             if array.dtype.kind not in kinds:
                 raise TypeError(f"{value!r} is no number, expected a float, an int, a bool, a list of them or an array")
-            # An empty list has no numbers to tell; where lists are empty, they are lists of axes or sizes.
+            # Empty lists are lists of axes or sizes.
             own = TensorProto.INT64 if array.size == 0 else kinds[array.dtype.kind]
             dtype = own if dtype is None else dtype
         return array if dtype is None else array.astype(helper.tensor_dtype_to_np_dtype(dtype))
 
     def attribute_value(self, name: str, kind: AttributeProto.AttributeType) -> Value:
-        """The value of an attribute of the function, whose type is an AttributeProto.AttributeType."""
+        """The value of an attribute of the function, of type AttributeProto.AttributeType."""
         attributes: dict[str, Any] = {CONSTANT_FIELDS[kind]: Reference(name, kind)}
         return self.op("Constant", name=name, **attributes)
 
@@ -302,11 +302,11 @@ class Builder:
         """A graph for an attribute of If, Scan or Loop; to be used in one node.
 
         Args:
-            write: is called once, with a value for each input; writes the nodes and returns the outputs. It may use the
-                values of the graphs around this one.
-            inputs: their types by name; the names are hints.
-            outputs: their types as far as they are known.
-            name: of the graph; without one it is the name of `write`.
+            write: called once, with a value for each input; writes the nodes and returns the outputs. It may use values
+                of enclosing graphs.
+            inputs: types by name; the names are hints.
+            outputs: types, where known.
+            name: name of the graph; by default that of `write`.
         """
         scope = Scope(name or write.__name__.strip("_<>"), self._scope)
         for hint, tensor in (inputs or {}).items():
@@ -330,12 +330,12 @@ class Builder:
         tensor: TensorType | None = None,
         name: str = "chosen",
     ) -> Value:
-        """An If: what `then` writes where a condition, a scalar, holds at run time, else what `otherwise` writes."""
+        """An If: the value that `then` writes if a scalar condition holds at run time, else that of `otherwise`."""
         branches = [self.subgraph(write, outputs=(tensor,)) for write in (then, otherwise)]
         return self.op("If", condition, name=name, then_branch=branches[0], else_branch=branches[1])
 
     def keep(self, value: Value) -> None:
-        """Do not leave out the node that makes a value, though no output may depend on it."""
+        """Keep the node that computes a value even if no output depends on it."""
         self._kept.add(id(value))
 
     def function(
@@ -350,8 +350,8 @@ class Builder:
 
         Args:
             domain, name: of the function.
-            imports: the versions of the domains of its nodes.
-            attributes: those that it has: the default where there is one, else the name.
+            imports: versions of the domains of its nodes.
+            attributes: the default of each attribute, or its name if it has none.
             documentation: its doc_string.
 
         Raises:
@@ -385,15 +385,15 @@ class Builder:
         if not isinstance(given, Value):
             return self.constant(given)
         if not given.hint:
-            raise ValueError(f"{user} uses an output that is left out")
+            raise ValueError(f"{user} uses an output that is omitted")
         if given.builder is not self or all(given.scope is not scope for scope in self._scope.chain()):
             where = "by another builder" if given.builder is not self else f"in subgraph '{given.scope.name}'"
-            raise ValueError(f"'{given.hint}', which {user} uses, is made {where} and cannot be seen here")
+            raise ValueError(f"'{given.hint}', which {user} uses, is made {where} and is out of scope here")
         return given
 
 
 class _Writing:
-    """Gives values their names, and writes the nodes that outputs depend on."""
+    """Names values and writes the nodes that outputs depend on."""
 
     def __init__(self, builder: Builder, attributes: set[str]) -> None:
         whole = builder._whole
@@ -412,7 +412,7 @@ class _Writing:
         self._taken = Names(formal)
 
     def _look_at(self, scope: Scope) -> None:
-        """Find the values that outputs depend on, from the last node to the first."""
+        """Find the values that outputs depend on, in reverse topological order."""
         self._used.update(id(value) for value, _ in scope.outputs)
         for node in reversed(scope.nodes):
             if self._is_needed(node):
@@ -470,14 +470,14 @@ class _Writing:
 
 
 def _tensor(array: np.ndarray) -> TensorProto:
-    """A constant; before version 1.20 onnx writes no raw bools out as text."""
+    """A constant tensor; onnx before 1.20 cannot print raw bools as text."""
     if array.dtype.kind == "b":
         return helper.make_tensor("", TensorProto.BOOL, array.shape, array.ravel())
     return numpy_helper.from_array(array)
 
 
 def _words(op_type: str) -> str:
-    """ReduceSum is reduce_sum."""
+    """ReduceSum as reduce_sum."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", op_type).lower()
 
 

@@ -1,4 +1,4 @@
-"""New names, and new nodes before those that are there."""
+"""Unique names of values, and insertion of nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx_ops.graph.walk import Container, Place, containers, places
 
 
 class Names:
-    """Names that are taken; makes new ones."""
+    """Generates unique names."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
@@ -20,7 +20,7 @@ class Names:
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Names:
-        """Those of a model's values."""
+        """With all names of values in a model taken."""
         taken: set[str] = set()
         for container in containers(model):
             for node in container.node:
@@ -33,7 +33,7 @@ class Names:
         return cls(taken)
 
     def new(self, wish: str) -> str:
-        """A name that is not taken; a number is added to the wish where that is taken."""
+        """`wish`, or `wish` with a number appended where it is taken."""
         name = wish
         while name in self._taken:
             name = f"{wish}_{next(self._numbers[wish])}"
@@ -42,22 +42,22 @@ class Names:
 
 
 class Insertions:
-    """Nodes to put before others, all at once: each insertion by itself would move what comes after it."""
+    """Nodes to insert before others; collected, since each insertion moves the nodes after it."""
 
     def __init__(self) -> None:
         self._containers: dict[int, tuple[Container, dict[int, list[onnx.NodeProto]]]] = {}
 
     def before(self, place: Place, node: onnx.NodeProto, made: Sequence[onnx.NodeProto]) -> None:
-        """Put nodes before one that stands in this place."""
+        """Insert nodes before a node of this place."""
         _, wanted = self._containers.setdefault(id(place.container), (place.container, {}))
         wanted.setdefault(id(node), []).extend(made)
 
     def has(self, place: Place) -> bool:
-        """Whether nodes are to be put into this place."""
+        """Whether nodes are inserted into this place."""
         return id(place.container) in self._containers
 
     def apply(self, model: onnx.ModelProto) -> None:
-        """Do it, inner places first: to fill a place is to copy its nodes, and the subgraphs that they hold."""
+        """Perform the insertions, innermost subgraphs first: rebuilding a list of nodes copies their subgraphs."""
         for place in reversed(list(places(model))):
             container, wanted = self._containers.get(id(place.container), (None, {}))
             if container is not None:

@@ -1,4 +1,4 @@
-"""Models as files: read, their external data looked for, and written in one go."""
+"""Model files: reading, checks of external data, and atomic writing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from onnx_ops.graph.walk import tensors
 
 
 class ModelFileError(ValueError):
-    """A file that holds no model or cannot be written, or weights that are not where a model looks for them."""
+    """An unreadable or invalid model file, a path that cannot be written, or missing external data."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """A model in the format that the file's ending stands for; external data stays external.
+    """A model in the format of the file's extension; external data stays external.
 
     Raises:
-        ModelFileError: a file that cannot be read, or that is no model.
+        ModelFileError: a file that cannot be read, or is not a model.
     """
     try:
         return reading.read(path)
@@ -37,26 +37,26 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
-    """Write a model and, beside it, the files of its external data: all of it or nothing.
+    """Write a model and the files of its external data next to it: all of them or none.
 
     Args:
-        model: what to write, in the format that the ending of `path` stands for.
-        path: a new file or one to replace.
-        source: the file that it comes from; its external data lies beside that.
+        model: the model.
+        path: a new file or one to replace; its extension determines the format.
+        source: the file of the model, next to which its external data is.
 
     Returns:
-        The files of external data that were copied, relative to the folder of `path`.
+        The copied files of external data, relative to the folder of `path`.
 
     Raises:
-        ModelFileError: external data that is not there or would replace another file; a path that cannot be written;
-            a format that cannot hold the model.
+        ModelFileError: external data that is missing or would replace another file; a path that cannot be written; a
+            format that cannot represent the model.
     """
     data, data_folder = external_files(model, source), source.parent
     if path in [path.parent / location for location in data]:
         raise ModelFileError(f"cannot write {path}: the model keeps external data in a file of that name")
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ModelFileError(f"cannot write {path}: it is no regular file")
+            raise ModelFileError(f"cannot write {path}: it is not a regular file")
         copied = [location for location in data if _must_be_copied(data_folder / location, path.parent / location)]
         with staging_folder(path.parent) as staging:
             _save(model, staging / path.name)
@@ -65,7 +65,7 @@ def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
             for location in copied:
                 (staging / location).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(data_folder / location, staging / location)
-            for location in (*copied, path.name):  # the model last: it is never there without its data
+            for location in (*copied, path.name):  # the model last, so that it never exists without its data
                 (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
                 (staging / location).replace(path.parent / location)
     except OSError as error:
@@ -74,11 +74,11 @@ def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
-    """The files that hold the external data of a model that lies at `path`, relative to its folder.
+    """The files of external data of a model at `path`, relative to its folder.
 
     Raises:
-        ModelFileError: a file that is not there, that is too short, or that lies outside of the folder; a symbolic link
-            may lead to where the model lies itself if `path` is one.
+        ModelFileError: a file that is missing, too short or outside the folder. If `path` is a symbolic link, files may
+            be links into the folder of its target.
     """
     folder = path.parent
     allowed = {folder.resolve(), path.resolve().parent}
@@ -93,7 +93,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
             if not any(data.resolve().is_relative_to(place) for place in allowed):
                 raise ModelFileError(
                     f"tensor '{tensor.name}' has its data in {data}, a link to {data.resolve()}, expected a file below"
-                    " the model's folder, for onnxruntime takes no other"
+                    " the model's folder, as onnxruntime requires"
                 )
             sizes[extent.location] = size
         available = sizes[extent.location]
@@ -105,7 +105,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
 
 
 def embed_external_data(model: onnx.ModelProto, path: Path) -> None:
-    """Read the external data of a model that lies at `path` into it; `external_files` has found it in order."""
+    """Read the external data of a model at `path` into the model, after a check by `external_files`."""
     for tensor in _external_tensors(model):
         extent = _extent(tensor)
         with (path.parent / extent.location).open("rb") as file:
@@ -120,7 +120,7 @@ def _external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def _size(path: Path) -> int | None:
-    """The size of a file; None if there is none that can be reached."""
+    """The size of a file; None if it does not exist or cannot be accessed."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
@@ -129,7 +129,7 @@ def _size(path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class _Extent:
-    """Where a tensor's external data lies, as far as the tensor tells; without a length to the end of the file."""
+    """The file, offset and length of a tensor's external data; without a length, up to the end of the file."""
 
     location: str
     offset: int
@@ -154,7 +154,7 @@ def _extent(tensor: TensorProto) -> _Extent:
             raise ValueError(f"offset {offset}, length {length}")
         return _Extent(location, offset, length)
     except ValueError as error:
-        raise ModelFileError(f"tensor '{tensor.name}' has external data of no proper extent: {error}") from error
+        raise ModelFileError(f"tensor '{tensor.name}' has an invalid extent of external data: {error}") from error
 
 
 def _must_be_copied(source: Path, target: Path) -> bool:
@@ -162,23 +162,23 @@ def _must_be_copied(source: Path, target: Path) -> bool:
         return True
     if target.samefile(source) or filecmp.cmp(source, target, shallow=False):
         return False
-    raise ModelFileError(f"cannot copy {source}: {target} is there already, with other contents")
+    raise ModelFileError(f"cannot copy {source}: {target} exists already, with different contents")
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     try:
         onnx.save_model(model, path)
-        # A text format may leave something out; what cannot be read back must not take the model's place.
+        # A text format may lose information; a file that reads back differently must not replace the model.
         binary = registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
         faithful = binary or same_model(reading.read(path), model)
     except OSError:
         raise
-    except Exception as error:  # the writer and the parser of each format have exceptions of their own
+    except Exception as error:  # each format raises exceptions of its own
         raise ModelFileError(f"cannot write {path.name}: {reading.one_line(error)}") from error
     if not faithful:
-        raise ModelFileError(f"cannot write {path.name}: a file with this ending does not hold all of the model")
+        raise ModelFileError(f"cannot write {path.name}: a file with this extension cannot hold all of the model")
 
 
 def same_model(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
-    """Whether two models agree in every byte; the comparison of messages takes NaN for different from itself."""
+    """Whether two models are equal byte by byte; comparing messages would treat NaN as different from itself."""
     return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""Model-local functions: what calls them, and models with them put in place of the nodes that call them."""
+"""Model-local functions: their calls, and inlining."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx_ops.graph.imports import add_import, spelled, versions
 from onnx_ops.graph.walk import Container, all_nodes, containers, function_text, placed_nodes
 
 Key = tuple[str, str, str]
-"""Domain, name and overload of a function, by which nodes call it."""
+"""Domain, name and overload of a function, which identify it."""
 
 
 def function_key(function: onnx.FunctionProto) -> Key:
@@ -22,12 +22,12 @@ def function_key(function: onnx.FunctionProto) -> Key:
 
 
 def called_key(node: onnx.NodeProto) -> Key:
-    """The function that a node calls, if there is one of this key."""
+    """The key of the function that a node calls, if it calls one."""
     return node.domain, node.op_type, node.overload
 
 
 def check_calls(model: onnx.ModelProto) -> None:
-    """Refuse calls of functions that cannot be inlined: with too many inputs or outputs, in a circle, or ambiguous."""
+    """Raise LinkError for calls that cannot be inlined: too many inputs or outputs, recursive or ambiguous ones."""
     functions = {function_key(f): f for f in model.functions}
     if len(functions) != len(model.functions):
         ((twice, _),) = Counter(map(function_key, model.functions)).most_common(1)
@@ -42,14 +42,14 @@ def check_calls(model: onnx.ModelProto) -> None:
         ):
             if len(given) > len(known):
                 raise LinkError(
-                    f"{place.words(node) or 'a node'} calls function {function_text(*called_key(node))} with"
+                    f"{place.label(node) or 'a node'} calls function {function_text(*called_key(node))} with"
                     f" {len(given)} {kind}, expected at most {len(known)}: {', '.join(known)}"
                 )
     callees_first(functions)
 
 
 def callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
-    """The functions, each after those that it calls; LinkError for functions that call each other in a circle."""
+    """The functions in topological order, callees first; raises LinkError for recursive ones."""
 
     def calls(key: Key) -> Iterator[Key]:
         return (called for called in map(called_key, all_nodes(functions[key])) if called in functions)
@@ -66,14 +66,14 @@ def callees_first(functions: Mapping[Key, onnx.FunctionProto]) -> list[Key]:
             elif called in path:
                 circle = [*itertools.dropwhile(called.__ne__, path), called]
                 names = " calls ".join(function_text(*key) for key in circle)
-                raise LinkError(f"the functions of the model call each other in a circle: {names}")
+                raise LinkError(f"the functions of the model are recursive: {names}")
             else:
                 path[called] = calls(called)
     return list(done)
 
 
 def functions_needed(container: Container, functions: Iterable[onnx.FunctionProto]) -> list[onnx.FunctionProto]:
-    """Of these functions those that the nodes of a container call, and those that they call; in the order given."""
+    """Those of the functions that a container calls, directly or indirectly, in the given order."""
     known = {function_key(f): f for f in functions}
     found: set[Key] = set()
     pending: list[Container] = [container]
@@ -85,7 +85,7 @@ def functions_needed(container: Container, functions: Iterable[onnx.FunctionProt
 
 
 def inlined_counts(model: onnx.ModelProto, kinds: Sequence[Callable[[onnx.NodeProto], bool]]) -> list[int]:
-    """How many nodes of each kind the model has once its functions are inlined; found without inlining them."""
+    """Number of nodes of each kind in the model with its functions inlined, counted without inlining."""
     functions = {function_key(f): f for f in model.functions}
     totals: dict[Key, list[int]] = {}
 
@@ -102,7 +102,7 @@ def inlined_counts(model: onnx.ModelProto, kinds: Sequence[Callable[[onnx.NodePr
 
 
 def spell_out_defaults(model: onnx.ModelProto) -> None:
-    """Give calls of functions the attributes that they leave to their defaults, which the inliner forgets."""
+    """Write out the defaults of omitted attributes in calls of functions: the inliner drops defaults."""
     defaults = {function_key(f): f.attribute_proto for f in model.functions if f.attribute_proto}
     if not defaults:
         return
@@ -114,7 +114,7 @@ def spell_out_defaults(model: onnx.ModelProto) -> None:
 
 
 def import_what_functions_do(model: onnx.ModelProto) -> None:
-    """Let the model import the domains that only functions of it do."""
+    """Add the imports of the model's functions to the model."""
     own = set(versions(model))
     for function in model.functions:
         for entry in function.opset_import:
@@ -124,9 +124,9 @@ def import_what_functions_do(model: onnx.ModelProto) -> None:
 
 
 def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with all functions inlined, to see what types their nodes get; changes the model that it is given.
+    """The model with all functions inlined, for type inference; modifies its argument.
 
-    Types behind an operator that is another in the version that a function imports may be unknown in it.
+    Types may be unknown after an operator that differs between the version a function imports and the model's.
 
     Raises:
         LinkError: functions that cannot be inlined.
@@ -136,7 +136,7 @@ def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
     import_what_functions_do(model)
     spell_out_defaults(model)
     own = versions(model)
-    for function in model.functions:  # the inliner leaves those of other versions where they are
+    for function in model.functions:  # the inliner skips functions that import other versions
         for entry in function.opset_import:
             entry.version = own[spelled(entry.domain)]
     return _inlined(model, convert_version=False)
@@ -145,12 +145,12 @@ def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
 def _inlined(model: onnx.ModelProto, convert_version: bool) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=convert_version)
-    except Exception as error:  # a RuntimeError, or a ConvertError of its own
+    except Exception as error:  # RuntimeError, or the inliner's own ConvertError
         raise LinkError(f"the functions of the model cannot be inlined: {error}") from error
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its functions inlined, those of another default opset converted to the model's.
+    """The model with its functions inlined, converted to the default opset of the model where they have another one.
 
     Raises:
         LinkError: functions that cannot be inlined or converted.
@@ -170,7 +170,7 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inlined_function(model: onnx.ModelProto, function: onnx.FunctionProto) -> onnx.FunctionProto:
-    """A function of the model, one without attributes, with those that it calls put in place of the nodes that do.
+    """A function of the model, one without attributes, with the functions it calls inlined.
 
     Raises:
         LinkError: as `inlined`.

@@ -1,4 +1,4 @@
-"""What versions of domains a model and its functions import."""
+"""Opset imports of models and functions."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from onnx_ops.graph.walk import Importer
 
 
 def spelled(domain: str) -> str:
-    """The domain, in the shorter of the two spellings that the default domain has."""
+    """The domain, with "ai.onnx" normalized to ""."""
     return "" if domain == "ai.onnx" else domain
 
 
 def versions(importer: Importer) -> dict[str, int]:
-    """The versions by domain."""
+    """Imported versions by normalized domain."""
     return {spelled(entry.domain): entry.version for entry in importer.opset_import}
 
 
 def add_import(importer: Importer, domain: str, version: int) -> None:
-    """Import a domain, unless some version of it is imported already."""
+    """Import a domain, unless a version of it is imported already."""
     if spelled(domain) not in versions(importer):
         importer.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def default_opset(model: onnx.ModelProto, otherwise: int) -> int:
-    """The version of the default domain that a model imports; if none, the newest that a function of it does."""
+    """The imported version of the default domain; if none, the newest imported by a function, else `otherwise`."""
     own = versions(model)
     if "" in own:
         return own[""]

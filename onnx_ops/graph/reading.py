@@ -1,4 +1,4 @@
-"""Models read from files and bytes."""
+"""Reading models from files and bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onnx_ops.core.errors import LinkError
 from onnx_ops.graph.walk import all_nodes
 
 DEEPEST = 100
-"""Brackets within brackets that a model in ONNX's text syntax may have. Its parser goes down without a limit, until the
-stack overflows; protobuf takes no more than a hundred messages within messages, and each pair of brackets is one."""
+"""Maximum nesting of brackets in ONNX's text syntax: its parser recurses until the stack overflows, while protobuf
+limits the nesting of messages, one per pair of brackets, to 100."""
 MOST_NODES = 1_000_000
-"""Nodes that a model may have, with its functions inlined: more are soon more than memory holds."""
+"""Limit for a model with its functions inlined: more nodes are soon more than memory holds."""
 MOST_TEXT = 1000
-"""Characters of another package's message in one of ours."""
+"""Limit, in characters, for the message of another package within an error message."""
 
 
 def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -29,7 +29,7 @@ def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.
 
     Raises:
         OSError: a file that cannot be read.
-        LinkError: what is no model.
+        LinkError: not a model.
     """
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
@@ -42,11 +42,11 @@ def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """A model in the format that the file's ending stands for; external data stays external.
+    """A model in the format of the file's extension; external data stays external.
 
     Raises:
         OSError: a file that cannot be read.
-        LinkError: one that is no model.
+        LinkError: not a model.
     """
     content = path.read_bytes()
     name = registry.get_format_from_file_extension(path.suffix) or "protobuf"
@@ -56,22 +56,22 @@ def read(path: Path) -> onnx.ModelProto:
 
 
 def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.ModelProto:
-    """A model from the contents of a file in the format of this name; LinkError, in which `what` is no model."""
+    """A model from the contents of a file in a format; raises LinkError, naming the file `what`, if it is not one."""
     try:
         if name == "onnxtxt":  # where onnx.load_model would warn that the format is experimental
             model = parser.parse_model(content.decode())
         else:
             model = onnx.load_model_from_string(content, name)
-    except Exception as error:  # the parser of each format has exceptions of its own
+    except Exception as error:  # each format raises exceptions of its own
         raise LinkError(f"{what} is no ONNX model: {one_line(error)}") from error
     check(model, what)
     return model
 
 
 def check(model: onnx.ModelProto, what: str = "this") -> None:
-    """Refuse what is no model: one without a graph, with too many nodes or empty ones, with a name that is no text.
+    """Raise LinkError for a model without a graph, with too many or empty nodes, or with a name that is not valid UTF-8.
 
-    Protobuf lets in names that are no UTF-8, as bytes, where nothing else expects them.
+    Protobuf accepts such names and returns them as bytes.
     """
     if not model.HasField("graph"):
         raise LinkError(f"{what} is no ONNX model: there is no graph in it")
@@ -85,7 +85,7 @@ def check(model: onnx.ModelProto, what: str = "this") -> None:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an exception; of a long one, which may quote a whole file, the beginning and the end."""
+    """The message of an exception on one line; of a long one, which may quote a whole file, the beginning and the end."""
     text = error.args[0] if error.args else error
     line = " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
     half = MOST_TEXT // 2
@@ -93,7 +93,7 @@ def one_line(error: Exception) -> str:
 
 
 def _depth(content: bytes) -> int:
-    """How deep brackets are nested in ONNX's text syntax."""
+    """Maximum nesting of brackets in ONNX's text syntax."""
     depth = deepest = 0
     # Possessive, so that a string without an end is not looked at once more from each of its quotes.
     for match in re.finditer(rb'"(?:[^"\\]|\\.)*+"?|#[^\n]*|[\[({]|[\])}]', content, re.DOTALL):
@@ -103,8 +103,8 @@ def _depth(content: bytes) -> int:
 
 
 def _no_text(message: Any) -> Any:
-    """The first string in a message that is none, or None."""
-    if isinstance(message, onnx.TensorProto):  # its contents are no names, and may be large
+    """The first string in a message that is not valid UTF-8, or None."""
+    if isinstance(message, onnx.TensorProto):  # skip its data, which may be large
         entries = [text for entry in message.external_data for text in (entry.key, entry.value)]
         return next((text for text in (message.name, *entries) if not isinstance(text, str)), None)
     for field, value in message.ListFields():

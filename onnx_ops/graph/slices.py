@@ -1,4 +1,4 @@
-"""Parts of a graph: the nodes that lie between some of its values and others."""
+"""Subgraphs of a graph, between given values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx_ops.graph.walk import subgraphs
 
 
 def values_read(node: onnx.NodeProto) -> Iterator[str]:
-    """The values around a node that it reads, those among them that only its subgraphs read."""
+    """The values that a node and its subgraphs read from the graph around it."""
     yield from filter(None, node.input)
     for subgraph in subgraphs(node):
         own = {value.name for value in (*subgraph.input, *subgraph.initializer)}
@@ -23,7 +23,7 @@ def values_read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def following(graph: onnx.GraphProto, start: Collection[str], ends: Collection[str] = ()) -> set[str]:
-    """The values that are computed from some of `start`, these among them; what `ends` are used for is left out."""
+    """`start` and the values computed from them, without paths through `ends`."""
     found = set(start)
     for node in graph.node:
         if any(name in found and name not in ends for name in values_read(node)):
@@ -34,15 +34,15 @@ def following(graph: onnx.GraphProto, start: Collection[str], ends: Collection[s
 def part(
     model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
 ) -> onnx.ModelProto:
-    """What a graph does between some of its values and others.
+    """The part of a graph that computes `outputs` from `inputs`.
 
     Args:
-        model: the whole.
-        inputs: values that are given; those among the graph's own inputs that the part does not read are left out.
-        outputs: values that are wanted.
+        model: the model.
+        inputs: values that become inputs; omitted if the part does not read them.
+        outputs: values that become outputs.
 
     Returns:
-        A model of the nodes that compute `outputs` from `inputs` and initializers, with the functions that they call.
+        A model with the nodes and initializers that `outputs` need, and the functions they call.
     """
     graph = model.graph
     given = {value.name for value in inputs}
@@ -72,7 +72,7 @@ def part(
 
 
 def _without(node: onnx.NodeProto, given: Collection[str]) -> onnx.NodeProto:
-    """A node that leaves out the outputs which are given."""
+    """The node, with the outputs in `given` omitted."""
     if not any(name in given for name in node.output):
         return node
     copy = onnx.NodeProto()

@@ -1,4 +1,4 @@
-"""The types of a model's values, as far as shape inference can tell them."""
+"""Types of values in a model, by shape inference."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.walk import subgraphs
 
 Types = ChainMap[str, onnx.TypeProto]
-"""The types of all values that a node can see; those of its own graph come first."""
+"""Types of all values visible to a node, those of its own graph first."""
 
 LARGE = 1024
-"""Elements above which an initializer cannot matter to shapes, so that it is left out when they are worked out."""
+"""Number of elements above which an initializer is assumed not to hold a shape."""
 
 
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
-    """The nodes of the graph and of its subgraphs, with the types of all values they can see."""
+    """The nodes of the graph and its subgraphs, with the types of all values visible to them."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     pending: list[tuple[onnx.GraphProto, Types]] = [(graph, ChainMap())]
     while pending:
@@ -32,7 +32,7 @@ def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, TensorType]:
-    """The types of the values of a model's graph, those in its subgraphs not among them."""
+    """The types of the values of the graph, without those of subgraphs."""
     graph = shape_inference.infer_shapes(skeleton(model), data_prop=True).graph
     return {name: TensorType.of_proto(proto) for name, proto in _types(graph).items()}
 
@@ -46,7 +46,7 @@ def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model without the weight of its initializers."""
+    """A copy of the model without the data of large initializers."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     for field, value in graph.ListFields():

@@ -1,4 +1,4 @@
-"""Walking a model: its graph, functions and subgraphs, their nodes and tensors."""
+"""Traversal of a model: its graph, functions and subgraphs, their nodes and tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from onnx_ops.core.errors import node_words
+from onnx_ops.core.errors import node_label
 
 Container = onnx.GraphProto | onnx.FunctionProto
 Importer = onnx.ModelProto | onnx.FunctionProto
@@ -19,8 +19,8 @@ class Place:
     """A graph, function or subgraph of a model.
 
     Attributes:
-        container: what holds the nodes.
-        importer: what has the imports that count there: the model, or the function.
+        container: the graph or function with the nodes.
+        importer: the model or function whose imports apply.
         text: "graph", "function me.f", "graph / If 'choose' / then_branch".
     """
 
@@ -28,10 +28,10 @@ class Place:
     importer: Importer
     text: str
 
-    def words(self, node: onnx.NodeProto) -> str | None:
-        """How a refusal names a node that stands here."""
+    def label(self, node: onnx.NodeProto) -> str | None:
+        """Description of a node of this place, for errors."""
         whole = self.text == GRAPH
-        return node_words(node.name, next(filter(None, node.output), ""), "" if whole else self.text)
+        return node_label(node.name, next(filter(None, node.output), ""), "" if whole else self.text)
 
 
 GRAPH = "graph"
@@ -39,7 +39,7 @@ GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 
 
 def places(model: onnx.ModelProto) -> Iterator[Place]:
-    """The graph, the functions, and the subgraphs of both."""
+    """The graph, the functions, and their subgraphs."""
     pending = [Place(f, f, f"function {function_text(f.domain, f.name, f.overload)}") for f in model.functions]
     pending = [*reversed(pending), Place(model.graph, model, GRAPH)]
     while pending:
@@ -55,7 +55,7 @@ def places(model: onnx.ModelProto) -> Iterator[Place]:
 
 
 def function_text(domain: str, name: str, overload: str = "") -> str:
-    """How a function is named: "me.f", or "me.f:overload"."""
+    """A function in text: "me.f" or "me.f:overload"."""
     return f"{domain}.{name}:{overload}" if overload else f"{domain}.{name}"
 
 
@@ -64,12 +64,12 @@ def _title(node: onnx.NodeProto) -> str:
 
 
 def containers(model: onnx.ModelProto) -> Iterator[Container]:
-    """The graph, the functions, and the subgraphs of both."""
+    """The graph, the functions, and their subgraphs."""
     return (place.container for place in places(model))
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs among a node's attributes."""
+    """The graphs in the attributes of a node."""
     return [
         g for a in node.attribute if a.type in GRAPHS for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)
     ]
@@ -86,7 +86,7 @@ def all_nodes(container: Container) -> Iterator[onnx.NodeProto]:
 
 
 def placed_nodes(model: onnx.ModelProto) -> Iterator[tuple[Place, onnx.NodeProto]]:
-    """All nodes of a model, with what they stand in."""
+    """All nodes of a model, each with its place."""
     for place in places(model):
         for node in place.container.node:
             yield place, node

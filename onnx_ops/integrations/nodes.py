@@ -10,7 +10,7 @@ from onnx import helper
 from onnx.defs import OpSchema
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.errors import OpError, at_node, node_words
+from onnx_ops.core.errors import OpError, at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute_kind
@@ -39,7 +39,7 @@ def make_node(
         OpError: an op, input or attribute that does not exist, a value that an attribute cannot have, a required input
             that is missing.
     """
-    with at_node(node_words(name or "", _first(outputs))):
+    with at_node(node_label(name or "", _first(outputs))):
         op = op_named(op_type)
         if isinstance(inputs, str):
             raise OpError(

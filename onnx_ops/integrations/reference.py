@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.core.errors import at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.ops import OPS
 
@@ -31,7 +31,7 @@ def _evaluator(op: Op) -> type[OpRun]:
         }
         arrays = [*inputs, *[None] * (len(op.input_names) - len(inputs))]
         node = self.onnx_node
-        with at_node(node_words(node.name, next(iter(node.output), ""))):
+        with at_node(node_label(node.name, next(iter(node.output), ""))):
             call = op.check_arrays(arrays, given, list(map(bool, node.output)))
         results = op.compute(arrays, **call.attributes)[: len(node.output)]
         # The evaluator takes no None for an output that is left out.

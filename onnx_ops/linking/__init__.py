@@ -1,1 +1,1 @@
-"""Attaches portable bodies to the nodes of a model."""
+"""Adds function bodies to models with nodes of the domain."""

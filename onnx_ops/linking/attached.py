@@ -1,4 +1,4 @@
-"""What `link` attaches to a model, and a model made what it was before."""
+"""What `link` adds to a model, and its removal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnx_ops.linking.functions import ATTACHED_BY
 from onnx_ops.ops import OPS
 
 LINKED_BY = "onnx_ops.version"
-"""The key of a linked model's metadata under which stands the version that has linked it."""
+"""Metadata key for the version of onnx_ops that has linked a model."""
 
-FOR_UNWANTED = ("Constant", "Identity")
-"""The operators by which a function makes outputs that no node wants."""
+FOR_UNUSED = ("Constant", "Identity")
+"""Operators that compute outputs which no node uses, in functions that `link` adds."""
 
 
 def note_version(model: onnx.ModelProto) -> None:
@@ -28,21 +28,21 @@ def note_version(model: onnx.ModelProto) -> None:
 
 
 def linked_by(model: onnx.ModelProto) -> str | None:
-    """The version that has linked a model, if its metadata tells."""
+    """The version that has linked a model; None if its metadata has none."""
     return next((entry.value for entry in model.metadata_props if entry.key == LINKED_BY), None)
 
 
 def restore(model: onnx.ModelProto) -> bool:
-    """Make a linked model what it was before, also if other tools have changed it since.
+    """Undo `link`, also on a model that other tools have changed since.
 
-    Nodes that use an op by other names become nodes of the domain: those of a kernel, as an inliner or an optimised
-    model leaves them, and calls of attached functions that have got a prefix. Attached functions go.
+    Nodes of kernels, as inlining or an optimized model leaves them, and calls of added functions, possibly renamed with
+    a prefix, become nodes of the domain again. The added functions are removed.
 
     Returns:
-        Whether anything was attached.
+        Whether the model had any.
 
     Raises:
-        LinkError: a function of the model has the name of an op, but is none that `link` attaches.
+        LinkError: a function with the name of an op that `link` has not added.
     """
     attached = {function_key(f): op for f in model.functions if (op := _attached(f))}
     kept = [f for f in model.functions if function_key(f) not in attached]
@@ -69,7 +69,7 @@ def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, Op]) -> None:
 
 
 def _attached(function: onnx.FunctionProto) -> Op | None:
-    """The op that `link` has attached a function for, under its own name or with a prefix."""
+    """The op for which `link` has added a function, possibly renamed with a prefix; None for any other function."""
     if function.overload:
         return None
     if function.domain == KERNEL_DOMAIN:
@@ -82,11 +82,11 @@ def _attached(function: onnx.FunctionProto) -> Op | None:
         return next((op for op in OPS.values() if function.name.endswith(op.name)), None)
     first, *others = function.node or [onnx.NodeProto()]
     op = kernel_op(first.op_type) if first.domain == KERNEL_DOMAIN else None
-    # The others stand for outputs that nothing wants.
-    calls_kernel = op and function.name.endswith(op.name) and all(n.op_type in FOR_UNWANTED for n in others)
+    # The other nodes compute unused outputs.
+    calls_kernel = op and function.name.endswith(op.name) and all(n.op_type in FOR_UNUSED for n in others)
     return op if calls_kernel else None
 
 
 def kernel_op(name: str) -> Op | None:
-    """The op whose kernel has this name, or this name behind a prefix."""
+    """The op whose kernel has this name, possibly after a prefix."""
     return next((op for op in OPS.values() if name.endswith(kernel_name(op.name))), None)

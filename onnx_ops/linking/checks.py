@@ -1,4 +1,4 @@
-"""What `link` refuses."""
+"""Checks of `link`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnx_ops.ops import OPS
 
 
 def used_ops(found: Iterable[Site]) -> list[Op]:
-    """The ops that nodes use."""
+    """The ops of the sites, in the order of OPS."""
     present = {site.node.op_type for site in found}
     return [op for op in OPS.values() if op.name in present]
 
 
 def check_imports(model: onnx.ModelProto) -> None:
-    """Refuse a model, or a function of it, that imports another version of the domain."""
+    """Raise LinkError if a model, or a function of it, imports another version of the domain."""
     importers = [("the model", model), *((f"function {function_text(*function_key(f))}", f) for f in model.functions)]
     for text, importer in importers:
         for entry in importer.opset_import:
@@ -31,7 +31,7 @@ def check_imports(model: onnx.ModelProto) -> None:
 
 
 def check_opset(op: Op, opset: int) -> None:
-    """Refuse a default opset that lacks operators of an op's portable body."""
+    """Raise LinkError for a default opset that lacks operators of an op's function body."""
     if opset < op.body_opset:
         raise LinkError(
             f"the model imports opset {opset} of the default domain, {op.name} needs {op.body_opset} or newer"
@@ -39,7 +39,7 @@ def check_opset(op: Op, opset: int) -> None:
 
 
 def check_calls(found: Iterable[Site]) -> None:
-    """Raise the first refusal of a node or a call."""
+    """Raise the first error of a node or a call."""
     accepted = set()
     for site in found:
         op = site.op()
@@ -47,6 +47,6 @@ def check_calls(found: Iterable[Site]) -> None:
             raise refusal
         for call in site.calls:
             if call.key not in accepted:
-                with at_node(site.words):
+                with at_node(site.label):
                     op.infer(call)
                 accepted.add(call.key)

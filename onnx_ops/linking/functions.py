@@ -1,4 +1,4 @@
-"""The two functions that `link` attaches for an op: the op itself, which calls its kernel, and its portable body."""
+"""The two functions that `link` adds for an op: the op itself, which calls its kernel, and its function body."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from onnx_ops.core.version import __version__
 from onnx_ops.graph.builder import Builder, Reference
 
 ATTACHED_BY = "Attached by onnx_ops "
-"""Stands, with the version, in the documentation of all functions that `link` attaches."""
+"""In the doc_string of all functions that `link` adds, followed by the version."""
 
 
-def portable_function(op: Op, body: Body, opset: int) -> FunctionProto:
-    """A body as a function under the name of the op's kernel; `opset` is the version of the default domain."""
+def body_function(op: Op, body: Body, opset: int) -> FunctionProto:
+    """The function body, named after the op's kernel; `opset`: version of the default domain."""
     part = "This is what runs where the op's kernel is not registered: the op in standard operators."
     imports = [helper.make_opsetid("", opset)]
     return body.function(KERNEL_DOMAIN, kernel_name(op.name), imports, _attributes(op), _documentation(op, part))
 
 
-def public_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
-    """The op as a function whose body is its kernel.
+def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
+    """The op as a function that calls its kernel.
 
     Args:
-        op: any.
-        body: its portable body; both functions declare the same outputs.
-        version: of the domain of the kernels, that the model imports.
-        opset: of the default domain.
+        op: the op.
+        body: its function body, which declares the same outputs.
+        version: imported version of the domain of kernels.
+        opset: imported version of the default domain.
     """
     b = Builder()
     outputs = b.several(
@@ -49,7 +49,7 @@ def public_function(op: Op, body: Body, version: int, opset: int) -> FunctionPro
 
 
 def _attributes(op: Op) -> list[AttributeProto | str]:
-    """The defaults, and the names of the attributes that have none."""
+    """Defaults of attributes, names of required ones."""
     return [name if attribute.required else attribute.default_value for name, attribute in op.schema.attributes.items()]
 
 

@@ -1,4 +1,4 @@
-"""Makes a model with ops of this domain one of standard operators alone."""
+"""Converts a model with ops of this domain to standard operators alone."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from onnx_ops.linking.link import link
 from onnx_ops.linking.sites import check_size, opset_of
 
 CARRIED_DOMAIN = "onnx_ops.training"
-"""The domain of functions that nothing calls: a model carries them along for those who read it."""
+"""Domain of functions that no node calls, which a model carries as data."""
 
 
 def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """A copy of a model in standard operators alone, for runtimes that know neither the domain nor functions.
+    """A copy of a model in standard operators alone, for runtimes without the domain or without functions.
 
     Args:
         model: as for `link`.
 
     Returns:
-        The linked model with all functions, those that it came with too, put in place of the nodes that call them. It
-        runs on the portable bodies everywhere, also where the kernels are registered. The inference graph of a training
-        step, a function that nothing calls, stays, and has in it what it calls.
+        The linked model with all its functions inlined; it runs the function bodies even where kernels are registered.
+        The inference graph of a training step, a function that no node calls, stays, with its callees inlined.
 
     Raises:
         OpError, LinkError: as `link`; LinkError also for a function that imports another version of a domain than the
-            model, the default domain's apart.
+            model, except the default domain.
     """
     plain = load_model(model)
     restore(plain)
@@ -59,7 +58,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     for named in (*inner, *plain.opset_import):
         named.domain = spelled(named.domain)
     used = {"", *(named.domain for named in (*inner, *plain.functions))}
-    for entry in light.opset_import:  # those of the functions too
+    for entry in light.opset_import:  # including those of functions
         add_import(plain, entry.domain, entry.version)
     for entry in [entry for entry in plain.opset_import if entry.domain not in used]:
         plain.opset_import.remove(entry)

@@ -1,9 +1,8 @@
 """Makes a model with ops of this domain self-contained.
 
-A node of the domain stays as it is, but for outputs that it leaves out: all nodes of an op list as many, with "" for
-those, as its functions declare. What `link` attaches is two model-local functions for each op that is used: the op
-itself, whose body is one node with the name of its kernel, and a function of that very name in standard operators.
-Where the kernel is registered, onnxruntime takes it; where it is not, the second function runs.
+`link` adds two model-local functions for each op in use: the op itself, with a body of one node that has the name of
+its kernel, and a function of that name in standard operators. onnxruntime runs the kernel where it is registered, else
+the second function. Nodes of the domain stay, but list all declared outputs of the functions, "" for omitted ones.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from onnx_ops.graph.imports import add_import, versions
 from onnx_ops.graph.reading import load_model
 from onnx_ops.linking.attached import note_version, restore
 from onnx_ops.linking.checks import check_calls, check_imports, check_opset, used_ops
-from onnx_ops.linking.functions import portable_function, public_function
-from onnx_ops.linking.settling import (
+from onnx_ops.linking.functions import body_function, op_function
+from onnx_ops.linking.rewrites import (
+    combinations,
     declare_outputs,
-    fill_missing,
-    mixtures,
-    settle_dtypes,
-    spell_out_where_uses_differ,
+    materialize_omitted,
+    resolve_dtypes,
+    spell_out_attributes,
 )
 from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
 
@@ -44,16 +43,15 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         model: a ModelProto, its bytes, or a path; external data stays external.
 
     Returns:
-        The model with, for each op of the domain that is used in its graph, a subgraph or a function, what the op needs
-        to run attached, and the version of onnx_ops in its metadata. Everything else is as it was; a model that this
-        version has linked comes back the same. What other tools have made of a linked model is linked anew: nodes of
-        kernels, renamed functions.
+        The model with two functions for each op of the domain that its graph, subgraphs or functions use, and the
+        version of onnx_ops in its metadata. The rest is unchanged, as is a model that this version has linked. A linked
+        model that other tools have changed, by inlining functions or renaming them, is linked again.
 
     Raises:
         OSError: a file that cannot be read.
-        OpError: a node that its op refuses, by inputs, attributes, dtypes or shapes as far as the model tells them.
-        LinkError: what is no model; one whose default opset is too old, whose nodes no one portable body can serve, or
-            whose functions cannot be called as they are.
+        OpError: a node that its op rejects by inputs, attributes, dtypes or shapes, as far as the model has them.
+        LinkError: not a model; a default opset that is too old; nodes that one function body cannot serve; or functions
+            that cannot be called.
     """
     linked, _ = link_with_calls(model)
     return linked
@@ -74,29 +72,29 @@ def link_with_calls(
     used = used_ops(found)
     insertions, names = Insertions(), Names.of(linked)
     for op in used:
-        fill_missing(op, _of(op, found), insertions, names)
+        materialize_omitted(op, _of(op, found), insertions, names)
     opset = opset_of(linked)
     attached = []
     for op in used:
         check_opset(op, opset)
         own = _of(op, found)
-        spell_out_where_uses_differ(op, own)
+        spell_out_attributes(op, own)
         body = _body(op, own)
         if body.misfits:
-            settle_dtypes(op, own, body.misfits, insertions, names)
+            resolve_dtypes(op, own, body.misfits, insertions, names)
             body = _body(op, own)
         if misfit := body.misfit():
-            several = [site.words for site in own if len(mixtures(op, site)) > 1]
+            several = [site.label for site in own if len(combinations(op, site)) > 1]
             raise LinkError(f"{misfit}: {', '.join(filter(None, several))}" if several else misfit)
         declare_outputs(own, len(body.outputs))
         version = versions(linked).get(KERNEL_DOMAIN, 1)
-        attached.extend([portable_function(op, body, opset), public_function(op, body, version, opset)])
-    for site in found:  # a function that has been given a node in standard operators, or never imported the domain
+        attached.extend([body_function(op, body, opset), op_function(op, body, version, opset)])
+    for site in found:  # a function with inserted nodes, or one that never imported the domain
         add_import(site.place.importer, DOMAIN, OPSET_VERSION)
         if insertions.has(site.place):
             add_import(site.place.importer, "", opset)
     insertions.apply(linked)
-    # A function after those that it calls: ReferenceEvaluator looks no further than what came before.
+    # Callees first: ReferenceEvaluator resolves only functions that precede the caller.
     brought = list(linked.functions)
     del linked.functions[:]
     linked.functions.extend([*attached, *brought])
@@ -112,7 +110,7 @@ def _of(op: Op, found: Iterable[Site]) -> list[Site]:
 
 
 def _body(op: Op, own: Iterable[Site]) -> Body:
-    """The body that serves all calls; one of which nothing is known if there is none, as in a function never called."""
+    """The body for all calls; for a call of unknown types if there is none, as in a function that is never called."""
     calls = {call.key: call for site in own for call in site.calls}
     wanted = {name for site in own for name, given in zip(op.output_names, site.node.output, strict=False) if given}
     unknown = op.call([TensorType()] * len(op.input_names), op.required_attributes)

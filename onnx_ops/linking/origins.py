@@ -1,4 +1,4 @@
-"""Which node a value comes from, once onnxruntime has put functions in place of the nodes that call them."""
+"""Maps values of a session, in which onnxruntime has inlined functions, to the nodes that computed them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnx_ops.graph.walk import Place, placed_nodes
 from onnx_ops.ops import OPS
 
 INNER = "_inlfunc_"
-"""How onnxruntime begins the name of a value from inside a function; the function's name and the value's own follow."""
+"""Prefix of onnxruntime for values of inlined functions, followed by the function's name and the value's name."""
 REPEATED = re.compile(r"_token_\d+(?=_)")
-"""What comes between the two from the second call of a function on."""
+"""Between the two names, from the second call of a function on."""
 
 
 class Origins:
-    """The nodes of the domain in a linked model, by the values that they make in a session."""
+    """Descriptions of nodes of the domain in a linked model, by the names of their outputs in a session."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         functions = {function_key(f): f for f in model.functions if f.domain != DOMAIN or f.name not in OPS}
@@ -31,12 +31,12 @@ class Origins:
         made: dict[Key, dict[str, str]] = {}
 
         def values(nodes: Iterable[tuple[Place, onnx.NodeProto]]) -> dict[str, str]:
-            """Words for the node of the domain that makes each value; what a call gives out is made in the function."""
+            """The description of the node that computes each value, also inside a called function."""
             found: dict[str, str] = {}
             for place, node in nodes:
                 key = called_key(node)
                 if node.domain == DOMAIN and node.op_type in OPS and key not in made:
-                    found.update((value, place.words(node) or "") for value in node.output if value)
+                    found.update((value, place.label(node) or "") for value in node.output if value)
                 elif key in made:
                     pairs = zip(functions[key].output, node.output, strict=False)
                     found.update((own, made[key][inner]) for inner, own in pairs if inner in made[key])
@@ -44,13 +44,13 @@ class Origins:
 
         for key in callees_first(functions):
             made[key] = values(placed[key])
-        self._words = values(placed[None])
-        self._inner_words = {f"{key[1]}_{value}": words for key in made for value, words in made[key].items()}
+        self._labels = values(placed[None])
+        self._inner_labels = {f"{key[1]}_{value}": label for key in made for value, label in made[key].items()}
 
     def __call__(self, value: str) -> str | None:
-        """The words for the node that makes a value of a session; None for what no node of the domain makes."""
-        if value in self._words or not value.startswith(INNER):
-            return self._words.get(value)
+        """The description of the node that computes a value; None if no node of the domain does."""
+        if value in self._labels or not value.startswith(INNER):
+            return self._labels.get(value)
         rest = value.removeprefix(INNER)
         shorter = (rest[: m.start()] + rest[m.end() :] for m in REPEATED.finditer(rest))
-        return next((self._inner_words[name] for name in (rest, *shorter) if name in self._inner_words), None)
+        return next((self._inner_labels[name] for name in (rest, *shorter) if name in self._inner_labels), None)

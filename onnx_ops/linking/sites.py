@@ -1,4 +1,4 @@
-"""Where the nodes of the domain stand in a model, and how each of them is called."""
+"""Nodes of the domain in a model, and the calls that each of them makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnx_ops.ops import OPS, op_named
 from onnx_ops.ops.schemas import lenient_inference
 
 MOST_NODES_OF_DOMAIN = 50_000
-"""Nodes of the domain that functions may make of a model: a few that call each other several times are soon many."""
+"""Limit for a model with its functions inlined: nested calls grow exponentially."""
 
 MARK = "onnx_ops.site"
 UNKNOWN = onnx.TypeProto()
@@ -30,10 +30,10 @@ class Site:
     """A node of the domain.
 
     Attributes:
-        place: what it stands in.
-        node: the node itself, in the model.
-        calls: how it is run, once for each call of the functions that it stands in.
-        refusals: what is wrong with runs that make no call.
+        place: the graph or function that contains it.
+        node: the node in the model.
+        calls: its calls, one per call of the functions that contain it.
+        refusals: errors of runs that are no valid calls.
     """
 
     place: Place
@@ -42,13 +42,13 @@ class Site:
     refusals: list[OpError] = field(default_factory=list)
 
     @property
-    def words(self) -> str | None:
-        """How a refusal names the node."""
-        return self.place.words(self.node)
+    def label(self) -> str | None:
+        """Description of the node for errors."""
+        return self.place.label(self.node)
 
     def op(self) -> Op:
-        """The op; OpError for a node that none describes."""
-        with at_node(self.words):
+        """The op; raises OpError for a node that no op accepts."""
+        with at_node(self.label):
             op = op_named(self.node.op_type)
             op.check_attributes(self.node.attribute)
             op.check_outputs(self.node.output)
@@ -56,7 +56,7 @@ class Site:
 
 
 def sites(model: onnx.ModelProto) -> list[Site]:
-    """The nodes of the domain, but for those that call functions which the model itself brings; no calls yet."""
+    """The nodes of the domain, except calls of the model's own functions; without their calls."""
     brought = {function_key(f) for f in model.functions}
     return [
         Site(place, node)
@@ -66,10 +66,10 @@ def sites(model: onnx.ModelProto) -> list[Site]:
 
 
 def find_calls(model: onnx.ModelProto, found: list[Site]) -> None:
-    """Fill in the calls of all sites of a model, at once.
+    """Find the calls of all sites of a model.
 
     Raises:
-        LinkError: functions that cannot be inlined, or make too many nodes.
+        LinkError: functions that cannot be inlined, or expand to too many nodes.
     """
     check_calls(model)
     check_size(model)
@@ -87,7 +87,7 @@ def find_calls(model: onnx.ModelProto, found: list[Site]) -> None:
 
 
 def check_size(model: onnx.ModelProto) -> None:
-    """Refuse functions that make too much of a model; counted without inlining them."""
+    """Raise LinkError if the functions of a model expand to too many nodes, counted without inlining."""
     if not model.functions:
         return
     limits = ((MOST_NODES, "nodes"), (MOST_NODES_OF_DOMAIN, f"nodes of domain {DOMAIN}"))
@@ -103,9 +103,9 @@ def _marked(node: onnx.NodeProto, found: list[Site]) -> Site | None:
 
 
 def _add_call(site: Site, node: onnx.NodeProto, types: Types) -> None:
-    """Add what is known of a node as it is run, in functions that are inlined."""
+    """Add the call of a node of the inlined model to its site."""
     try:
-        with at_node(site.words):
+        with at_node(site.label):
             op = op_named(node.op_type)
             op.check_attributes(node.attribute)
             inputs = [types.get(i, UNKNOWN) if i else None for i in node.input]
@@ -115,5 +115,5 @@ def _add_call(site: Site, node: onnx.NodeProto, types: Types) -> None:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of the default domain that a model imports; if none, that of its functions or of all bodies."""
+    """The imported version of the default domain; if there is none, the version its functions or all bodies need."""
     return default_opset(model, max(op.body_opset for op in OPS.values()))

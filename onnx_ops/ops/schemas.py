@@ -13,7 +13,7 @@ from onnx import TypeProto, helper
 from onnx.shape_inference import InferenceContext
 from packaging.version import Version
 
-from onnx_ops.core.errors import at_node, node_words
+from onnx_ops.core.errors import at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
@@ -66,7 +66,7 @@ def _is_wanted(op: Op, context: InferenceContext, index: int) -> bool:
 def _node(context: InferenceContext) -> str | None:
     """The node's name, as far as onnx tells it: "node Op[domain] (name)"."""
     _, bracket, name = str(context.get_display_name()).partition(" (")
-    return node_words(name.removesuffix(")")) if bracket else None
+    return node_label(name.removesuffix(")")) if bracket else None
 
 
 def register_schemas() -> None:

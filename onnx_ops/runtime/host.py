@@ -32,7 +32,7 @@ from onnx import TensorProto, helper
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.core.errors import KernelsUnavailable, OpError, at_node, node_words
+from onnx_ops.core.errors import KernelsUnavailable, OpError, at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import FLOATS, TensorType
@@ -198,7 +198,7 @@ _naming: dict[int, Callable[[str], str | None]] = STATE.settled.setdefault("nami
 
 def _node_words(asker: int, output: str) -> str:
     words_of = _naming.get(asker)
-    return (words_of(output) if words_of else None) or node_words("", output) or ""
+    return (words_of(output) if words_of else None) or node_label("", output) or ""
 
 
 def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.errors import node_words
+from onnx_ops.core.errors import node_label
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.functions import function_key, functions_needed
@@ -160,7 +160,7 @@ def _check_readers(graph: onnx.GraphProto, statistics: Collection[str], local: C
             found.update(node.output)
         elif node.domain != DOMAIN:
             raise StepError(
-                f"{node.op_type} ({node_words(node.name, node.output[0])}) reads statistics of batch norm, which cannot"
+                f"{node.op_type} ({node_label(node.name, node.output[0])}) reads statistics of batch norm, which cannot"
                 " be synchronized then: expected that only its own nodes read them, as in captures without its second"
                 " derivatives"
             )
@@ -172,7 +172,7 @@ def _check_places(model: onnx.ModelProto) -> None:
     for place, node in placed_nodes(model):
         if isinstance(place.importer, onnx.FunctionProto) and function_key(place.importer) not in called:
             continue
-        where = f"{node.op_type} ({place.words(node)}) cannot be synchronized"
+        where = f"{node.op_type} ({place.label(node)}) cannot be synchronized"
         if (node.domain, node.op_type) in ((DOMAIN, STATISTICS), (DOMAIN, FINISHING)) and place.text != GRAPH:
             raise StepError(f"{where}, expected it in the step's own graph")
         if node.op_type == STANDARD and any(a.name == "training_mode" and a.i for a in node.attribute):

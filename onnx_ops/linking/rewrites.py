@@ -1,4 +1,4 @@
-"""What a portable body cannot say is settled at the nodes."""
+"""Rewrites of nodes that a shared function body needs: materialize omitted inputs, spell out attributes, add casts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onnx_ops.graph.edits import Insertions, Names
 from onnx_ops.linking.sites import Site
 
 
-def mixtures(op: Op, site: Site) -> set[tuple[int | None, ...]]:
-    """The dtypes of the inputs of a node, one mixture for each that calls of the function around it bring."""
+def combinations(op: Op, site: Site) -> set[tuple[int | None, ...]]:
+    """The combinations of dtypes of the inputs in the calls of a node."""
     return {tuple(map(call.dtype, op.input_names)) for call in site.calls}
 
 
-def fill_missing(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
-    """Give nodes that leave out an input that another node of the op has what it stands for."""
+def materialize_omitted(op: Op, own: Sequence[Site], insertions: Insertions, names: Names) -> None:
+    """Materialize the default of an optional input at nodes that omit it, if another node of the op has it."""
     for index, name in enumerate(op.input_names):
         lacking = [site for site in own if not _has_input(site.node, index)]
         if name not in op.signature.defaults or len(lacking) == len(own):
@@ -31,13 +31,13 @@ def fill_missing(op: Op, own: Sequence[Site], insertions: Insertions, names: Nam
         default = op.signature.defaults[name]
         for site in lacking:
             site.node.input.extend([""] * (index + 1 - len(site.node.input)))
-            made = _filling(op, site.node, name, default, names)
+            made = _default_nodes(op, site.node, name, default, names)
             insertions.before(site.place, site.node, made)
             site.node.input[index] = made[-1].output[0]
-            site.calls = [call.with_input(name, _filled_type(call, default)) for call in site.calls]
+            site.calls = [call.with_input(name, _default_type(call, default)) for call in site.calls]
 
 
-def _filled_type(call: Call, default: Default) -> TensorType:
+def _default_type(call: Call, default: Default) -> TensorType:
     shape = call.shape(default.like) if default.like else ()
     if default.axis is not None and shape is not None:
         shape = shape[default.axis : default.axis + 1]
@@ -48,8 +48,8 @@ def _has_input(node: onnx.NodeProto, index: int) -> bool:
     return index < len(node.input) and bool(node.input[index])
 
 
-def _filling(op: Op, node: onnx.NodeProto, name: str, default: Default, names: Names) -> list[onnx.NodeProto]:
-    """Nodes of which the last makes what the input stands for."""
+def _default_nodes(op: Op, node: onnx.NodeProto, name: str, default: Default, names: Names) -> list[onnx.NodeProto]:
+    """Nodes that compute the default of an input; its value is the output of the last one."""
 
     def given(wanted: str) -> str:
         return str(node.input[op.input_names.index(wanted)])
@@ -71,8 +71,8 @@ def _filling(op: Op, node: onnx.NodeProto, name: str, default: Default, names: N
     return made
 
 
-def spell_out_where_uses_differ(op: Op, own: Sequence[Site]) -> None:
-    """Give an op's nodes the attributes that its body refers to: onnx.inliner forgets defaults."""
+def spell_out_attributes(op: Op, own: Sequence[Site]) -> None:
+    """Write out defaults of attributes whose values differ between calls: onnx.inliner drops defaults."""
     calls = {call.key: call for site in own for call in site.calls}.values()
     wanted = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
     for site in own:
@@ -81,31 +81,31 @@ def spell_out_where_uses_differ(op: Op, own: Sequence[Site]) -> None:
 
 
 def declare_outputs(own: Sequence[Site], count: int) -> None:
-    """Let an op's nodes list as many outputs as the functions declare: onnxruntime refuses fewer or more."""
+    """Make nodes list as many outputs as the functions declare: onnxruntime rejects fewer or more."""
     for site in own:
         outputs = list(site.node.output)[:count]
         del site.node.output[:]
         site.node.output.extend(outputs + [""] * (count - len(outputs)))
 
 
-def settle_dtypes(
+def resolve_dtypes(
     op: Op, own: Sequence[Site], misfits: Mapping[str, Sequence[str]], insertions: Insertions, names: Names
 ) -> None:
-    """Cast inputs of an op's nodes, or set attributes, where one body cannot follow the dtypes of the outputs.
+    """Cast inputs, or set dtype attributes, of nodes where one body cannot follow the dtypes of their outputs.
 
     Args:
         op: the op.
         own: its nodes.
-        misfits: by output the inputs, and the attributes, one of which is to have the dtype of the output.
-        insertions: where the Casts go.
-        names: of the model's values.
+        misfits: by output, the inputs and attributes that could determine its dtype.
+        insertions: receives the Cast nodes.
+        names: names of values in the model.
     """
     for output, like in misfits.items():
         for name in like:
             for site in own:
-                # Not one that is not used, or by several calls of a function that bring different dtypes.
-                if len(mixtures(op, site)) == 1 and (dtype := _dtype_of(op, site.calls[0], output)) is not None:
-                    _settle(op, site, name, dtype, insertions, names)
+                # Not a node that is never called, or that is called with different dtypes.
+                if len(combinations(op, site)) == 1 and (dtype := _dtype_of(op, site.calls[0], output)) is not None:
+                    _resolve(op, site, name, dtype, insertions, names)
             if all(call.held_dtype(name) == _dtype_of(op, call, output) for site in own for call in site.calls):
                 break
 
@@ -114,10 +114,10 @@ def _dtype_of(op: Op, call: Call, output: str) -> int | None:
     return op.infer(call)[op.output_names.index(output)].dtype
 
 
-def _settle(op: Op, site: Site, name: str, dtype: int, insertions: Insertions, names: Names) -> None:
-    """Give a node's input, or attribute, a dtype, unless that would change the dtypes of its outputs."""
-    settled = [call.holding(name, dtype) for call in site.calls]
-    if not all(_same_outputs(op, call, other) for call, other in zip(site.calls, settled, strict=True)):
+def _resolve(op: Op, site: Site, name: str, dtype: int, insertions: Insertions, names: Names) -> None:
+    """Give an input or attribute of a node a dtype, unless that changes the dtypes of its outputs."""
+    resolved = [call.holding(name, dtype) for call in site.calls]
+    if not all(_same_outputs(op, call, other) for call, other in zip(site.calls, resolved, strict=True)):
         return
     node = site.node
     if name in op.schema.attributes:
@@ -131,11 +131,11 @@ def _settle(op: Op, site: Site, name: str, dtype: int, insertions: Insertions, n
         node.input[index] = cast
     else:
         return
-    site.calls = settled
+    site.calls = resolved
 
 
 def _same_outputs(op: Op, call: Call, other: Call) -> bool:
-    """Whether the op takes the other call too, with the same dtypes of the outputs that are wanted."""
+    """Whether the op accepts the other call, with the same dtypes of the requested outputs."""
     try:
         return all(_dtype_of(op, call, name) == _dtype_of(op, other, name) for name in call.outputs)
     except OpError:
