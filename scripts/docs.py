@@ -1,9 +1,10 @@
-"""Writes docs/ops: a page for each op and an index, from the ops' schemas, examples and portable bodies.
+"""Writes docs/ops: a page for each op and an index, from the ops' schemas, examples and function bodies.
 
-Run it from the repository's root: `python -m scripts.docs`, or with `--check` to only tell which pages are stale.
+Run it from the repository's root: `python -m scripts.docs`, or with `--check` to only list stale pages.
 
-What a page says is in the schema's documentation. Indented paragraphs become code, a paragraph that begins like
-"Edge rules: " a section, and a word that is the name of an input, an output or an attribute is set as code.
+The text of a page is the schema's documentation. Indented paragraphs become code, a paragraph that begins like
+"Edge rules: " becomes a section, and names and expressions in backticks become code. No other words do: names such as
+`input`, `mean` or `out` are English words as well.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def index() -> str:
     rows = [
         [
             f"[{op.name}]({page_name(op)})",
-            inline(op, headline(op)),
+            inline(headline(op)),
             str(op.body_opset),
             str(count_nodes(example_body(op))),
         ]
@@ -104,9 +105,9 @@ def index() -> str:
         generated(f"the schemas in [onnx_ops/ops]({TO_ROOT}/onnx_ops/ops)"),
         table(["op", "what it computes", "minimum opset", "nodes"], rows, right=(2, 3)),
         filled(
-            f"All are in version {onnx_ops.OPSET_VERSION} of the domain `{onnx_ops.DOMAIN}`. The minimum opset is that "
-            "of the default domain which the portable body needs; its nodes are counted as `onnx_ops.link` writes it "
-            "for the example of the op's page, those of subgraphs included."
+            f"All are in version {onnx_ops.OPSET_VERSION} of the domain `{onnx_ops.DOMAIN}`. The minimum opset is the "
+            "version of the default domain that the function body needs. Nodes are those of the function body for the "
+            "example of the op's page, including subgraphs."
         ),
     )
 
@@ -137,7 +138,7 @@ def page(op: Op) -> str:
         *(text for title, paragraphs in sections.items() for text in (f"## {title}", *paragraphs)),
         "## Example",
         fenced("python", example(op)),
-        *portable_body(op),
+        *function_body(op),
     )
 
 
@@ -162,13 +163,8 @@ def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
         if all(line.startswith("    ") for line in text.splitlines()):
             current.append(fenced("text", textwrap.dedent(text)))
         else:
-            current.append(prose(op, sentence(op, text) if title else text))
-    return prose(op, summary), definition, sections
-
-
-def sentence(op: Op, text: str) -> str:
-    """The text with a capital letter at its start, unless it starts with the name of an input, output or attribute."""
-    return text if is_name(op, text) else text[:1].upper() + text[1:]
+            current.append(prose(text[:1].upper() + text[1:] if title else text))
+    return prose(summary), definition, sections
 
 
 def headline(op: Op) -> str:
@@ -178,17 +174,19 @@ def headline(op: Op) -> str:
 
 
 def signature(op: Op) -> str:
-    """A node with all inputs, outputs and attributes, in ONNX's text syntax; required ones as in the example."""
+    """A node with all inputs, outputs and attributes with their defaults, in ONNX's text syntax."""
     attributes = {**defaults(op.schema), **op.required_attributes}
-    node = onnx_ops.make_node(op.name, op.input_names, op.output_names, **attributes)
-    return wrapped(text_of(node))
+    text = text_of(onnx_ops.make_node(op.name, op.input_names, op.output_names, **attributes))
+    for name in op.required_attributes:
+        text = re.sub(rf"\b({name}: \w+) = (\[.*?\]|[^,>]+)", r"\1", text)
+    return wrapped(text)
 
 
 def attributes(op: Op, described: OpDescription) -> list[str]:
     if not described.attributes:
         return []
     rows = [
-        [f"`{a.name}`", a.type, "required" if a.default is None else literal(a.default), inline(op, a.description)]
+        [f"`{a.name}`", a.type, "required" if a.default is None else literal(a.default), inline(a.description)]
         for a in described.attributes
     ]
     return ["### Attributes", table(["attribute", "type", "default", "description"], rows)]
@@ -197,7 +195,7 @@ def attributes(op: Op, described: OpDescription) -> list[str]:
 def parameters(op: Op, kind: str, described: Sequence[Parameter], formal: Sequence[OpSchema.FormalParameter]) -> str:
     """The table of inputs or outputs, as `kind` says in the singular."""
     rows = [
-        [f"`{p.name}`", "yes" if p.optional else "no", f.type_str, ", ".join(p.dtypes), inline(op, p.description)]
+        [f"`{p.name}`", "yes" if p.optional else "no", f.type_str, ", ".join(p.dtypes), inline(p.description)]
         for p, f in zip(described, formal, strict=True)
     ]
     return table([kind, "optional", "type", "dtypes", "description"], rows)
@@ -272,21 +270,21 @@ def number(value: float) -> str:
     return text if re.search(r"[^-\d]", text) else f"{text}.0"
 
 
-# --- the portable body ---------------------------------------------------------------------------------------------
+# --- the function body ---------------------------------------------------------------------------------------------
 
 
-def portable_body(op: Op) -> list[str]:
-    """The section on the op's portable body: a picture of it, and its text."""
+def function_body(op: Op) -> list[str]:
+    """The section on the op's function body: a picture of it, and its text."""
     body = example_body(op)
     text = "\n".join(wrapped(line) for line in text_of(body).splitlines())
     kinds = {value.name: kind_of_type(value) for value in example_model(op).graph.input}
     kinds.update((name, Kind.SETTLED) for name in body.input if name not in kinds)
     picture = Picture(body.node, {name: kinds[name] for name in body.input}, list(body.output))
     return [
-        "## Portable body",
+        "## Function body",
         filled(
-            f"What runs where no kernel is registered: standard operators of opset {op.body_opset} or newer. "
-            "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this one is the example's."
+            f"Run where no kernel is registered, in standard operators of opset {op.body_opset} or newer. "
+            "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this one is for the example."
         ),
         *picture.blocks(),
         f"<details>\n<summary>All {count_nodes(body)} nodes</summary>",
@@ -560,35 +558,15 @@ def lines(code: str, width: int) -> list[str]:
     return [line.rstrip() for line in found]
 
 
-def prose(op: Op, text: str) -> str:
+def prose(text: str) -> str:
     """A paragraph as Markdown; its line breaks stay where they can."""
-    paragraph = inline(op, text)
+    paragraph = inline(text)
     return paragraph if all(len(line) <= WIDTH for line in paragraph.splitlines()) else filled(paragraph)
 
 
-def inline(op: Op, text: str) -> str:
-    """Plain text as Markdown: whatever names an input, an output or an attribute is code."""
-    return re.sub(r"\S+", lambda match: inline_word(op, match[0]), text)
-
-
-def inline_word(op: Op, word: str) -> str:
-    """A word that holds a name as code, without the punctuation around it; any other with Markdown's marks escaped."""
-    before, core, after = "", word, ""
-    while core.startswith("(") and core.count("(") > core.count(")"):
-        before, core = before + "(", core[1:]
-    while tail := re.search(r"(?:'s?|[.,;:])$", core) or (
-        core.count(")") > core.count("(") and re.search(r"\)$", core)
-    ):
-        core, after = core[: tail.start()], tail[0] + after
-    if is_name(op, core):
-        return f"{before}`{core}`{after}"
-    return before + re.sub(r"([*<`\\])", r"\\\1", core) + after
-
-
-def is_name(op: Op, text: str) -> bool:
-    """Whether the first word of a text is, or contains, the name of an input, an output or an attribute."""
-    names = {*op.input_names, *op.output_names, *op.schema.attributes}
-    return not names.isdisjoint(re.findall(r"\w+", text.split()[0] if text.split() else ""))
+def inline(text: str) -> str:
+    """Text as Markdown: what is in backticks is code, and Markdown's marks are escaped elsewhere."""
+    return re.sub(r"(`[^`]*`)|([*<\\])", lambda match: match[1] or f"\\{match[2]}", text)
 
 
 if __name__ == "__main__":

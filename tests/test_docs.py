@@ -233,16 +233,34 @@ def test_page_headings(op: Op) -> None:
         *(["### Attributes"] if op.schema.attributes else []),
         *(f"## {title}" for title in titles),
         "## Example",
-        "## Portable body",
+        "## Function body",
     ]
 
 
 @OPS
 def test_page_signature_is_a_node(op: Op) -> None:
+    """With values for the required attributes, of which it shows none."""
     (text,) = [block for block in _blocks(_page(op), "text") if f" = {onnx_ops.DOMAIN}.{op.name} " in block]
+    for name, value in op.required_attributes.items():
+        assert not re.search(rf"\b{name}: \w+ =", text)
+        text = re.sub(rf"\b{name}: \w+", f"\\g<0> = {value}", text)
     node = onnx.parser.parse_node(text)
     assert tuple(node.input) == op.input_names
     assert {attribute.name for attribute in node.attribute} == set(op.schema.attributes)
+
+
+def test_only_what_is_in_backticks_is_code() -> None:
+    """Names of inputs are English words, too, and occur in expressions."""
+    text = "the mean of `input` is much larger; 2 * exp(target / 2) < `exp(target) * 2`"
+    expected = "the mean of `input` is much larger; 2 \\* exp(target / 2) \\< `exp(target) * 2`"
+    assert docs.inline(text) == expected
+
+
+@OPS
+def test_page_has_whole_expressions_as_code(op: Op) -> None:
+    """No code within an expression such as a call, or next to an operator."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / _page(op)).read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\w\([^()\s]*`|`\S*`\s\\\*|\\\*\s`", text) == []
 
 
 @OPS

@@ -69,7 +69,7 @@ def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.Mo
 
 
 def check(model: onnx.ModelProto, what: str = "this") -> None:
-    """Raise LinkError for a model without a graph, with too many or empty nodes, or with a name that is not valid UTF-8.
+    """Raise LinkError for a model without a graph, with too many or empty nodes, or with a name that is not UTF-8.
 
     Protobuf accepts such names and returns them as bytes.
     """
@@ -85,7 +85,7 @@ def check(model: onnx.ModelProto, what: str = "this") -> None:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an exception on one line; of a long one, which may quote a whole file, the beginning and the end."""
+    """The message of an exception on one line; of one that may quote a whole file, the beginning and the end."""
     text = error.args[0] if error.args else error
     line = " ".join((text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split())
     half = MOST_TEXT // 2

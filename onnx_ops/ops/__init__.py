@@ -25,11 +25,11 @@ def _found() -> dict[str, Op]:
 
 
 OPS: Mapping[str, Op] = MappingProxyType(_found())
-"""All ops by op_type: every module of a family whose name has no leading underscore defines one, OP."""
+"""All ops by op_type: the OP of every module of a family whose name has no leading underscore."""
 
 
 def op_named(op_type: str) -> Op:
-    """An op by its op_type; OpError if there is none of that name."""
+    """The op with this op_type; raises OpError if there is none."""
     if op_type not in OPS:
         raise OpError(op_type, f"no such op in domain {DOMAIN}, expected one of {', '.join(OPS)}")
     return OPS[op_type]

@@ -1,4 +1,4 @@
-"""The dtype that loops compute in."""
+"""The computing dtype of loops."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def computing_type(call: Call, *aside: str, light: bool = False, per_channel: Co
     """DOUBLE if an input is double, else FLOAT; for a light loop the 16-bit dtype that all inputs share.
 
     Args:
-        call: of known dtypes.
-        aside: inputs that are read by other means than the loop.
-        light: whether the loop does so little work that it reads and writes 16-bit numbers one by one.
-        per_channel: inputs of role CHANNEL, which a light loop reads as float32 beside 16-bit numbers.
+        call: with known dtypes.
+        aside: inputs that the loop does not read.
+        light: whether the loop does so little work that converting 16-bit elements one by one is fastest.
+        per_channel: inputs of role CHANNEL, which a light loop reads as float32.
     """
     given = {name: call.dtype(name) for name in call.inputs if call.present(name) and name not in aside}
     if TensorProto.DOUBLE in given.values():

@@ -1,15 +1,15 @@
-"""What loops in float32 look for: where an element is extreme, its span is computed again with more care."""
+"""Ranges of fast float32 arithmetic; loops recompute a block that has an element outside of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-SPAN = 512
-"""Elements that are looked at together."""
-SHORT_SPAN = 1024
-"""Elements whose terms are added up in float32."""
-CACHED_SPAN = 256
-"""Elements that are read twice, the second time from the caches, while as many that follow come from memory."""
+BLOCK = 512
+"""Elements per block that is checked."""
+SHORT_BLOCK = 1024
+"""Elements per block whose terms are summed in float32."""
+CACHED_BLOCK = 256
+"""Elements per block that is read twice, the second time from cache, while the next block is prefetched."""
 NEAR = np.float32(87)
-"""To this power, and to minus this power, e is a normal float32 number."""
+"""exp(x) is in the normal range of float32 for abs(x) <= NEAR."""
 INFINITE, LEAST_NORMAL = np.float32(np.inf), np.float32(2.0**-126)

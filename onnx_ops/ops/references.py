@@ -1,4 +1,4 @@
-"""What the NumPy references share."""
+"""Helpers of the NumPy references."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from onnx_ops.core.types import promote
 
 
 def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | None) -> np.dtype:
-    """The dtype an op computes in: the one that is asked for, else float64 if an input has it, else float32."""
+    """The dtype to compute in: `dtype` if given, else float64 if an input has it, else float32."""
     if dtype is not None:
         return np.dtype(dtype)
     return np.dtype(np.float64 if any(a is not None and a.dtype == np.float64 for a in arrays) else np.float32)
 
 
 class Scaled:
-    """Numbers with exponents of their own, whose products neither overflow nor lose digits.
+    """Arrays mantissa * 2**exponent, whose products neither overflow nor underflow.
 
     Attributes:
-        mantissa: float64, 0 or of a size in [0.5, 1), or infinite, or NaN.
-        exponent: of 2, by which the mantissa is multiplied.
+        mantissa: float64; 0, infinite, NaN or abs(mantissa) in [0.5, 1).
+        exponent: int, of the same shape.
     """
 
     def __init__(self, number: npt.ArrayLike, exponent: npt.ArrayLike = 0) -> None:
@@ -34,10 +34,10 @@ class Scaled:
 
     @classmethod
     def exp(cls, power: np.ndarray) -> Scaled:
-        """e to a power; a finite one counts as 8000 or -8000 at most, which no other factors bring back."""
+        """exp(power); finite powers are clipped to [-8000, 8000], beyond the reach of any other factor."""
         finite = np.where(np.isinf(power), 0.0, np.clip(power, -8000.0, 8000.0))
         exponent = np.rint(finite / np.log(2))
-        # ln(2) in two parts, the first of which gives an exact product.
+        # Cody-Waite range reduction.
         rest = (finite - exponent * 0.693147180369123816) - exponent * 1.9082149292705877e-10
         exponent = np.where(np.isnan(exponent), 0, exponent)
         return cls(np.where(np.isinf(power), np.exp(power), np.exp(rest)), exponent.astype(np.intc))
@@ -52,12 +52,12 @@ class Scaled:
         return Scaled(sum(terms), exponent)
 
     def value(self) -> np.ndarray:
-        """The numbers in float64, rounded once where they are subnormal."""
+        """The values in float64, rounded once where they are subnormal."""
         return np.ldexp(self.mantissa, self.exponent)
 
 
 def reduced(terms: np.ndarray, reduction: int, divisor: int) -> np.ndarray:
-    """A loss of float64 terms: the terms themselves, or their sum by a divisor. The sum is rounded to float64 once."""
+    """The terms, or their sum over a divisor, summed in long double and rounded to float64 once."""
     if Reduction(reduction) is Reduction.NONE:
         return terms
     with np.errstate(all="ignore"):
@@ -65,24 +65,24 @@ def reduced(terms: np.ndarray, reduction: int, divisor: int) -> np.ndarray:
 
 
 def promoted(*arrays: np.ndarray) -> np.dtype:
-    """The one floating dtype that holds all of them."""
+    """The smallest floating dtype that holds all of them."""
     dtype = promote(helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays)
     assert dtype is not None
     return helper.tensor_dtype_to_np_dtype(dtype)
 
 
 def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | None) -> np.ndarray:
-    """The result in the output's dtype, or as computed where the caller asked for a dtype."""
+    """The result in dtype `to`, or in `dtype` if the caller gave one."""
     array = np.asarray(result)
     kind = np.dtype(to if dtype is None else dtype)
     if array.dtype == np.float64 and kind == np.dtype(ml_dtypes.bfloat16):
-        array = _odd_float32(array)  # ml_dtypes converts by way of float32, which would round twice
+        array = _odd_float32(array)  # ml_dtypes converts through float32, which would round twice
     with np.errstate(over="ignore", under="ignore"):
         return array.astype(kind)
 
 
 def _odd_float32(array: np.ndarray) -> np.ndarray:
-    """float64 to float32, towards zero, with the last bit set where anything was lost."""
+    """float64 as float32, by round-to-odd (Boldo and Melquiond)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         near = array.astype(np.float32)
         bits = near.view(np.int32) - (np.abs(near.astype(np.float64)) > np.abs(array)).astype(np.int32)

@@ -19,14 +19,14 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 
 TELLS_OUTPUTS = Version(onnx.__version__) >= Version("1.23")
-"""Before that version has_output says yes of outputs that are left out."""
+"""Before onnx 1.23, has_output is true for omitted outputs."""
 
 _lenient = contextvars.ContextVar("lenient", default=False)
 
 
 @contextlib.contextmanager
 def lenient_inference() -> Iterator[None]:
-    """Shape inference goes past a node that its op refuses, of whose output it then knows nothing."""
+    """Shape inference skips nodes that their op rejects, leaving their outputs unknown."""
     token = _lenient.set(True)
     try:
         yield
@@ -35,7 +35,7 @@ def lenient_inference() -> Iterator[None]:
 
 
 def _inference(op: Op, context: InferenceContext) -> None:
-    # An attribute of a wrong type meets a rule that cannot read it.
+    # The rule of an op may fail to read an attribute of a wrong type.
     with contextlib.suppress(TypeError, ValueError) if _lenient.get() else contextlib.nullcontext():
         _infer(op, context)
 
@@ -45,7 +45,7 @@ def _infer(op: Op, context: InferenceContext) -> None:
         types: list[TypeProto | None] = []
         required = {index for index, parameter in enumerate(op.schema.inputs) if not is_optional(parameter)}
         for index in range(context.get_num_inputs()):
-            # Before onnx 1.23 has_input says no of an input whose type is unknown, too.
+            # Before onnx 1.23, has_input is false for an input of unknown type, too.
             is_there = index in required or context.has_input(index)
             types.append(context.get_input_type(index) or TypeProto() if is_there else None)
         attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
@@ -58,24 +58,24 @@ def _infer(op: Op, context: InferenceContext) -> None:
 
 
 def _is_wanted(op: Op, context: InferenceContext, index: int) -> bool:
-    """Whether a node has an output; where onnx does not tell, that it has no optional one."""
+    """Whether a node has an output; before onnx 1.23, optional outputs are assumed to be omitted."""
     told = TELLS_OUTPUTS or not (index < len(op.output_names) and is_optional(op.schema.outputs[index]))
     return told and bool(context.has_output(index))
 
 
 def _node(context: InferenceContext) -> str | None:
-    """The node's name, as far as onnx tells it: "node Op[domain] (name)"."""
+    """Description of the node from its display name, "node Op[domain] (name)"."""
     _, bracket, name = str(context.get_display_name()).partition(" (")
     return node_label(name.removesuffix(")")) if bracket else None
 
 
 def register_schemas() -> None:
-    """Make the ops known to onnx.defs, and so to its checker and its shape inference."""
+    """Register the ops with onnx.defs, for its checker and its shape inference."""
     for op in OPS.values():
         if not onnx.defs.has(op.name, op.schema.domain):
             op.schema.set_type_and_shape_inference_function(functools.partial(_inference, op))
             onnx.defs.register_schema(op.schema)
-    # Before onnx 1.23 the process crashes or hangs at exit if onnx still holds a Python function by then.
+    # Before onnx 1.23 the process crashes or hangs at exit if onnx still holds a Python function.
     atexit.register(_deregister_schemas)
 
 

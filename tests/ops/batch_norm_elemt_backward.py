@@ -179,7 +179,7 @@ RECORD = Record(
     refusals=batch_norm.refusals,
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
-    documented=(f"aclnn{OP}", "sum(counter)", "invstd^2", "sum_dy_xmu/n", "(N, C, ...)", "stands for ones", "NaN"),
+    documented=(f"aclnn{OP}", "sum(counter)", "invstd^2", "sum_dy_xmu/n", "(N, C, ...)", "NaN"),
     benchmarks=(Benchmark(benchmark),),
     accuracies=(accuracy.Accuracy(judged),),
 )

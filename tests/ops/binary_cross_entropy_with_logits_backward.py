@@ -183,7 +183,7 @@ RECORD = Record(
     refusals=lambda plain: bce.refusals(plain, gradient=True),
     large=lambda dtype: bce.large(OP, True, dtype),
     torch=torch_call,
-    documented=(f"aclnn{OP}", "(p*y + 1 - y) * s - p*y", "numel(x)", "stands for ones", "overflows", "NaN"),
+    documented=(f"aclnn{OP}", "(p*y + 1 - y) * s - p*y", "numel(x)", "overflows", "NaN"),
     benchmarks=(
         Benchmark(bce.benchmark(OP, gradient=True)),
         Benchmark(bce.benchmark(OP, gradient=True, weighted=True), note="pos_weight"),

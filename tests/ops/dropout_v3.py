@@ -154,7 +154,7 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     torch_draws=True,
-    documented=(f"aclnn{OP}", "Philox 4x32-10", "Salmon", "+0", "NaN", "offset", "number of threads"),
+    documented=(f"aclnn{OP}", "Philox4x32-10", "Salmon", "+0", "NaN", "offset", "number of threads"),
     benchmarks=(Benchmark(benchmark),),
     accuracies=(accuracy.Accuracy(judged),),
 )

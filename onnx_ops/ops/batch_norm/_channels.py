@@ -1,4 +1,4 @@
-"""What the ops of batch normalization share: the channels lie along axis 1 of their inputs."""
+"""Channels (axis 1) in batch normalization: dtypes, shapes and function bodies."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from onnx_ops.core.types import Dim, Shape
 from onnx_ops.graph.builder import Value
 
 COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
-"""Element types of the numbers of elements that workers have."""
+"""Element types of counts."""
 
 
 MODERATE = np.float32(2.0**40)
-"""Products of a float16 number and of three numbers below this do not overflow float32."""
+"""Bound of three factors whose product with a float16 value cannot overflow float32."""
 
 
 def sum_type(call: Call) -> int | None:
-    """The dtype of statistics and sums over the elements of `input`."""
+    """The dtype of statistics and sums over `input`."""
     dtype = call.dtype("input")
     return dtype if dtype in (None, TensorProto.DOUBLE) else TensorProto.FLOAT
 
 
 def channels_of(space: Shape | None) -> Dim:
-    """The number of channels, as far as it is known."""
+    """The number of channels, None if unknown."""
     return None if space is None else space[1]
 
 
 def sum_dtype(input: np.ndarray) -> np.dtype:
-    """`sum_type` of an array."""
+    """`sum_type` for an array."""
     return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
 
 
 def column_of(numbers: np.ndarray, rank: int) -> np.ndarray:
-    """One number per channel (C), as (C, 1, ..., 1), which broadcasts to (N, C, ...)."""
+    """(C,) reshaped to (C, 1, ..., 1), which broadcasts to (N, C, ...)."""
     return numbers.reshape(-1, *[1] * (rank - 2))
 
 
 def by_channel(array: np.ndarray) -> np.ndarray:
-    """(N, C, ...) to float64 of shape (C, elements per channel)."""
+    """(N, C, ...) as float64 of shape (C, elements per channel)."""
     return np.moveaxis(array.astype(np.float64), 1, 0).reshape(array.shape[1], -1)
 
 
 def eps_of(eps: float) -> np.float64:
-    """The attribute as a node holds it, a float32."""
+    """The attribute as nodes store it, in float32."""
     return np.float64(np.float32(eps))
 
 
@@ -57,20 +57,20 @@ def inverse_deviation(variance: np.ndarray, eps: float) -> np.ndarray:
 
 
 def axes_but_channels(b: Body) -> Value:
-    """The axes of `input` but for axis 1, in a portable body."""
-    # Not by Size, for which onnxruntime takes the number of elements where it infers the values of shapes.
+    """The axes of `input` except axis 1, in a function body."""
+    # Not Size, whose value onnxruntime's shape inference takes for the number of elements.
     ranks = b.op("Shape", b.op("Shape", b.inputs["input"], name="input_shape"), name="ranks")
     rank = b.op("Squeeze", ranks, [0], name="rank")
     return b.op("Concat", [0], b.op("Range", 2, rank, 1, name="later_axes"), name="axes", axis=0)
 
 
 def channel_count(b: Body) -> Value:
-    """(C), in a portable body."""
+    """1-D: the number of channels, in a function body."""
     return b.op("Shape", b.inputs["input"], name="channels", start=1, end=2)
 
 
 def along_channels(b: Body) -> Callable[[str], Value]:
-    """For a portable body: what gives a per-channel input as (C, 1, ..., 1), in the computing dtype."""
+    """A function that returns a per-channel input as (C, 1, ..., 1) in the computing dtype, in a function body."""
     later_sizes = b.op("Shape", b.inputs["input"], name="later_sizes", start=2)
     later_rank = b.op("Shape", later_sizes, name="later_rank")
     ones = b.op("ConstantOfShape", later_rank, name="later_ones", value=b.array([1]))

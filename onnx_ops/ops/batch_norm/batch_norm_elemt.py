@@ -25,23 +25,23 @@ SIGNATURE = Signature(
     "BatchNormElemt",
     """
 Third step of synchronized batch normalization (aclnnBatchNormElemt): every worker normalizes its own elements with the
-statistics of the whole batch, which BatchNormGatherStatsWithCounts gives.
+statistics of the whole batch from BatchNormGatherStatsWithCounts.
 
     out = (input - mean) * invstd * weight + bias
 
-Shapes: input and out (N, C, ...) of rank 2 to 8, C >= 1; weight, bias, mean and invstd (C).
+Shapes: `input` and `out` (N, C, ...) of rank 2 to 8, C >= 1; `weight`, `bias`, `mean` and `invstd` (C).
 
-Dtypes: each input may be float16, bfloat16, float or double; so the statistics can be float where input is float16. out
-has input's dtype. All is computed in double, or in float where input is float16, and rounded once.
+Dtypes: each input float16, bfloat16, float or double, independently of the others; `out` has the dtype of `input`.
+Computed in double, or in float if `input` is float16, and rounded once.
 
-Edge rules: a missing weight stands for ones, a missing bias for zeros. NaN and infinities give what the formula gives.
-An empty input gives an empty output.
+Edge rules: an omitted `weight` is 1, an omitted `bias` 0. NaN and infinities propagate as in the formula. An empty
+`input` gives an empty output.
 
-Without a kernel: elements are computed in double if an input is double, else in float, so that the last digits may
-differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked.
+Without a kernel: computed in double if an input is double, else in float, so the last digits may differ. Of shapes
+known only at run time, those of the per-channel inputs are checked.
 """,
     inputs=(
-        Input("input", "Input of batch norm, (N, C, ...).", Role.SHAPE),
+        Input("input", "Input of batch normalization, (N, C, ...).", Role.SHAPE),
         Input("weight", "Scale of each channel, (C).", Role.CHANNEL, default=Default(1.0, like="mean", axis=0)),
         Input(
             "bias",
@@ -52,8 +52,8 @@ differ. Of the shapes that are known only at run time, those of the per-channel 
         Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
         Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL),
     ),
-    outputs=(Output("out", "Output of batch norm, (N, C, ...).", "input"),),
-    attributes=(attribute("eps", 1e-5, "Not used: invstd has it already. aclnnBatchNormElemt takes it."),),
+    outputs=(Output("out", "Output of batch normalization, (N, C, ...).", "input"),),
+    attributes=(attribute("eps", 1e-5, "Ignored: `invstd` includes it. An attribute of aclnnBatchNormElemt."),),
     ranks=(2, MAX_RANK),
 )
 
@@ -68,13 +68,13 @@ def reference(
     eps: float = 1e-5,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         input: floating array (N, C, ...).
-        weight, bias, mean, invstd: floating arrays (C); a weight of None stands for ones, a bias of None for zeros.
-        eps: not used.
-        dtype: answer in this dtype instead of input's.
+        weight, bias, mean, invstd: floating arrays (C); weight defaults to 1, bias to 0.
+        eps: ignored.
+        dtype: dtype of the result instead of input's.
 
     Returns:
         Array of input's shape.
@@ -88,7 +88,7 @@ def reference(
 
 
 def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float64, so that little is lost where mean or bias take most of the result away."""
+    """In float64, as subtracting the mean or adding the bias may cancel."""
     x, weight, bias = operands[0], of_channels(operands[1]), of_channels(operands[2])
     mean, invstd = of_channels(operands[3]), of_channels(operands[4])
     for i in range(count):
@@ -97,7 +97,7 @@ def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 @helper
 def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for elements of one channel."""
+    """`normalize` for elements of one channel."""
     x, bias, mean = operands[0], wide(of_channels(operands[2])[0]), wide(of_channels(operands[3])[0])
     scale = wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0])
     for i in range(count):
@@ -105,7 +105,7 @@ def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> N
 
 
 def normalize_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for float16, in float32 where nothing overflows: its rounding errors are far below float16's digits."""
+    """`normalize_channel` for float16, in float32 unless it may overflow; rounding errors are negligible in float16."""
     x, bias, mean = operands[0], of_channels(operands[2])[0], of_channels(operands[3])[0]
     scale = like(wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0]), mean)
     if abs(mean) < MODERATE and abs(scale) < MODERATE:

@@ -23,46 +23,42 @@ from onnx_ops.ops.references import computing_dtype, rounded
 SIGNATURE = Signature(
     "BatchNormElemtBackward",
     """
-Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward). Several workers share a
-batch and normalize it with the statistics of the whole batch. In the backward pass every worker computes sums over its
-own elements, and the sums are added up over the workers. From the totals this op computes the gradient of one worker's
-elements.
+Last step of the gradient of synchronized batch normalization (aclnnBatchNormElemtBackward): every worker computes the
+gradient of its own elements from the sums of BatchNormReduceBackward, added over all workers.
 
     n = sum(counter)
     grad_input = ((grad_out - sum_dy/n) - (input - mean) * (invstd^2 * (sum_dy_xmu/n))) * invstd * weight
 
-Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; grad_out and grad_input have the same shape. mean, invstd, weight,
-sum_dy and sum_dy_xmu (C). counter has any shape of rank 0 to 8; with one number per worker its elements add up to n,
-the number of elements that a channel has on all workers.
+Shapes: `input`, `grad_out` and `grad_input` (N, C, ...) of rank 2 to 8, C >= 1; `mean`, `invstd`, `weight`, `sum_dy`
+and `sum_dy_xmu` (C); `counter` of any shape of rank 0 to 8, such as an element per worker. Its sum n is the number of
+elements per channel on all workers.
 
-Dtypes: each of grad_out, input and the per-channel inputs may be float16, bfloat16, float or double; so the statistics
-can be float where input is float16. counter is int32, float16, bfloat16 or float. grad_input has input's dtype.
-Per-channel factors are computed in double; elements are computed in double if grad_out, input or a per-channel input is
-double, else in float.
+Dtypes: `grad_out`, `input` and the per-channel inputs float16, bfloat16, float or double, independently of each other;
+`counter` int32, float16, bfloat16 or float; `grad_input` has the dtype of `input`. Per-channel factors are computed in
+double; elements are computed in double if `grad_out`, `input` or a per-channel input is double, else in float.
 
-Edge rules: a missing weight stands for ones. For NaN, infinities and n = 0 the result is what the formula gives. Empty
-inputs give an empty output.
+Edge rules: an omitted `weight` is 1. NaN, infinities and n = 0 propagate as in the formula. Empty inputs give an empty
+output.
 
-Without a kernel: the formula is the same, but all of it is computed in the dtype of the elements, so that the last
-digits may differ. Of the shapes that are known only at run time, those of the per-channel inputs are checked. The
-others broadcast by the rules of ONNX's operators.
+Without a kernel: all of the formula is computed in the dtype of the elements, so the last digits may differ. Of shapes
+known only at run time, those of the per-channel inputs are checked; the others broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("grad_out", "Gradient by the output of batch norm, (N, C, ...).", Role.SAME),
-        Input("input", "Input of batch norm, (N, C, ...).", Role.SHAPE),
+        Input("grad_out", "Gradient with respect to the output of batch normalization, (N, C, ...).", Role.SAME),
+        Input("input", "Input of batch normalization, (N, C, ...).", Role.SHAPE),
         Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
         Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL),
         Input("weight", "Scale of each channel, (C).", Role.CHANNEL, default=Default(1.0, like="mean", axis=0)),
-        Input("sum_dy", "Sum of grad_out over all workers, (C).", Role.CHANNEL),
-        Input("sum_dy_xmu", "Sum of grad_out * (input - mean) over all workers, (C).", Role.CHANNEL),
+        Input("sum_dy", "Sum of `grad_out` over all workers, (C).", Role.CHANNEL),
+        Input("sum_dy_xmu", "Sum of `grad_out * (input - mean)` over all workers, (C).", Role.CHANNEL),
         Input(
             "counter",
-            "Number of elements per channel of each worker: N times the sizes of the axes after C.",
+            "Number of elements per channel of each worker: the product of N and the axes after C.",
             Role.COUNT,
             dtypes=COUNTS,
         ),
     ),
-    outputs=(Output("grad_input", "Gradient by input, (N, C, ...).", "input"),),
+    outputs=(Output("grad_input", "Gradient with respect to `input`, (N, C, ...).", "input"),),
     ranks=(2, MAX_RANK),
 )
 
@@ -79,13 +75,13 @@ def reference(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
         grad_out, input: floating arrays (N, C, ...).
-        mean, invstd, weight, sum_dy, sum_dy_xmu: floating arrays (C); a weight of None stands for ones.
+        mean, invstd, weight, sum_dy, sum_dy_xmu: floating arrays (C); weight defaults to 1.
         counter: int32 or floating array of any shape.
-        dtype: compute and answer in this dtype instead of input's.
+        dtype: dtype to compute in and of the result instead of input's.
 
     Returns:
         Array of input's shape.
@@ -104,9 +100,9 @@ def reference(
 
 
 def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """After `prepare`: weight holds the scale, sum_dy the offset, sum_dy_xmu the slope.
+    """(grad_out - offset - (x - mean) * slope) * scale, in float64: in float32 errors would exceed 4 ulp.
 
-    The differences and products are in float64: rounded one by one in float32 they can be off by more than 4 units.
+    `prepare` has put the scale into weight, the offset into sum_dy and the slope into sum_dy_xmu.
     """
     grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
     scale, offset, slope = of_channels(operands[4]), of_channels(operands[5]), of_channels(operands[6])
@@ -117,7 +113,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 @helper
 def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for elements of one channel."""
+    """`gradient` for elements of one channel."""
     grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
     for i in range(count):
@@ -125,7 +121,7 @@ def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) ->
 
 
 def gradient_of_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for float16, in float32 where nothing overflows: its rounding errors are far below float16's digits."""
+    """`gradient_of_channel` for float16, in float32 unless it may overflow; rounding errors are negligible."""
     grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])[0]
     scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
     if abs(mean) < MODERATE and abs(scale) < MODERATE and abs(offset) < MODERATE and abs(slope) < MODERATE:
@@ -192,7 +188,7 @@ OP = Op(
             "weight": [2.0, 0.5],
             "sum_dy": [1.0, 2.0],
             "sum_dy_xmu": [-1.0, 2.0],
-            "counter": [1, 3],  # from two workers
+            "counter": [1, 3],  # of two workers
         },
         {"grad_input": [[1.0, 0.0], [-1.0, -0.5], [0.0, 0.5], [0.0, 0.0]]},
     ),

@@ -35,9 +35,9 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "BatchNormGatherStatsWithCounts",
     """
-Second step of synchronized batch normalization (aclnnBatchNormGatherStatsWithCounts): every worker has the statistics
-that BatchNormStats gave on each of the W workers, and merges them to those of the whole batch (Chan, Golub and LeVeque,
-1983). For each channel, with the sums over the workers w:
+Second step of synchronized batch normalization (aclnnBatchNormGatherStatsWithCounts): every worker merges the
+statistics that BatchNormStats has computed on each of the W workers, by parallel variance (Chan, Golub and LeVeque,
+1983). For each channel, with sums over the workers w:
 
     n          = sum(counts)
     mean_all   = sum(counts[w] * mean[w]) / n
@@ -46,21 +46,21 @@ that BatchNormStats gave on each of the W workers, and merges them to those of t
     running_mean_out = (1 - momentum) * running_mean + momentum * mean_all
     running_var_out  = (1 - momentum) * running_var + momentum * m2 / (n - 1)
 
-Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; mean and invstd (W, C); counts (W); all others (C). W may be 0.
+Shapes: `input` (N, C, ...) of rank 2 to 8, C >= 1; `mean` and `invstd` (W, C); `counts` (W); all others (C). W >= 0.
 
-Dtypes: input, mean, invstd, running_mean and running_var each float16, bfloat16, float or double; counts int32,
-float16, bfloat16 or float. mean_all and invstd_all have mean's dtype, the running outputs those of their inputs. All is
-computed in double and rounded once. Of input only the shape enters.
+Dtypes: `input`, `mean`, `invstd`, `running_mean` and `running_var` each float16, bfloat16, float or double; `counts`
+int32, float16, bfloat16 or float. `mean_all` and `invstd_all` have the dtype of `mean`, the running outputs those of
+their inputs. Computed in double and rounded once. Of `input` only the shape is used.
 
-Edge rules: a worker whose count is 0 counts for nothing, whatever its statistics are. An invstd above 1 / sqrt(eps)
-makes a variance below 0, which counts as such. With n = 0 mean_all and invstd_all are 0, and the running values stay as
-they are; with n <= 1 the unbiased variance, m2 / (n - 1), is 0. Each running output may be left out; asking for one
-without its input is an error. Other NaN and infinities give what the formula gives.
+Edge rules: a worker with count 0 contributes nothing, whatever its statistics are. An `invstd` above 1 / sqrt(eps)
+denotes a negative variance, and is used as such. For n = 0, `mean_all` and `invstd_all` are 0 and the running values
+are unchanged; for n <= 1 the unbiased variance, m2 / (n - 1), is 0. Each running output may be omitted; one without its
+input is an error. Other NaN and infinities propagate as in the formula.
 
-Without a kernel: of the shapes that are known only at run time none is checked; they broadcast as the operators do.
+Without a kernel: shapes known only at run time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE | Role.UNREAD),
+        Input("input", "Input of batch normalization on this worker, (N, C, ...).", Role.SHAPE | Role.UNREAD),
         Input("mean", "Means of the channels on each worker, (W, C)."),
         Input("invstd", "1 / sqrt(variance + eps) of the channels on each worker, (W, C)."),
         Input(
@@ -80,12 +80,12 @@ Without a kernel: of the shapes that are known only at run time none is checked;
     outputs=(
         Output("mean_all", "Mean of each channel over all workers, (C).", "mean"),
         Output("invstd_all", "1 / sqrt(biased variance + eps) over all workers, (C).", "mean"),
-        Output("running_mean_out", "The running mean after this batch, (C).", "running_mean", optional=True),
-        Output("running_var_out", "The running variance after this batch, (C).", "running_var", optional=True),
+        Output("running_mean_out", "Running mean after this batch, (C).", "running_mean", optional=True),
+        Output("running_var_out", "Running variance after this batch, (C).", "running_var", optional=True),
     ),
     attributes=(
-        attribute("momentum", 0.1, "The weight of this batch in the running values."),
-        attribute("eps", 1e-5, "Added to the variance; the one that BatchNormStats was given."),
+        attribute("momentum", 0.1, "Weight of this batch in the running values."),
+        attribute("eps", 1e-5, "Added to the variance; that of BatchNormStats."),
     ),
     ranks=(2, MAX_RANK),
 )
@@ -103,15 +103,15 @@ def reference(
     eps: float = 1e-5,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
-        input: floating array (N, C, ...), not read.
+        input: floating array (N, C, ...); only its shape is used.
         mean, invstd: floating arrays (W, C).
-        running_mean, running_var: floating arrays (C); each may be None.
+        running_mean, running_var: floating arrays (C), or None.
         counts: int32 or floating array (W).
         momentum, eps: read as float32.
-        dtype: answer in this dtype instead of the outputs' own.
+        dtype: dtype of the results instead of those of the outputs.
 
     Returns:
         mean_all (C), invstd_all (C), running_mean_out (C) and running_var_out (C), or None for one without its input.
@@ -137,17 +137,17 @@ def reference(
     return rounded(total_mean, mean.dtype, dtype), rounded(total_invstd, mean.dtype, dtype), running[0], running[1]
 
 
-# --- the kernel: one task for each block of channels ------------------------------------------------------------------
+# --- the kernel: one task per block of channels -----------------------------------------------------------------------
 
 INPUT, MEAN, INVSTD, RUNNING_MEAN, RUNNING_VAR, WORKERS = range(6)
 MEAN_ALL, INVSTD_ALL, RUNNING_MEAN_OUT, RUNNING_VAR_OUT = range(4)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 BLOCK = 512
-"""Channels of a task."""
+"""Channels per task."""
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes; one task for each block of channels."""
+    """Check shapes; one task per block of channels."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.rank[INPUT] < 2 or job.rank[INPUT] > MAX_RANK or job.dims[INPUT, 1] == 0:
         return REFUSED
@@ -168,7 +168,7 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def task(job_address: int, number: int) -> None:
-    """The channels of one block."""
+    """Statistics of the channels of a block."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -200,7 +200,7 @@ def task(job_address: int, number: int) -> None:
         mean[c] = 0.0
         lost[c] = 0.0
         variance[c] = 0.0
-    for w in range(workers):  # the sum of counts * means, and what rounding takes from it
+    for w in range(workers):  # compensated sum of counts * means
         count = number_at(job.data[WORKERS], count_type, w)
         if count == 0.0 or n == 0.0:
             continue
@@ -271,7 +271,7 @@ def body(b: Body) -> None:
     share = (counts / b.op("Where", is_empty, 1.0, n, name="divisor")).named("share")
 
     def total(numbers: Value, name: str) -> Value:
-        """The sum over the workers, each with its share."""
+        """Average over the workers, weighted by their counts."""
         counted = b.op("Where", ignored, 0.0, (share * numbers).named(f"{name}_shares"), name=f"{name}_counted")
         return b.op("ReduceSum", counted, [0], name=name, keepdims=0)
 
@@ -299,11 +299,11 @@ def infer(call: Call) -> tuple[TensorType, ...]:
     channels = channels_of(SIGNATURE.space.shape(call))
     mean = call.shape("mean")
     if mean is not None and len(mean) != 2:
-        raise call.shape_error("mean", "(W, C), one row for each worker")
+        raise call.shape_error("mean", "(W, C), one row per worker")
     workers = None if mean is None else mean[0]
     call.same_shape("mean", (workers, channels), "(W, C) with the channels of 'input'")
     call.same_shape("invstd", (workers, channels), "W as in 'mean' and the channels of 'input'")
-    call.same_shape("counts", (workers,), "one number for each worker, W as in 'mean'")
+    call.same_shape("counts", (workers,), "one element per worker, W as in 'mean'")
     for name in ("running_mean", "running_var"):
         if call.wants(f"{name}_out") and not call.present(name):
             raise call.error(

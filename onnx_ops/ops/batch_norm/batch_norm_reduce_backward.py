@@ -1,4 +1,4 @@
-"""BatchNormReduceBackward: the sums that the gradient of synchronized batch normalization needs."""
+"""BatchNormReduceBackward: sums for the gradient of synchronized batch normalization."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
 SUMS = OutputType(
-    "double if input is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
+    "double if `input` is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
 )
-PARAMETERS = OutputType("weight's dtype, without a weight mean's.", inputs=("mean", "weight"))
+PARAMETERS = OutputType("The type of `weight`, or of `mean` if it is omitted.", inputs=("mean", "weight"))
 SIGNATURE = Signature(
     "BatchNormReduceBackward",
     """
 First step of the gradient of synchronized batch normalization (aclnnBatchNormReduceBackward): every worker computes
-sums over its own elements. sum_dy and sum_dy_xmu, added up over the workers, go into BatchNormElemtBackward.
-grad_weight and grad_bias, added up over the workers, are the gradients by weight and bias.
+sums over its own elements. Added over the workers, `sum_dy` and `sum_dy_xmu` are inputs of BatchNormElemtBackward, and
+`grad_weight` and `grad_bias` are the gradients with respect to the weight and the bias.
 
     sum_dy      = sum(grad_out)
     sum_dy_xmu  = sum(grad_out * (input - mean))
@@ -47,35 +47,35 @@ grad_weight and grad_bias, added up over the workers, are the gradients by weigh
 
 The sums are over all axes but axis 1, the channels.
 
-Shapes: grad_out and input (N, C, ...) of rank 2 to 8, C >= 1; mean, invstd, weight and all outputs (C).
+Shapes: `grad_out` and `input` (N, C, ...) of rank 2 to 8, C >= 1; `mean`, `invstd`, `weight` and all outputs (C).
 
-Dtypes: each input may be float16, bfloat16, float or double. sum_dy and sum_dy_xmu are double where input is double,
-else float; grad_weight and grad_bias have weight's dtype, without a weight mean's. All is computed in double and
+Dtypes: each input float16, bfloat16, float or double. `sum_dy` and `sum_dy_xmu` are double if `input` is double, else
+float; `grad_weight` and `grad_bias` have the dtype of `weight`, or of `mean` if it is omitted. Computed in double and
 rounded once.
 
-Edge rules: each output may be left out, but not all of them. weight sets no value. Without elements the sums are 0. NaN
-and infinities give what the formula gives.
+Edge rules: each output may be omitted, but not all of them. Of `weight` only the dtype is used. Without elements the
+sums are 0. NaN and infinities propagate as in the formula.
 
-Without a kernel: the results are the same to the last digits. Of the shapes that are known only at run time, that of
-mean is checked. If the model does not tell input's dtype, that must be float or double.
+Without a kernel: the results are the same up to the last digits. Of shapes known only at run time, that of `mean` is
+checked. If the model does not declare the dtype of `input`, it must be float or double.
 """,
     inputs=(
-        Input("grad_out", "Gradient by the output of batch norm, (N, C, ...).", Role.SAME),
-        Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE),
+        Input("grad_out", "Gradient with respect to the output of batch normalization, (N, C, ...).", Role.SAME),
+        Input("input", "Input of batch normalization on this worker, (N, C, ...).", Role.SHAPE),
         Input("mean", "Mean of each channel over all workers, (C).", Role.CHANNEL),
         Input("invstd", "1 / sqrt(variance + epsilon) of each channel, (C).", Role.CHANNEL | Role.UNREAD),
         Input(
             "weight",
-            "Scale of each channel, (C); tells the dtype of two outputs.",
+            "Scale of each channel, (C); determines the dtype of `grad_weight` and `grad_bias`.",
             Role.CHANNEL | Role.UNREAD,
             default=Default(1.0, like="mean", axis=0, dtype_of="mean"),
         ),
     ),
     outputs=(
-        Output("sum_dy", "Sum of grad_out on this worker, (C).", SUMS, optional=True),
-        Output("sum_dy_xmu", "Sum of grad_out * (input - mean) on this worker, (C).", SUMS, optional=True),
-        Output("grad_weight", "This worker's part of the gradient by weight, (C).", PARAMETERS, optional=True),
-        Output("grad_bias", "This worker's part of the gradient by bias, (C).", PARAMETERS, optional=True),
+        Output("sum_dy", "Sum of `grad_out` on this worker, (C).", SUMS, optional=True),
+        Output("sum_dy_xmu", "Sum of `grad_out * (input - mean)` on this worker, (C).", SUMS, optional=True),
+        Output("grad_weight", "This worker's share of the gradient of the weight, (C).", PARAMETERS, optional=True),
+        Output("grad_bias", "This worker's share of the gradient of the bias, (C).", PARAMETERS, optional=True),
     ),
     ranks=(2, MAX_RANK),
 )
@@ -90,12 +90,12 @@ def reference(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         grad_out, input: floating arrays (N, C, ...).
         mean, invstd, weight: floating arrays (C); weight may be None.
-        dtype: answer in this dtype instead of the outputs' own.
+        dtype: dtype of the results instead of those of the outputs.
 
     Returns:
         sum_dy, sum_dy_xmu, grad_weight and grad_bias, each (C).
@@ -123,7 +123,7 @@ def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def both_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The sums of `both` over elements of one channel."""
+    """Sums of `both` over elements of one channel."""
     grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     total, product = 0.0, 0.0
     for i in range(count):
@@ -201,7 +201,7 @@ SPACE_OF_GRADIENTS = IndexSpace(
     {**SIGNATURE.space.roles, "input": Role.SHAPE | Role.UNREAD, "mean": Role.CHANNEL | Role.UNREAD},
     SIGNATURE.space.ranks,
 )
-"""For sums of grad_out alone, which read neither input nor mean."""
+"""For sums of grad_out alone, without input and mean."""
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -221,7 +221,7 @@ def kernel(call: Call) -> Loop:
         sums = Sums(products, compute, Kept.CHANNELS, totals=products_of_channel, finish=finish_products)
     else:
         sums = Sums(gradients, compute, Kept.CHANNELS, totals=gradients_of_channel, finish=finish_gradients)
-    if compute == TensorProto.DOUBLE:  # terms that are added up in any order are good to the last place of float32 only
+    if compute == TensorProto.DOUBLE:  # reassociated sums are accurate to the last bit in float32 only
         sums = dataclasses.replace(sums, totals=None)
     return Loop(SIGNATURE.space if wants_products else SPACE_OF_GRADIENTS, compute, sums=sums)
 

@@ -33,7 +33,7 @@ from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
 STATISTICS = OutputType(
-    "double if input is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
+    "double if `input` is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("input",)
 )
 SIGNATURE = Signature(
     "BatchNormStats",
@@ -44,20 +44,20 @@ computes the statistics of its own elements, and BatchNormGatherStatsWithCounts 
     mean   = sum(input) / n
     invstd = 1 / sqrt(sum((input - mean)^2) / n + eps)
 
-The sums are over all axes but axis 1, the channels; n is the number of elements that a channel has.
+The sums are over all axes but axis 1, the channels; n is the number of elements per channel.
 
-Shapes: input (N, C, ...) of rank 2 to 8, C >= 1; mean and invstd (C).
+Shapes: `input` (N, C, ...) of rank 2 to 8, C >= 1; `mean` and `invstd` (C).
 
-Dtypes: input float16, bfloat16, float or double. mean and invstd are double where input is double, else float. All is
-computed in double and rounded once.
+Dtypes: `input` float16, bfloat16, float or double; `mean` and `invstd` are double if `input` is double, else float.
+Computed in double and rounded once.
 
-Edge rules: without elements, n = 0, mean and invstd are 0. Digits are not lost where the mean is much larger than the
-deviation. NaN and infinities give what the formula gives.
+Edge rules: for n = 0, `mean` and `invstd` are 0. There is no cancellation where the mean is much larger than the
+standard deviation. NaN and infinities propagate as in the formula.
 
-Without a kernel: the results are the same to the last digits. If the model does not tell input's dtype, that must be
-float or double.
+Without a kernel: the results are the same up to the last digits. If the model does not declare the dtype of `input`, it
+must be float or double.
 """,
-    inputs=(Input("input", "Input of batch norm on this worker, (N, C, ...).", Role.SHAPE),),
+    inputs=(Input("input", "Input of batch normalization on this worker, (N, C, ...).", Role.SHAPE),),
     outputs=(
         Output("mean", "Mean of each channel, (C).", STATISTICS),
         Output("invstd", "1 / sqrt(biased variance + eps) of each channel, (C).", STATISTICS),
@@ -70,12 +70,12 @@ float or double.
 def reference(
     input: np.ndarray, *, eps: float = 1e-5, dtype: npt.DTypeLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         input: floating array (N, C, ...).
         eps: read as a float32.
-        dtype: answer in this dtype instead of float64 for float64, else float32.
+        dtype: dtype of the results instead of float64 for float64, else float32.
 
     Returns:
         mean (C) and invstd (C).
@@ -93,11 +93,10 @@ def reference(
 
 @helper
 def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Differences from the pivot, which is the median of some elements of the channel, and their squares.
+    """Differences from the pivot, a median of some elements of the channel, and their squares.
 
-    Where the pivot lies far from the mean, so do half of those elements, or, where it is 0, they lie as far from each
-    other; and the variance is large as well. So the squares, from which `finish` subtracts the square of that distance,
-    keep enough of their digits.
+    If the pivot is far from the mean, so are half of those elements, hence the variance is large, and `finish` does not
+    cancel when it subtracts the square of that distance.
     """
     x, pivot = operands[0], of_channels(operands[1])
     for i in range(count):
@@ -107,17 +106,17 @@ def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def moments_in_double(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same, and the elements themselves: those of double may lose digits to the pivot that a small mean wants."""
+    """`moments`, and the elements themselves: in double, a mean much smaller than the pivot would lose digits."""
     moments(operands, out, count, parameters)
     for i in range(count):
         out[2 * CHUNK + i] = operands[0][i]
 
 
 def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The sums of `moments` over elements of one channel."""
+    """Sums of `moments` over elements of one channel."""
     x, pivot = operands[0], wide(of_channels(operands[1])[0])
     total, squares = 0.0, 0.0
-    if pivot == 0.0:  # as where 0 is typical; one operation less for each element
+    if pivot == 0.0:  # saves a subtraction per element
         for i in range(count):
             value = wide(x[i])
             total = add_any_order(total, value)
@@ -132,13 +131,13 @@ def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> 
 
 @helper
 def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
-    """From the sums of `moments`; parameters[1]: eps."""
+    """Mean and invstd from the sums of `moments`; parameters[1]: eps."""
     pivots, sums, squares, mean, invstd = channel_inputs[0], totals[0], totals[1], results[0], results[1]
     eps = parameters[1]
     for c in range(kept):
         shift = sums[c] / max(count, 1)
         variance = (squares[c] - shift * sums[c]) / max(count, 1)
-        beyond = (squares[c] == math.inf) & (shift - shift == 0.0)  # the squares alone are beyond float64
+        beyond = (squares[c] == math.inf) & (shift - shift == 0.0)  # only the squares overflow
         variance = choose(beyond, math.inf, variance)
         variance = choose(variance < 0.0, 0.0, variance)
         mean[c] = pivots[c] + shift
@@ -146,7 +145,7 @@ def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int
 
 
 def finish_in_double(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
-    """From the sums of `moments_in_double`."""
+    """Mean and invstd from the sums of `moments_in_double`."""
     finish(totals, channel_inputs, results, kept, count, parameters)
     if count > 0:
         for c in range(kept):
@@ -180,7 +179,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 def kernel(call: Call) -> Loop:
     compute = computing_type(call, light=True)
     if compute == TensorProto.DOUBLE:
-        # Without `totals`: terms that are added up in any order are good to the last place of float32 only.
+        # Without `totals`: reassociated sums are accurate to the last bit in float32, but not in double.
         sums = Sums(moments_in_double, compute, Kept.CHANNELS, terms=3, finish=finish_in_double, pivot="input")
     else:
         sums = Sums(moments, compute, Kept.CHANNELS, terms=2, totals=moments_of_channel, finish=finish, pivot="input")

@@ -1,4 +1,4 @@
-"""What the portable bodies of the binary cross entropy of a sigmoid share."""
+"""Parts of the function bodies of the binary cross entropy with logits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from onnx_ops.graph.builder import Value
 
 
 def written_softplus(b: Body, x: Value) -> Value:
-    """log(1 + exp(-|x|)), of which no digits are lost where exp(-|x|) is small.
+    """log1p(exp(-abs(x))), accurate also where exp(-abs(x)) is small.
 
-    With u the rounded 1 + e, log(u) * e / (u - 1) is log(1 + e) to the last digits (Kahan); where u is 1, that is e.
+    With u = 1 + e rounded, log1p(e) = log(u) * e / (u - 1) up to rounding (Kahan), and e where u is 1.
     """
     e = b.op("Exp", (-b.op("Abs", x, name="size")).named("minus_size"), name="e")
     u = (e + 1.0).named("u")

@@ -1,7 +1,8 @@
-"""The terms of the binary cross entropy of a sigmoid, and their sums.
+"""Terms of the binary cross entropy with logits, and their sums.
 
-With L = log1p(exp(-|x|)), softplus(|x|) = L + |x| and softplus(-|x|) = L. Without weights a term is L + y*|x| where
-x < 0, and L + (1 - y)*|x| else. For results in float32, sums of L are logarithms of products of 1 + exp(-|x|).
+With L = log1p(exp(-abs(x))): softplus(abs(x)) = L + abs(x), softplus(-abs(x)) = L. Without weights, a term is
+L + y*abs(x) for x < 0 and L + (1 - y)*abs(x) otherwise. For float32 results, sums of L are computed as
+log(prod(1 + exp(-abs(x)))).
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ from onnx_ops.loops.vectors import (
     store,
     total,
 )
-from onnx_ops.ops.extremes import CACHED_SPAN, INFINITE, NEAR, SHORT_SPAN, SPAN
+from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, INFINITE, NEAR, SHORT_BLOCK
 
 FACTORS = 1024
-"""Elements whose logarithms are taken together; their product is a float64 number if it begins with FIRST."""
+"""Factors 1 + exp(-abs(x)) per logarithm; their product, starting from FIRST, does not overflow in float64."""
 FIRST = 2.0**-512
 LOG_FIRST = math.log(FIRST)
 FAR = np.float32(708)
-"""To minus this power e is a normal float64 number."""
+"""exp(-x) is in the normal range of float64 for x <= FAR."""
 LEAST = 2.0**-10
-"""A logarithm from here up is good to 1e-9, though each factor of the product was off by 2**-52."""
+"""Least logarithm of a product with a relative error <= 1e-9, where each factor has a relative error of 2**-52."""
 LEAST_MEAN = 2.0**-7
-"""Times the factors of its softplus, the loss from which on softpluses that are off by 1e-10 do for float32."""
+"""Least ratio of the loss to the sum of the factors of softplus for a float32 result from `softplus_parts`."""
 LEAST_SHORT = 2.0**-9
-"""Times the factors of its softplus, the loss from which on it is good to 1e-4."""
+"""Least ratio of the loss to the sum of the factors of softplus for a relative error <= 1e-4 from `near_softplus`."""
 
 
 @inlined
 def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
-    """In float64. What a factor of 0 stands before does not count."""
+    """A term in float64; a softplus with factor 0 contributes 0, infinite and NaN included."""
     curved = softplus_of_falling(-abs(logit))
     negative, positive = 1.0 - wide(y), wide(p) * wide(y)
     far, near = choose(logit < 0, positive, negative), choose(logit < 0, negative, positive)
@@ -79,8 +80,8 @@ def weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None
 
 
 @helper
-def total_of_weighted_span(operands: Any, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop), each by itself."""
+def total_of_weighted_block(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop), for all values."""
     x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
     for i in range(start, stop):
         total = add_any_order(total, term(x[i], target[i], weight[i], pos_weight[i]))
@@ -88,15 +89,15 @@ def total_of_weighted_span(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def total_of_positive_span(operands: Any, start: int, stop: int) -> Any:
-    """The same of at most CACHED_SPAN elements, in vectors where weights are positive and softpluses not all tiny."""
+def total_of_positive_block(operands: Any, start: int, stop: int) -> Any:
+    """As `total_of_weighted_block` for at most CACHED_BLOCK elements, in vectors if all factors are positive."""
     x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
-    high, low = scratch(CACHED_SPAN), scratch(CACHED_SPAN)
+    high, low = scratch(CACHED_BLOCK), scratch(CACHED_BLOCK)
     whole = (stop - start) // LANES * LANES
     factors, signs = spread(ZERO), bits(spread(ZERO))
     for i in range(0, whole, LANES):
         for operand in (x, target, weight, pos_weight):
-            prefetch(operand, start + i + CACHED_SPAN)
+            prefetch(operand, start + i + CACHED_BLOCK)
         y, w, p = load(target, start + i), load(weight, start + i), load(pos_weight, start + i)
         first, second = softplus_parts(abs(load(x, start + i)))
         store(first, high, i)
@@ -111,13 +112,13 @@ def total_of_positive_span(operands: Any, start: int, stop: int) -> Any:
         d = plus_weighted_terms(d, operands, high, low, start, i + 3 * QUAD)
     part = total((a + b) + (c + d))
     if any_negative(signs) or not total(factors) * LEAST_MEAN <= part < math.inf:
-        return total_of_weighted_span(operands, start, stop)
-    return part + total_of_weighted_span(operands, start + whole, stop)
+        return total_of_weighted_block(operands, start, stop)
+    return part + total_of_weighted_block(operands, start + whole, stop)
 
 
 @inlined
 def plus_weighted_terms(total: Any, operands: Any, high: Any, low: Any, start: int, i: int) -> Any:
-    """A vector of sums, and to each number of it a term more: (1 - y)*x + (1 - y + p*y)*softplus(-x)."""
+    """total + w * ((1 - y)*x + (1 - y + p*y)*softplus(-x)), elementwise in float64."""
     x, y = load_wide(operands[0], start + i), load_wide(operands[1], start + i)
     w, p = load_wide(operands[2], start + i), load_wide(operands[3], start + i)
     softplus = (load_wide(high, i) + load_wide(low, i)) - lesser(x, 0.0)
@@ -127,29 +128,29 @@ def plus_weighted_terms(total: Any, operands: Any, high: Any, low: Any, start: i
 
 def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     loss = 0.0
-    for start in range(0, count, CACHED_SPAN):
-        loss += total_of_positive_span(operands, start, min(start + CACHED_SPAN, count))
+    for start in range(0, count, CACHED_BLOCK):
+        loss += total_of_positive_block(operands, start, min(start + CACHED_BLOCK, count))
     out[0] = loss
 
 
 @inlined
 def plain_term(logit: Any, y: Any) -> Any:
-    """`term` for weights of ones; NaN where the formula has inf - inf."""
+    """`term` for weights of 1; NaN where the formula has inf - inf."""
     far = choose(logit < 0, wide(y), 1.0 - wide(y))
     curved = softplus_of_falling(-abs(logit)) + (wide(y) - wide(y))
     return curved + choose(far != 0, far * abs(wide(logit)), 0.0)
 
 
 def terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones."""
+    """Terms for weights of 1."""
     x, target = operands[0], operands[1]
     for i in range(count):
         out[i] = plain_term(x[i], target[i])
 
 
 @helper
-def total_of_span(operands: Any, start: int, stop: int) -> Any:
-    """`total_of_weighted_span` for weights of ones."""
+def total_of_block(operands: Any, start: int, stop: int) -> Any:
+    """`total_of_weighted_block` for weights of 1."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
         total = add_any_order(total, plain_term(x[i], target[i]))
@@ -157,7 +158,7 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
 
 
 def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones."""
+    """Sum of the terms for weights of 1."""
     x, target, total = operands[0], operands[1], 0.0
     for start in range(0, count, FACTORS):
         stop, product, straight, extreme = min(start + FACTORS, count), FIRST, 0.0, False
@@ -170,7 +171,7 @@ def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None
         if not extreme and curved >= LEAST and abs(straight) < math.inf:
             total += curved + straight
         else:
-            total += total_of_span(operands, start, stop)
+            total += total_of_block(operands, start, stop)
     out[0] = total
 
 
@@ -179,21 +180,21 @@ def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None
 
 @inlined
 def near_size(x: Any) -> Any:
-    """|x|, or NEAR if that is less or x is NaN."""
+    """min(abs(x), NEAR); NEAR for NaN."""
     return size_up_to(x, NEAR)
 
 
 @inlined
 def straight_part(x: Any, y: Any) -> Any:
-    """max(x, 0) - y*x, where the product of two 16-bit numbers is exact."""
+    """max(x, 0) - x*y, where the product of two 16-bit values is exact in float32."""
     return choose(x > 0, x, ZERO) - x * y
 
 
 def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones, in float32 where no logit is extreme and no target infinite."""
+    """Terms for weights of 1 in float32, in float64 for blocks with an extreme logit or infinite target."""
     x, target = operands[0], operands[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             result = near_log1p(near_exp(-near_size(x[i]))) + straight_part(x[i], target[i])
             out[i] = result
@@ -204,27 +205,27 @@ def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For weights of ones, in float32 where targets are from 0 to 1 and the loss is not small."""
+    """Sum of the terms for weights of 1, in float32 if targets are in [0, 1] and the loss is not small."""
     x, target, loss = operands[0], operands[1], 0.0
-    for start in range(0, count, SHORT_SPAN):
-        stop = min(start + SHORT_SPAN, count)
+    for start in range(0, count, SHORT_BLOCK):
+        stop = min(start + SHORT_BLOCK, count)
         whole = stop - (stop - start) % LANES
         curved, straight, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
         for i in range(start, whole, LANES):
             logit = load(x, i)
-            upper = floats(greater(bits(logit), np.int32(0)))  # its bits as an integer are below 0 where it is
-            own = upper - logit * load(target, i)  # the product of two 16-bit numbers is exact
+            upper = floats(greater(bits(logit), np.int32(0)))  # max(logit, 0): the sign bit makes an int32 negative
+            own = upper - logit * load(target, i)  # the product of two 16-bit values is exact
             curved, straight, signs = curved + near_softplus(abs(logit)), straight + own, signs | bits(own)
         part = total(curved) + total(straight)
         moderate = not any_negative(signs) and (whole - start) * LEAST_SHORT <= part < math.inf
-        loss += total_of_span(operands, whole if moderate else start, stop)
+        loss += total_of_block(operands, whole if moderate else start, stop)
         loss += part if moderate else 0.0
     out[0] = loss
 
 
 @inlined
 def short_term(x: Any, y: Any, w: Any, p: Any) -> Any:
-    """In float32, of an x that is less than NEAR."""
+    """A term in float32, for abs(x) < NEAR."""
     curved = near_log1p(near_exp(-near_size(x)))
     negative, positive = ONE - y, p * y
     far, near = choose(x < 0, positive, negative), choose(x < 0, negative, positive)
@@ -232,10 +233,10 @@ def short_term(x: Any, y: Any, w: Any, p: Any) -> Any:
 
 
 def short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32 where no logit and no weight is extreme; parameters[1]: see `most_weight`."""
+    """Terms in float32, in float64 for blocks with an extreme logit or weight; parameters[1]: bound of weights."""
     x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             result = short_term(x[i], target[i], weight[i], pos_weight[i])
             out[i] = result
@@ -246,10 +247,10 @@ def short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 def total_of_short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32 where no factor of the softplus is negative, and the loss not small beside them."""
+    """Sum of the terms in float32, if no factor of softplus is negative and the loss is not small relative to them."""
     x, target, weight, pos_weight, loss = operands[0], operands[1], operands[2], operands[3], 0.0
-    for start in range(0, count, SHORT_SPAN):
-        stop = min(start + SHORT_SPAN, count)
+    for start in range(0, count, SHORT_BLOCK):
+        stop = min(start + SHORT_BLOCK, count)
         whole = stop - (stop - start) % LANES
         terms, factors, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
         for i in range(start, whole, LANES):
@@ -260,6 +261,6 @@ def total_of_short_weighted_terms(operands: Any, out: Any, count: int, parameter
             signs = signs | bits(negative) | bits(positive) | bits(w)
         part = total(terms)
         moderate = not any_negative(signs) and total(factors) * LEAST_SHORT <= part < math.inf
-        loss += total_of_weighted_span(operands, whole if moderate else start, stop)
+        loss += total_of_weighted_block(operands, whole if moderate else start, stop)
         loss += part if moderate else 0.0
     out[0] = loss

@@ -1,4 +1,4 @@
-"""What the ops of the binary cross entropy of a sigmoid share."""
+"""Inputs and attributes of the binary cross entropy with logits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from onnx_ops.core.space import Role
 
 REDUCTIONS = {int(r): r.name.lower() for r in (Reduction.NONE, Reduction.MEAN, Reduction.SUM)}
 
-GRAD_OUTPUT = Input("grad_output", "Gradient with respect to the loss. Broadcasts to self.", Role.INTO)
+GRAD_OUTPUT = Input("grad_output", "Gradient with respect to the loss. Broadcasts to `self`.", Role.INTO)
 LOGITS = Input("self", "Logits.", Role.SHAPE)
-LABELS = Input("target", "Labels, meant to be in [0, 1]; self's shape.", Role.SAME)
+LABELS = Input("target", "Labels, in [0, 1] by convention; shape of `self`.", Role.SAME)
 WEIGHTS = (
-    Input("weight", "Factor of each element's loss. Broadcasts to self.", Role.INTO, default=Default(1.0)),
-    Input("pos_weight", "Factor of the positive class. Broadcasts to self.", Role.INTO, default=Default(1.0)),
+    Input("weight", "Factor of each element's loss. Broadcasts to `self`.", Role.INTO, default=Default(1.0)),
+    Input("pos_weight", "Factor of the positive class. Broadcasts to `self`.", Role.INTO, default=Default(1.0)),
 )
 
 
 def reduction_attribute() -> OpSchema.Attribute:
-    """The attribute, for a schema."""
+    """The attribute `reduction`."""
     return attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum.")
 
 
 def check_reduction(call: Call) -> None:
-    """Refuse a value that the attribute cannot have."""
+    """Raise OpError for a value that the attribute cannot have."""
     call.check_choice("reduction", REDUCTIONS)

@@ -1,4 +1,4 @@
-"""BinaryCrossEntropyWithLogits: the binary cross entropy of a sigmoid."""
+"""BinaryCrossEntropyWithLogits: binary cross entropy of sigmoid(logits)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from onnx_ops.ops.references import reduced, rounded
 SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogits",
     """
-Binary cross entropy of a sigmoid, as a loss of its logits. Its gradient by self is
-BinaryCrossEntropyWithLogitsBackward, and by target BinaryCrossEntropyWithLogitsTargetBackward.
+Binary cross entropy of sigmoid(logits). BinaryCrossEntropyWithLogitsBackward is its gradient with respect to `self`,
+BinaryCrossEntropyWithLogitsTargetBackward with respect to `target`.
 
     x = self, y = target, w = weight, p = pos_weight
     softplus(x) = log(1 + exp(x)), computed as log1p(exp(-|x|)) + max(x, 0)
@@ -36,24 +36,23 @@ BinaryCrossEntropyWithLogitsBackward, and by target BinaryCrossEntropyWithLogits
           sum(l) / numel(x)  reduction 1 (mean)
           sum(l)             reduction 2 (sum)
 
-Shapes: target has self's shape; weight and pos_weight each broadcast to it. Rank 0 to 8. out has self's shape with
-reduction 0, else it is a scalar.
+Shapes: `target` has the shape of `self`; `weight` and `pos_weight` broadcast to it. Rank 0 to 8. `out` has the shape of
+`self` with `reduction` 0, else it is a scalar.
 
-Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double, or in float if all
-inputs have 16 bits, and rounded once. Sums are taken in double.
+Dtypes: each input float16, bfloat16, float or double; `out` has the dtype of `target`. Computed in double, or in float
+if all inputs have 16 bits, and rounded once. Sums are accumulated in double.
 
-Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
-overflows, and the small loss of a logit that is right by far keeps its digits. A term of weight 0 is 0 whatever the
-logit is: where 1 - y, p * y or w is 0, the softplus that it would multiply does not count, be it infinite or NaN. So an
-infinite logit that is right has loss 0. Other NaN and infinities go through the formula. In double a softplus, or its
-product with 1 - y or p * y, that overflows on the way gives infinity, and below the smallest normal number it loses
-digits or vanishes, though w would bring it back. A sum of no terms is 0, a mean of no terms is NaN.
+Edge rules: an omitted `weight` or `pos_weight` is 1. A `target` outside [0, 1] is no special case. No logit overflows,
+and the small loss of a confident correct logit keeps its relative precision. Where a factor 1 - y, p*y or w is 0, the
+term is 0 for any logit, infinite and NaN included; so an infinite correct logit has loss 0. Other NaN and infinities
+propagate as in the formula. In double, `softplus(x)` or its product with 1 - y or p*y may overflow to infinity, or
+underflow, even if its product with w would not. The sum of no terms is 0, their mean is NaN.
 
-Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
-checked: they broadcast as the operators do.
+Without a kernel: the results are the same up to the last place. Shapes known only at run time are not checked; they
+broadcast as in ONNX operators.
 """,
     inputs=(LOGITS, LABELS, *WEIGHTS),
-    outputs=(Output("out", "The loss: a scalar, or of self's shape with reduction 0.", "target"),),
+    outputs=(Output("out", "The loss: a scalar, or the shape of `self` with `reduction` 0.", "target"),),
     attributes=(reduction_attribute(),),
 )
 
@@ -67,16 +66,16 @@ def reference(
     reduction: int = Reduction.MEAN,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         self, target: floating arrays of one shape.
-        weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        weight, pos_weight: floating arrays that broadcast to self; default 1.
         reduction: 0 none, 1 mean, 2 sum.
-        dtype: answer in this dtype instead of target's.
+        dtype: dtype of the result instead of target's.
 
     Returns:
-        Array of self's shape with reduction 0, else of no dimensions.
+        Array of self's shape with reduction 0, else a scalar.
     """
     x, y = self.astype(np.float64), target.astype(np.float64)
     w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
@@ -88,7 +87,7 @@ def reference(
 
 
 def _weighted(weight: np.ndarray, term: np.ndarray) -> np.ndarray:
-    """A term times its weight; 0 where that is 0."""
+    """weight * term; 0 where the weight is 0."""
     return np.where(weight == 0, 0.0, weight * term)
 
 
@@ -109,12 +108,12 @@ def body(b: Body) -> None:
 
 
 def _without_nothing(b: Body, weight: Value, term: Value, name: str) -> Value:
-    """A term times its weight; 0 where that is 0."""
+    """weight * term; 0 where the weight is 0."""
     return b.op("Where", weight.equal(0.0).named(f"{name}_is_nothing"), 0.0, weight * term, name=name)
 
 
 MOST_WEIGHT: dict[int | None, float] = {TensorProto.FLOAT16: 2.0**100, TensorProto.BFLOAT16: 8.0}
-"""By dtype of the result: times this or less, what a float32 product loses where it is subnormal is lost anyway."""
+"""Bound of weights by dtype of the result, below which float32 underflow is negligible in the result."""
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -134,7 +133,7 @@ def kernel(call: Call) -> Loop:
         if short:
             core = _loss.short_weighted_terms if weighted else _loss.short_terms
         return Loop(SIGNATURE.space, compute, core, parameters=parameters)
-    # Terms that are added up in any order are good to the last place of float32, but not of double.
+    # Reassociated sums are accurate to the last bit in float32, but not in double.
     if short:
         total: Core | None = _loss.total_of_short_weighted_terms if weighted else _loss.total_of_short_terms
     elif compute != TensorProto.DOUBLE:

@@ -1,4 +1,4 @@
-"""BinaryCrossEntropyWithLogitsBackward: gradient of the binary cross entropy of a sigmoid by its logits."""
+"""BinaryCrossEntropyWithLogitsBackward: gradient of the binary cross entropy with respect to its logits."""
 
 from __future__ import annotations
 
@@ -27,36 +27,38 @@ from onnx_ops.ops.binary_cross_entropy._rules import (
     reduction_attribute,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import NEAR, SPAN
+from onnx_ops.ops.extremes import BLOCK, NEAR
 from onnx_ops.ops.references import Scaled, rounded
 
 SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsBackward",
     """
-Gradient of the binary cross entropy of a sigmoid by its logits (aclnnBinaryCrossEntropyWithLogitsBackward).
+Gradient of the binary cross entropy of sigmoid(logits) with respect to the logits
+(aclnnBinaryCrossEntropyWithLogitsBackward).
 
     x = self, y = target, w = weight, p = pos_weight, s = 1 / (1 + exp(-x))
     d   = grad_output * w * ((p*y + 1 - y) * s - p*y)
     out = d              reduction 0 (none) and 2 (sum)
           d / numel(x)   reduction 1 (mean)
 
-Shapes: target and out have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
+Shapes: `target` and `out` have the shape of `self`; `grad_output`, `weight` and `pos_weight` broadcast to it. Rank 0 to
+8.
 
-Dtypes: each input float16, bfloat16, float or double; out has target's dtype. Computed in double if an input is double,
-else in float; rounded once.
+Dtypes: each input float16, bfloat16, float or double; `out` has the dtype of `target`. Computed in double if an input
+is double, else in float; rounded once.
 
-Edge rules: a missing weight or pos_weight stands for ones. A target outside [0, 1] is computed like any other. No logit
-overflows, and the small gradient of a logit that is right by far keeps its digits. No product on the way overflows or
-loses digits where the result does not. NaN and infinities go through the formula: an infinite target or pos_weight
-gives NaN. Empty inputs give an empty output.
+Edge rules: an omitted `weight` or `pos_weight` is 1. A `target` outside [0, 1] is no special case. No logit overflows,
+and the small gradient of a confident correct logit keeps its relative precision. Intermediate products do not overflow
+or underflow where the result does not. NaN and infinities propagate as in the formula: an infinite `target` or
+`pos_weight` gives NaN. Empty inputs give an empty output.
 
-Without a kernel: all values are computed as above; a sigmoid below the smallest normal number may count as 0, and a
-grad_output so small that grad_output / n is below it loses digits. In double a product that overflows on the way, as
-pos_weight * target may, gives an infinity or NaN. So does a target within a millionth of the largest number. Shapes
-that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: as above, except that a sigmoid below the smallest normal number may be 0, and that precision is lost
+where `grad_output / n` is below it. In double an intermediate product that overflows, such as `pos_weight * target`,
+gives an infinity or NaN, as does a `target` within a factor 1 - 1e-6 of the largest number. Shapes known only at run
+time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(GRAD_OUTPUT, LOGITS, LABELS, *WEIGHTS),
-    outputs=(Output("out", "Gradient by self, of its shape.", "target"),),
+    outputs=(Output("out", "Gradient with respect to `self`, of its shape.", "target"),),
     attributes=(reduction_attribute(),),
 )
 
@@ -71,16 +73,15 @@ def reference(
     reduction: int = Reduction.MEAN,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition, computed in float64; no intermediate product overflows or underflows.
 
     (p*y + 1 - y)*s - p*y is written (1 - y)*s - p*y*(1 - s), whose terms do not cancel, with 1 - s = sigmoid(-x).
-    Computed in float64, and no product on the way overflows or loses digits.
 
     Args:
-        grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        grad_output, weight, pos_weight: floating arrays that broadcast to self; weights default to 1.
         self, target: floating arrays of one shape.
         reduction: 0 none, 1 mean, 2 sum.
-        dtype: answer in this dtype instead of target's.
+        dtype: dtype of the result instead of target's.
 
     Returns:
         Array of self's shape.
@@ -97,17 +98,17 @@ def reference(
 
 
 LEAST, LIMIT, LARGE = np.float32(2.0**-100), np.float32(2.0**50), np.float32(2.0**100)
-"""A product between these is far from overflow, and from the subnormal numbers, which have fewer digits."""
+"""Bounds of products that are far from over- and underflow."""
 SPREAD, SQUARE = np.float32(2.0**60), np.float32(2.0**-50)
-"""A quick look at an element: with SQUARE added, the squares of its terms are below SPREAD times that of its scale."""
+"""Check of an element: near**2 + far**2 + SQUARE < SPREAD * abs(scale * positive_scale) for moderate products."""
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693147180369123816, 1.9082149292705877e-10
 NO_EXPONENT = 8000.0
-"""e to the power of minus this times the largest product of float64 numbers is 0."""
+"""exp(-NO_EXPONENT) times the largest product of float64 factors is 0."""
 
 
 @helper
 def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, share: Any) -> float:
-    """One element in float64, its factors as mantissas and exponents: no product overflows or loses digits."""
+    """One element in float64, with separate exponents of all factors, so that no product over- or underflows."""
     unknown = (y - y) + (p - p) + x  # NaN where the formula has inf - inf
     if unknown != unknown:
         return math.nan
@@ -135,7 +136,7 @@ def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, 
 
 @helper
 def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
-    """Elements [start, stop) by `gradient_of_any_size`; step: 0 for factors of one value each, else 1."""
+    """Elements [start, stop) by `gradient_of_any_size`; step: 0 for scalar factors, else 1."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(start, stop):
@@ -146,7 +147,7 @@ def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, par
 
 @helper
 def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
-    """Whether a product may be too large, or is too small, and not because a factor is 0."""
+    """Whether a product of nonzero factors may over- or underflow."""
     grad_output, target, weight, pos_weight = operands[0], operands[2], operands[3], operands[4]
     extreme = False
     for i in range(start, stop):
@@ -159,16 +160,15 @@ def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
 
 
 def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal, and last the rounding error of that.
+    """The gradient, with compensated rounding errors of the products and the quotient.
 
-    With e = exp(-|x|), sigmoid(|x|) = 1/(1 + e) and sigmoid(-|x|) = e/(1 + e). One of the formula's two terms has
-    the factor e. It is multiplied in last and in parts, so that the result keeps its digits even if e alone would be
-    subnormal. What the quotient and the products before it lose to rounding is put back.
+    With e = exp(-abs(x)): sigmoid(abs(x)) = 1/(1 + e), sigmoid(-abs(x)) = e/(1 + e). The factor e of one of the terms
+    is multiplied last and in parts, so that the result keeps its precision even if e is subnormal.
     """
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share, share_lost = parameters[0], parameters[LAST_PARAMETER]
-    for start in range(0, count, SPAN):
-        stop, suspect = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, suspect = min(start + BLOCK, count), False
         for i in range(start, stop):
             g, y, w = grad_output[i], target[i], weight[i]
             value, first, second = falling_exp_parts(-abs(x[i]))
@@ -193,7 +193,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 @helper
 def scales(operands: Any, parameters: Any) -> tuple[Any, Any, Any, Any]:
-    """What the terms of class 0 and of class 1 are multiplied by, each with its rounding error."""
+    """Scales of the terms of class 0 and class 1, followed by their rounding errors, for scalar factors."""
     grad_output, weight, p = operands[0][0], operands[3][0], operands[4][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     exact = (wide(grad_output) * wide(weight)) * share
@@ -204,7 +204,7 @@ def scales(operands: Any, parameters: Any) -> tuple[Any, Any, Any, Any]:
 
 @helper
 def are_extreme(scale: Any, positive_scale: Any, operands: Any) -> bool:
-    """Whether a product with one of them may be too large, or is too small, and not because a factor is 0."""
+    """Whether a product of a scale with nonzero factors may over- or underflow."""
     small = abs(scale) < LEAST or abs(positive_scale) < LEAST
     if small and operands[0][0] != 0 and operands[3][0] != 0:
         return True
@@ -212,8 +212,8 @@ def are_extreme(scale: Any, positive_scale: Any, operands: Any) -> bool:
 
 
 @helper
-def compute_span(operands: Any, scaled: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
-    """Elements [start, stop) for factors of one value each that are not extreme; scaled: what `scales` gives."""
+def compute_block(operands: Any, scaled: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop) for scalar factors that are not extreme; scaled: the result of `scales`."""
     x, target = operands[1], operands[2]
     scale, positive_scale, lost, positive_lost = scaled
     suspect = False
@@ -234,25 +234,25 @@ def compute_span(operands: Any, scaled: Any, out: Any, start: int, stop: int, pa
 
 
 def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output, weight and pos_weight of one value each, as a loss that is a mean has them."""
+    """`gradient` for scalar grad_output, weight and pos_weight, as with the reduction mean."""
     scaled = scales(operands, parameters)
     if are_extreme(scaled[0], scaled[1], operands):
         compute_again(operands, 0, out, 0, count, parameters)
         return
-    for start in range(0, count, SPAN):
-        compute_span(operands, scaled, out, start, min(start + SPAN, count), parameters)
+    for start in range(0, count, BLOCK):
+        compute_block(operands, scaled, out, start, min(start + BLOCK, count), parameters)
 
 
 def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same without the correction of rounding errors."""
+    """`gradient_of_scalars` without compensation of rounding errors."""
     x, target = operands[1], operands[2]
     scaled = scales(operands, parameters)
     scale, positive_scale = scaled[0], scaled[1]
     if are_extreme(scale, positive_scale, operands):
         compute_again(operands, 0, out, 0, count, parameters)
         return
-    for start in range(0, count, SPAN):
-        stop, suspect = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, suspect = min(start + BLOCK, count), False
         for i in range(start, stop):
             y, size = target[i], abs(x[i])
             e = near_exp(-size)
@@ -262,12 +262,12 @@ def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, paramete
             out[i] = result
             suspect = suspect | (not size < NEAR) | (result - result != 0)
         if suspect:
-            compute_span(operands, scaled, out, start, stop, parameters)
+            compute_block(operands, scaled, out, start, stop, parameters)
 
 
 @helper
-def compute_span_of_16_bits(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> bool:
-    """Elements [start, stop), also of logits that are not NEAR; answers whether a product may be extreme."""
+def compute_block_of_16_bits(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> bool:
+    """Elements [start, stop) for all logits; returns whether a product may be extreme."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share, suspect = parameters[0], False
     for i in range(start, stop):
@@ -284,11 +284,11 @@ def compute_span_of_16_bits(operands: Any, out: Any, start: int, stop: int, para
 
 
 def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same without the correction of rounding errors, which are far below the last place of a 16-bit result."""
+    """`gradient` without compensation of rounding errors, which are negligible in 16-bit results."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]
-    for start in range(0, count, SPAN):
-        stop, suspect, far_off = min(start + SPAN, count), False, False
+    for start in range(0, count, BLOCK):
+        stop, suspect, far_off = min(start + BLOCK, count), False, False
         for i in range(start, stop):
             y, size = target[i], abs(x[i])
             e = near_exp(-size)
@@ -300,20 +300,20 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
             suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
             far_off = far_off | (not size < NEAR)
         if far_off:
-            suspect = compute_span_of_16_bits(operands, out, start, stop, parameters)
+            suspect = compute_block_of_16_bits(operands, out, start, stop, parameters)
         if suspect and is_extreme(operands, start, stop, share):
             compute_again(operands, 1, out, start, stop, parameters)
 
 
 MODERATE = 2.0**50
-"""Sum of the squares of numbers that, as a factor, leave what has vanished too small for a normal float number."""
+"""Bound of a sum of squares of factors: whatever underflowed remains negligible after multiplication by them."""
 
 
 def body(b: Body) -> None:
-    """(1 - y)/(1 + exp(-x)) - p*y/(1 + exp(x)): no term cancels, and an exp that is infinite gives the 0 it should.
+    """(1 - y)/(1 + exp(-x)) - p*y/(1 + exp(x)): terms do not cancel, and an infinite exp gives 0.
 
-    The operator Sigmoid of runtimes is cut off far from 0. Two float factors may overflow, or vanish, where a third
-    would bring their product back. So the products are computed in double unless the first ones are of moderate size.
+    The operator Sigmoid of runtimes saturates for large abs(x). A product of two float factors may over- or underflow
+    where a third factor would compensate, so products are in double unless the first ones are moderate.
     """
     x, y, grad = b.load("self"), b.load("target"), b.load("grad_output")
     p, w = (b.load(name) if b.has(name) else None for name in ("pos_weight", "weight"))
@@ -348,7 +348,7 @@ def body(b: Body) -> None:
 
 
 def _factors(y: Value, grad: Value, p: Value | None, w: Value | None) -> tuple[Value, Value]:
-    """The factors p*y and grad_output*w."""
+    """p*y and grad_output*w."""
     positive = y if p is None else (p * y).named("positive")
     return positive, grad if w is None else (grad * w).named("weighted_grad")
 
@@ -358,7 +358,7 @@ def _share(scale: Value, divisor: Value | None) -> Value:
 
 
 def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, scale: Value) -> Value:
-    """The two terms, of which `opposite`, -x, and x are the powers."""
+    """scale * ((1 - y)/(1 + exp(opposite)) - positive/(1 + exp(x))), opposite = -x."""
     negative_divisor = (b.op("Exp", opposite, name="negative_exp") + 1.0).named("negative_divisor")
     positive_divisor = (b.op("Exp", x, name="positive_exp") + 1.0).named("positive_divisor")
     negative_term = ((1.0 - y).named("negative") / negative_divisor).named("negative_term")

@@ -1,4 +1,4 @@
-"""BinaryCrossEntropyWithLogitsTargetBackward: gradient of the binary cross entropy of a sigmoid by its target."""
+"""BinaryCrossEntropyWithLogitsTargetBackward: gradient of the binary cross entropy with respect to its target."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._loss import near_size
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, WEIGHTS, check_reduction, reduction_attribute
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
+from onnx_ops.ops.extremes import BLOCK, INFINITE, NEAR
 from onnx_ops.ops.references import Scaled, rounded
 
 SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsTargetBackward",
     """
-Gradient of the binary cross entropy of a sigmoid, BinaryCrossEntropyWithLogits, by its target.
+Gradient of the binary cross entropy of sigmoid(logits), BinaryCrossEntropyWithLogits, with respect to `target`.
 
     x = self, w = weight, p = pos_weight, softplus(x) = log(1 + exp(x))
     d           = grad_output * w * (p * softplus(-x) - softplus(x)), which is -x * w * grad_output for p = 1
     grad_target = d              reduction 0 (none) and 2 (sum)
                   d / numel(x)   reduction 1 (mean)
 
-Shapes: target and grad_target have self's shape; grad_output, weight and pos_weight each broadcast to it. Rank 0 to 8.
+Shapes: `target` and `grad_target` have the shape of `self`; `grad_output`, `weight` and `pos_weight` broadcast to it.
+Rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double, or in float
-if all inputs have 16 bits, and rounded once.
+Dtypes: each input float16, bfloat16, float or double; `grad_target` has the dtype of `target`. Computed in double, or
+in float if all inputs have 16 bits, and rounded once.
 
-Edge rules: target sets shape and dtype only, its values do not enter. A missing weight or pos_weight stands for ones.
-No logit overflows, and where p is 0 or 1 no digits cancel. NaN and infinities go through the formula, by which an
-infinite logit gives NaN where it meets a factor of 0. In double the product grad_output * w / n is out of range alone,
-also where x brings d back into it. Empty inputs give an empty output.
+Edge rules: of `target` only shape and dtype are used. An omitted `weight` or `pos_weight` is 1. No logit overflows, and
+terms do not cancel where p is 0 or 1. NaN and infinities propagate as in the formula: an infinite logit gives NaN where
+its factor is 0. In double, the product `grad_output * w / n` may overflow or underflow even if its product with x would
+not. Empty inputs give an empty output.
 
-Without a kernel: the results are the same, up to the last place. Shapes that are known only at run time are not
-checked: they broadcast as the operators do.
+Without a kernel: the results are the same up to the last place. Shapes known only at run time are not checked; they
+broadcast as in ONNX operators.
 """,
     inputs=(
         GRAD_OUTPUT,
         LOGITS,
-        Input("target", "Labels, meant to be in [0, 1]; self's shape.", Role.SAME | Role.UNREAD),
+        Input("target", "Labels, in [0, 1] by convention; shape of `self`.", Role.SAME | Role.UNREAD),
         *WEIGHTS,
     ),
-    outputs=(Output("grad_target", "Gradient by target, of its shape.", "target"),),
+    outputs=(Output("grad_target", "Gradient with respect to `target`, of its shape.", "target"),),
     attributes=(reduction_attribute(),),
 )
 
@@ -78,16 +79,15 @@ def reference(
     reduction: int = Reduction.MEAN,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition, computed in float64; no product of factors overflows or underflows.
 
-    With L = log1p(exp(-|x|)), p*softplus(-x) - softplus(x) is (p - 1)*L - x for x > 0 and (p - 1)*L - p*x for x < 0.
-    Computed in float64, and no product of factors overflows or loses digits on the way.
+    With L = log1p(exp(-abs(x))): p*softplus(-x) - softplus(x) is (p - 1)*L - x for x > 0, (p - 1)*L - p*x for x < 0.
 
     Args:
-        grad_output, weight, pos_weight: floating arrays that broadcast to self; None stands for ones.
+        grad_output, weight, pos_weight: floating arrays that broadcast to self; weights default to 1.
         self, target: floating arrays of one shape.
         reduction: 0 none, 1 mean, 2 sum.
-        dtype: answer in this dtype instead of target's.
+        dtype: dtype of the result instead of target's.
 
     Returns:
         Array of self's shape.
@@ -98,19 +98,19 @@ def reference(
         scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
         curved = (p - 1) * np.log1p(np.exp(-np.abs(x)))
         straight = np.where(x < 0, p * -x, -x)
-        # At -infinity the formula has p * infinity - 0, also for an infinite p.
+        # At -inf the formula has p * inf - 0, also for an infinite p.
         return rounded((scale * Scaled(np.where(x == -np.inf, 0.0, curved) + straight)).value(), target.dtype, dtype)
 
 
 LEAST, LARGE = 2.0**-100, 2.0**100
-"""A number between these is a float32 number, and no subnormal one."""
+"""Bounds of products in the normal range of float32."""
 SHORT_LEAST, SHORT_LARGE = np.float32(2.0**-60), np.float32(2.0**60)
-"""Times a number between these, one that float32 has with all of its digits keeps those that a 16-bit result has."""
+"""Bounds of factors that keep a normal float32 accurate enough for 16-bit results."""
 
 
 @helper
-def compute_span(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
-    """Elements [start, stop). parameters: the divisor's reciprocal, and last the rounding error of that."""
+def compute_block(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+    """Elements [start, stop) in float64."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(start, stop):
@@ -121,15 +121,15 @@ def compute_span(operands: Any, out: Any, start: int, stop: int, parameters: Any
 
 
 def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    compute_span(operands, out, 0, count, parameters)
+    compute_block(operands, out, 0, count, parameters)
 
 
 def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same in float32, of 16-bit inputs, where nothing is extreme."""
+    """The gradient of 16-bit inputs in float32, in float64 for blocks with an element out of range."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
     share = parameters[0]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             x, p, g, w = logits[i], pos_weight[i], grad_output[i], weight[i]
             scale = (g * w) * share
@@ -139,11 +139,11 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
             unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
             extreme = extreme | unusual | (not abs(x) < NEAR) | (not abs(result) < INFINITE)
         if extreme:
-            compute_span(operands, out, start, stop, parameters)
+            compute_block(operands, out, start, stop, parameters)
 
 
 def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a pos_weight of ones."""
+    """`gradient` for a pos_weight of 1."""
     grad_output, logits, weight = operands[0], operands[1], operands[3]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
@@ -151,7 +151,7 @@ def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters:
 
 
 def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output and a weight of one value each."""
+    """`gradient_without_pos_weight` for scalar grad_output and weight."""
     grad_output, logits, weight = operands[0][0], operands[1], operands[3][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     exact = -(wide(grad_output) * wide(weight)) * share

@@ -1,7 +1,6 @@
-"""The backward recursion of CTC over the states of a sample, native: beta and the posteriors of the classes.
+"""The backward recursion of CTC for a sample: beta and the posteriors of the classes.
 
-Where most classes are neither the blank nor in the target, which is `sparse`, only those that are take part in it, by
-their places among them: `carried`.
+With `sparse`, only the blank and the classes of the target take part; `carried` lists them in ascending order.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.ctc._native import log_product, log_sum, whole
 
 LOST = 2
-"""What a step returns if float64 cannot hold its results, instead of the change of the scale."""
+"""Result of a step that float64 cannot represent, in place of the change of the scale."""
 LARGEST_EXPONENT = 650.0
-"""Where exp(log_alpha + loss) exceeds e**650, beta may have left the range of float64; below, it lost < 1e-20."""
+"""Bound of log_alpha + loss: beyond it beta may overflow; below, the error of underflow is < 1e-20."""
 SMALL, LARGE = 2.0**-64, 2.0**64
 
 
 @helper
 def carried_classes(labels: Any, length: int, blank: int, classes: int, places: Any, carried: Any) -> int:
-    """The classes that the blank and the labels are, ascending, and how many there are.
+    """Collect the classes of the blank and the labels, ascending; returns their number.
 
-    places[c] is then the place of class c among them, and labels[k] the place of its class.
+    Sets places[c] to the index of class c among them, and labels[k] to that of its class.
     """
     for c in range(classes):
         places[c] = -1
@@ -59,7 +58,7 @@ def carried_classes(labels: Any, length: int, blank: int, classes: int, places: 
 def read_row(
     kernel: Any, source: int, element_type: int, sparse: bool, carried: Any, count: int, row_address: int, row: Any
 ) -> None:
-    """log_probs of the classes that take part."""
+    """Read log_probs of the classes that take part."""
     if sparse:
         for i in range(count):
             row[i] = number_at(source, element_type, carried[i])
@@ -86,11 +85,11 @@ def write_row(
     numbers_address: int,
     numbers: Any,
 ) -> None:
-    """A row of the gradient: `result` for the classes that take part, grad * exp(log_probs) for all others."""
+    """Write a row of the gradient: `result` for the classes that take part, grad * exp(log_probs) for the others."""
     if not sparse:
         write_numbers(kernel.write, result_address, element_type, classes, target)
         return
-    if element_type == FLOAT and through:  # in place, which is faster
+    if element_type == FLOAT and through:  # in place
         given, written = array_at(source, classes, np.float32), array_at(target, classes, np.float32)
         for k in range(classes):
             written[k] = np.float32(grad * short_exp(given[k]))
@@ -122,7 +121,7 @@ def write_row(
 def write_constant(
     kernel: Any, value: float, element_type: int, classes: int, target: int, numbers_address: int, numbers: Any
 ) -> None:
-    """A row of the gradient that is the same for all classes."""
+    """Write a row of the gradient with one value for all classes."""
     for k in range(min(CHUNK, classes)):
         numbers[k] = value
     for first in range(0, classes, CHUNK):
@@ -160,11 +159,13 @@ def scaled_step(
 ) -> int:
     """Step of beta from t + 1 to t in linear float64, and the posteriors of the classes at t, into `result`.
 
-    beta[t, s] is held as blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times a power of 2**64 that keeps the numbers
-    near 1; offset + offset_lost is what takes it back, plus the loss. The answer is how the power changes, or LOST
-    where this cannot give the result: float64 may not have held all of beta, there is NaN or +inf, or log_alpha is
-    above -inf in a state that no path can have reached by t. Beta of those is not worked out, nor that of states that
-    none can leave for the end in time.
+    beta[t, s] is blanks[k] (s = 2k) or labelled[k] (s = 2k + 1), times a power of 2**64 that keeps the values near 1;
+    offset + offset_lost is the logarithm of its reciprocal, plus the loss. Beta of states that no path can reach by t,
+    or from which no path ends in time, is not computed.
+
+    Returns:
+        The change of the power; LOST if beta may have left the range of float64, a value is NaN or +inf, or log_alpha
+        is above -inf in a state that no path can reach by t.
     """
     unreached = 0
     for s in range(2 * t + 2, 2 * length + 1):
@@ -191,7 +192,7 @@ def scaled_step(
         outside += 0 if exponent <= LARGEST_EXPONENT else 1
         value, first, second = exp_parts(exponent)
         weights[s] = (value * first) * second
-    # One loop for each array: LLVM vectorises all but the one that adds up labels, whose indices may coincide.
+    # A loop per array: LLVM vectorizes all but the sum over labels, whose indices may coincide.
     silence = probabilities[blank]
     for c in range(classes):
         result[c] = 0.0
@@ -209,7 +210,7 @@ def scaled_step(
         blanks[k] = sums[k] * silence
     for k in range(label_low, label_high + 1):
         labelled[k] = label_sums[k] * emitted[k]
-    fair, large = 0, 0  # counts: LLVM does not vectorise a maximum that respects NaN
+    fair, large = 0, 0  # counts, since LLVM does not vectorize a maximum with NaN semantics
     for k in range(blank_low, blank_high + 1):
         fair += 1 if blanks[k] >= SMALL else 0
         large += 0 if blanks[k] <= LARGE else 1
@@ -237,7 +238,7 @@ def log_step(
     length: int, last: bool, labels: Any, blank: int, skips: Any, row: Any, alpha: Any, beta: Any, result: Any,
     classes: int,
 ) -> None:  # fmt: skip
-    """Step of log beta from t + 1 to t, and log(sum of alpha*beta) of each class at t, into `result`."""
+    """Step of log_beta from t + 1 to t in log space, and log(sum(alpha * beta)) of each class at t, into `result`."""
     for c in range(classes):
         result[c] = -np.inf
     for s in range(2 * length + 1):

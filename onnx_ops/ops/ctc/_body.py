@@ -1,7 +1,7 @@
-"""The portable bodies of CtcLoss and CtcLossBackward.
+"""Function bodies of CtcLoss and CtcLossBackward.
 
-A graph cannot refuse values: lengths and labels are brought into their range, and `fits` tells which samples needed no
-help. A column is (N, 1), a plane (N, A): states of all samples.
+A function body cannot raise errors: lengths and labels are clipped to their ranges, and `fits` marks valid samples. A
+column has shape (N, 1), a plane (N, A).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from onnx_ops.ops.ctc._rules import WHOLE_TARGETS
 IMPOSSIBLE = -math.inf
 END = 2**63 - 1
 STASH = ("stash_type", "log_probs")
-"""What may hold the dtype of neg_log_likelihood and log_alpha."""
+"""Attribute or input with the dtype of neg_log_likelihood and log_alpha."""
 PLANE = TensorType(TensorProto.DOUBLE, (None, None))
 MOMENT = TensorType(TensorProto.INT64, ())
 
 
 def forward(b: Body) -> None:
-    """log_alpha by a Scan over time, which ends with that of the last step of each sample."""
+    """log_alpha by a Scan over time, whose state ends as that of the last step of each sample."""
     b.widen()
     log_probs = b.load("log_probs")
     samples = _read_samples(b, log_probs)
     exists = samples.states.less_or_equal(samples.twice).named("exists")
-    # The skip from s - 2 to s leaves out a blank between different labels.
+    # A path may skip the blank between two different labels, from s - 2 to s.
     earlier_label = _moved(b, samples.extended, -2, b.constant(-1), "extended_earlier")
     differ = (~samples.extended.equal(earlier_label).named("same")).named("differ")
     skip = ((samples.is_label & differ).named("may_skip") & samples.states.greater(1).named("within")).named("skip")
@@ -47,7 +47,7 @@ def forward(b: Body) -> None:
         goes_on = now.less(samples.used).named("goes_on")
         return b.op("Where", goes_on, alpha_now, earlier, name="alpha_so_far"), alpha_now
 
-    # Before the first step the path is in the state 0, from where it goes to the states 0 and 1.
+    # Before the first step, paths are in state 0, from which states 0 and 1 are reachable.
     at_first_state = b.op("Where", samples.states.equal(0).named("is_first"), 0.0, impossible, name="at_first_state")
     start = b.op("Expand", at_first_state, b.op("Shape", samples.extended, name="plane"), name="start")
     time = b.op("Range", 0, (samples.steps + 1).named("steps_and_one"), 1, name="time_and_one")
@@ -59,7 +59,7 @@ def forward(b: Body) -> None:
     log_alpha = b.op("Where", _is_in_time(b, samples), alpha, impossible, name="alpha_in_time")
     b.store("log_alpha", b.op("Transpose", log_alpha, name="alpha_of_samples", perm=[1, 0, 2]), *STASH)
 
-    # The paths end in the last two states; the empty target has one.
+    # Paths end in one of the last two states, those of an empty target in the only one.
     last_label = b.op("Max", (samples.twice - 1).named("twice_less_one"), 0, name="last_label")
     in_blank = b.op("GatherElements", final, samples.twice, name="in_blank", axis=1)
     in_label = b.op("GatherElements", final, last_label, name="in_label", axis=1)
@@ -74,7 +74,7 @@ def forward(b: Body) -> None:
 
 
 def backward(b: Body) -> None:
-    """log_beta by a Scan backwards over time; all else at once for all time steps."""
+    """log_beta by a Scan backwards over time; the rest is computed for all time steps at once."""
     b.widen()
     log_probs = b.load("log_probs")
     alpha = b.op("Transpose", b.load("log_alpha"), name="alpha", perm=[1, 0, 2])  # (T, N, A)
@@ -86,7 +86,7 @@ def backward(b: Body) -> None:
     is_last = (s.greater_or_equal(twice_less_one).named("is_late") & exists).named("is_last")
     impossible = b.constant(IMPOSSIBLE, name="impossible")
     last = b.op("Where", is_last, 0.0, impossible, name="last")
-    # The skip from s to s + 2 leaves out a blank between different labels.
+    # A path may skip the blank between two different labels, from s to s + 2.
     extended_later = _moved(b, samples.extended, 2, b.value_of("blank"), "extended_later")
     differ = (~samples.extended.equal(extended_later).named("same")).named("differ")
     skip = ((samples.is_label & differ).named("may_skip") & s.less(twice_less_one).named("within")).named("skip")
@@ -108,9 +108,9 @@ def backward(b: Body) -> None:
     _, beta_back = b.several("Scan", start, time, names=("beta_at_0", "beta_back"), num_scan_inputs=1, body=scan_body)
     beta = b.op("Gather", beta_back, b.op("Range", samples.steps, 0, -1, name="order"), name="beta")
 
-    # Posteriors: exp(alpha + beta + loss - log_probs), added up by class.
+    # Posteriors exp(alpha + beta + loss - log_probs), summed by class.
     not_reached = alpha.equal(impossible).named("not_reached")
-    not_left = beta.equal(impossible).named("not_left")  # which is so of all states above 2*length
+    not_left = beta.equal(impossible).named("not_left")  # including all states above 2*length
     no_term = (not_reached | not_left).named("no_term")
     loss = _as_column(b, samples.column, b.load("neg_log_likelihood"), "loss")
     relative = ((alpha + beta).named("paths_through") + loss).named("relative")
@@ -132,7 +132,7 @@ def backward(b: Body) -> None:
 
 
 def _direct_term(b: Body, log_probs: Value) -> Value:
-    """exp(log_probs) if the gradient goes through log_softmax, else 0."""
+    """exp(log_probs) for the gradient through log_softmax, else 0."""
     through = b.attribute("through_log_softmax")
     if through == 0:
         return b.constant(0.0)
@@ -148,16 +148,16 @@ class _Samples:
     """Lengths and states of all samples.
 
     Attributes:
-        column: the shape of a column.
+        column: shape of a column.
         steps: T.
-        used: time steps of each sample, a column.
-        twice: the last state of each sample, twice its target length, a column.
-        states: the numbers of the states, (A).
-        is_label: whether a state stands for a label, a plane.
-        extended: the class of each state, a plane; blank where a sample has no such state.
-        fits: whether lengths and labels were in their range, a column.
-        emitted: log_probs of the class of each state, (T, N, A).
-        extended_always: the class of each state at all times, (T, N, A).
+        used: column, time steps of each sample.
+        twice: column, last state of each sample: twice its target length.
+        states: (A,) indices of the states.
+        is_label: plane, whether a state is a label.
+        extended: plane, class of each state; blank for states that a sample does not have.
+        fits: column, whether lengths and labels are in range.
+        emitted: (T, N, A) log_probs of the class of each state.
+        extended_always: (T, N, A) class of each state.
     """
 
     column: Value
@@ -173,12 +173,12 @@ class _Samples:
 
 
 def _read_samples(b: Body, log_probs: Value, states: Value | None = None) -> _Samples:
-    """What a body computes with.
+    """Lengths and states.
 
     Args:
         b: the body.
-        log_probs: in double.
-        states: A, a scalar; None for as many as the targets need.
+        log_probs: (T, N, C) in double.
+        states: scalar A; None for as many as the targets need.
     """
     steps_1d = b.op("Shape", log_probs, name="steps_1d", start=0, end=1)
     steps = b.op("Squeeze", steps_1d, [0], name="steps")
@@ -186,7 +186,7 @@ def _read_samples(b: Body, log_probs: Value, states: Value | None = None) -> _Sa
     column = b.op("Concat", batch_1d, [1], name="column", axis=0)
     classes = b.op("Squeeze", b.op("Shape", log_probs, name="classes_1d", start=2), [0], name="classes")
 
-    # Lengths within T, and within the states; the labels one after another, one more at the end.
+    # Lengths, clipped to T and to the states; the concatenated labels, padded by one.
     input_lengths = _as_column(b, column, b.load_as("input_lengths", TensorProto.INT64), "input_lengths")
     used = b.op("Clip", input_lengths, 0, steps, name="used_column")
     fits_steps = used.equal(input_lengths).named("fits_steps")
@@ -204,7 +204,7 @@ def _read_samples(b: Body, log_probs: Value, states: Value | None = None) -> _Sa
     length = b.op("Clip", target_lengths, 0, longest, name="length_column")
     fits_targets = length.equal(target_lengths).named("fits_targets")
 
-    # States: the blanks at even s, label s // 2 at odd s; of sample n those up to 2*length exist.
+    # States: blank for even s, label s // 2 for odd s; those of sample n are 0 to 2*length.
     s = b.op("Range", 0, states, 1, name="s")
     label_of_s = (s / 2).named("label_of_s")
     is_odd = b.op("Mod", s, 2, name="parity").cast(TensorProto.BOOL).named("is_odd")
@@ -231,31 +231,31 @@ def _read_samples(b: Body, log_probs: Value, states: Value | None = None) -> _Sa
 
 
 def _as_column(b: Body, column: Value, value: Value, name: str) -> Value:
-    """(N) to a column, whose shape is `column`."""
+    """A value of shape (N,) as a column."""
     return b.op("Reshape", value, column, name=f"{name}_column", allowzero=1)
 
 
 def _is_in_time(b: Body, samples: _Samples) -> Value:
-    """Whether t < input_lengths, (T, N, 1)."""
+    """(T, N, 1): whether t < input_lengths."""
     time = b.op("Unsqueeze", b.op("Range", 0, samples.steps, 1, name="time"), [1, 2], name="time_planes")
     return time.less(samples.used).named("is_used_columns")
 
 
 def _padded_by_one_step(b: Body, emitted: Value) -> Value:
-    """(T, N, A) with a further step, for onnxruntime refuses a Scan over no steps."""
+    """(T, N, A), padded by a time step, as onnxruntime rejects a Scan over none."""
     return b.op("Pad", emitted, [0, 0, 0, 1, 0, 0], 0.0, name="emitted_and_one")
 
 
 def _moved(b: Body, plane: Value, by: int, fill: Value, name: str) -> Value:
-    """A plane whose state s holds what was in s + by; `fill` where there was no such state."""
+    """A plane whose state s is state s + by of the given one; `fill` where there is none."""
     before, after = max(-by, 0), max(by, 0)
     longer = b.op("Pad", plane, [0, before, 0, after], fill, name=f"{name}_longer")
     return b.op("Slice", longer, [after], [END if after else -before], [1], name=name)
 
 
 def _log_sum(b: Body, *paths: Value) -> Value:
-    """log(sum of exp)."""
-    # -inf - -inf is NaN, -inf - lowest is -inf
+    """Log-sum-exp."""
+    # -inf - -inf is NaN, but -inf - lowest is -inf
     lowest = b.constant(float(np.finfo(np.float64).min), name="lowest")
     largest = b.constant(float(np.finfo(np.float64).max), name="largest")
     level = b.op("Clip", b.op("Max", *paths, name="highest"), lowest, largest, name="level")
@@ -264,14 +264,14 @@ def _log_sum(b: Body, *paths: Value) -> Value:
 
 
 def _log_product(b: Body, paths: Value, emitted: Value, name: str) -> Value:
-    """log(exp * exp), where 0 times anything is 0."""
+    """log(exp(paths) * exp(emitted)), with 0 * anything = 0."""
     no_path = paths.equal(IMPOSSIBLE).named("no_path")
     not_emitted = emitted.equal(IMPOSSIBLE).named("not_emitted")
     return b.op("Where", (no_path | not_emitted).named("is_impossible"), IMPOSSIBLE, paths + emitted, name=name)
 
 
 def _whole_targets(b: Body) -> Value:
-    """targets as int64; -1 for one that is no whole number."""
+    """targets as int64; -1 for a value that is not integral."""
     if all(call.dtype("targets") in WHOLE_TARGETS for call in b.calls):
         return b.load_as("targets", TensorProto.INT64)
     given = b.inputs["targets"].cast(TensorProto.DOUBLE).named("targets_given")
@@ -281,13 +281,13 @@ def _whole_targets(b: Body) -> Value:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where labels are.
+    """Offsets of labels.
 
     Attributes:
-        firsts: where those of each sample begin among all, a column.
-        most: how many a sample can have.
-        longest: how many the sample with the most has; of padded targets, how many it has room for.
-        adds_up: whether the target lengths add up to the labels; None for padded targets.
+        firsts: column, offset of each sample's labels in all labels.
+        most: greatest possible target length of a sample.
+        longest: greatest target length of the samples; S for padded targets.
+        adds_up: whether the sum of target lengths is the number of labels; None for padded targets.
     """
 
     firsts: Value
@@ -304,7 +304,7 @@ def _places_of_targets(b: Body, batch_1d: Value, label_count: Value, target_leng
     padded_firsts = (b.op("Unsqueeze", samples, [1], name="samples_column") * pitch).named("padded_firsts")
     if ranks == {2}:
         return _Places(padded_firsts, pitch, pitch, None)
-    too_many = (label_count + 1).named("too_many")  # whatever exceeds the count, for sums that do not overflow
+    too_many = (label_count + 1).named("too_many")  # clipping to it keeps the sum from overflowing
     lengths_in_sum = b.op("Clip", target_lengths, 0, too_many, name="lengths_in_sum")
     joined_firsts = b.op("CumSum", lengths_in_sum, 0, name="joined_firsts", exclusive=1)
     total = b.op("ReduceSum", lengths_in_sum, name="total", keepdims=0)

@@ -14,20 +14,20 @@ from onnx_ops.loops.primitives import NO_POWER, exp_and_power, helper, log, numb
 from onnx_ops.ops.ctc._native import log_product, log_sum
 
 BEFORE = 2
-"""States before the first one."""
+"""Padding before the first state."""
 BARRED = 1e50 * NO_POWER
-"""Added to the power of two of a state that no path skips from: below that of any state."""
+"""Added to the exponent of a state that must not be skipped from; below the exponent of any state."""
 LARGEST = 1e12
-"""log_probs up to this size are computed as a value times a power of two."""
+"""Bound of abs(log_probs) for `scaled_step`."""
 STEPS_WITHIN_RANGE = 16
-"""Steps that the values of states are multiplied for before their own powers of two are taken out of them."""
-# ln(2) in two parts, the first of which gives an exact product with a whole number below 2**20
+"""Steps between two calls of `normalize`."""
+# Cody-Waite split of log(2): LN2_HIGH times an integer below 2**20 is exact.
 LN2_HIGH, LN2_LOW = 0.693147180369123816, 1.9082149292705877e-10
 
 
 @helper
 def read_row(row: int, element_type: int, labels: Any, length: int, blank: int, log_probs: Any) -> bool:
-    """log_probs of the labels and, after them, of the blank; whether `scaled_step` can take all of them."""
+    """Read log_probs of the labels, followed by that of the blank; returns whether `scaled_step` supports them."""
     for k in range(length):
         log_probs[k] = number_at(row, element_type, labels[k])
     log_probs[length] = number_at(row, element_type, blank)
@@ -39,7 +39,7 @@ def read_row(row: int, element_type: int, labels: Any, length: int, blank: int, 
 
 @helper
 def start(states: int, values: Any, powers: Any, next_values: Any, next_powers: Any) -> None:
-    """Before the first step the path is in the state 0, from where it goes to the states 0 and 1."""
+    """Initialize alpha before the first step: state 0, from which states 0 and 1 are reachable."""
     for s in range(BEFORE + states):
         values[s], powers[s] = 0.0, NO_POWER
         next_values[s], next_powers[s] = 0.0, NO_POWER
@@ -60,7 +60,7 @@ def scaled_step(
     next_values: Any,
     next_powers: Any,
 ) -> None:
-    """A step of alpha, where that of a state is values * 2**powers. bars: BARRED where no path skips, else 0."""
+    """A step of alpha = values * 2**powers in linear space. bars: BARRED where no path skips, else 0."""
     states = 2 * length + 1
     for k in range(length + 1):
         value, power = exp_and_power(log_probs[k])
@@ -86,7 +86,7 @@ def scaled_step(
 
 @helper
 def normalize(states: int, values: Any, powers: Any) -> None:
-    """Take the power of two out of each value."""
+    """Move the exponent of each value to `powers`."""
     for s in range(BEFORE, BEFORE + states):
         value, power = value_and_power(values[s])
         values[s] = value
@@ -102,7 +102,7 @@ def logarithms(states: int, values: Any, powers: Any, log_alpha: Any) -> None:
 
 @helper
 def log_step(length: int, log_probs: Any, bars: Any, log_alpha: Any) -> None:
-    """A step of log_alpha, in place, for any log_probs."""
+    """A step of log_alpha in log space, in place, for any log_probs."""
     for s in range(2 * length, -1, -1):
         total = log_sum(log_alpha[s + 2], log_alpha[s + 1])
         if bars[s] == 0.0:

@@ -1,6 +1,6 @@
-"""What the kernels of CtcLoss and CtcLossBackward share.
+"""Native code of CtcLoss and CtcLossBackward.
 
-The inputs that both have follow one another, from log_probs on, whose place is the argument `first`.
+`first` is the index of the input log_probs, which targets, input_lengths and target_lengths follow.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from onnx_ops.loops.primitives import array_at, helper, number_at
 
-LANES = 8
-"""float64 numbers in the widest vector."""
+LANES_FLOAT64 = 8
+"""float64 elements of the widest vector (AVX-512)."""
 
 
 @helper
 def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
-    """The greatest target length; -1 if shapes, lengths, labels or blank are not what the op takes."""
+    """The greatest target length; -1 if shapes, lengths, labels or blank are invalid."""
     targets, input_lengths, target_lengths = first + 1, first + 2, first + 3
     if job.rank[first] != 3:
         return -1
@@ -55,7 +55,7 @@ def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
 
 @helper
 def write_offsets(kernel: Any, job: Any, first: int) -> None:
-    """Where the labels of each sample begin, into the scratch memory: int64, one for each."""
+    """Write the offset of each sample's labels to the scratch memory, (N,) int64."""
     targets, target_lengths = first + 1, first + 3
     batch = job.dims[first, 1]
     offsets, total = array_at(job.scratch, batch, np.int64), 0
@@ -66,13 +66,13 @@ def write_offsets(kernel: Any, job: Any, first: int) -> None:
 
 @helper
 def length_of(kernel: Any, job: Any, lengths: int, n: int) -> int:
-    """The length of sample n in the input at the place `lengths`."""
+    """The length of sample n in input `lengths`."""
     return int(number_at(job.data[lengths], kernel.element_type[lengths], n))
 
 
 @helper
 def read_labels(kernel: Any, job: Any, first: int, n: int, length: int, labels: Any) -> None:
-    """The labels of sample n."""
+    """Read the labels of sample n."""
     offset = array_at(job.scratch, job.dims[first, 1], np.int64)[n]
     for k in range(length):
         labels[k] = int(number_at(job.data[first + 1], kernel.element_type[first + 1], offset + k))
@@ -80,8 +80,8 @@ def read_labels(kernel: Any, job: Any, first: int, n: int, length: int, labels: 
 
 @helper
 def whole(count: int) -> int:
-    """A count rounded up to whole vectors."""
-    return (count + LANES - 1) // LANES * LANES
+    """count, rounded up to whole vectors."""
+    return (count + LANES_FLOAT64 - 1) // LANES_FLOAT64 * LANES_FLOAT64
 
 
 @helper
@@ -95,5 +95,5 @@ def log_sum(a: float, b: float) -> float:
 
 @helper
 def log_product(a: float, b: float) -> float:
-    """log(exp(a) * exp(b)), where 0 times anything is 0."""
+    """log(exp(a) * exp(b)), with 0 * anything = 0."""
     return -np.inf if a == -np.inf or b == -np.inf else a + b

@@ -1,4 +1,4 @@
-"""What CtcLoss and CtcLossBackward both demand of their inputs, and how they read labels."""
+"""Checks of CTC inputs, and labels and states for the NumPy references."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WIDTHS: dict[int, int] = {TensorProto.FLOAT16: 1, TensorProto.BFLOAT16: 1, Tenso
 
 
 def is_narrower(dtype: int, other: int) -> bool:
-    """Whether a floating type cannot hold all numbers of another one."""
+    """Whether a floating dtype cannot represent all values of another one."""
     return dtype != other and WIDTHS[dtype] <= WIDTHS[other]
 
 
 def check_inputs(call: Call) -> tuple[Dim, Dim, Dim]:
-    """Refuse log_probs, targets, lengths or attributes that do not fit each other; the sizes T, N and C."""
+    """Sizes T, N and C; raises OpError for log_probs, targets, lengths or attributes that do not fit together."""
     call.check()
     call.check_choice("zero_infinity", {0: "no", 1: "yes"})
     shape = call.shape("log_probs")
@@ -45,14 +45,14 @@ def check_inputs(call: Call) -> tuple[Dim, Dim, Dim]:
 
 
 def check_batch(call: Call, name: str, batch: Dim) -> None:
-    """Refuse an input that is not one number per sample."""
+    """Raise OpError for an input whose shape is not (N,)."""
     call.same_shape(name, (batch,), "the batch size N of 'log_probs'")
 
 
 def check_labels(
     call: Call, log_probs: np.ndarray, targets: np.ndarray, input_lengths: np.ndarray, target_lengths: np.ndarray
 ) -> None:
-    """Refuse lengths and labels that are out of their range."""
+    """Raise OpError for lengths or labels out of range."""
     steps, _, classes = log_probs.shape
     for n, value in enumerate(input_lengths.tolist()):
         if not 0 <= value <= steps:
@@ -76,7 +76,7 @@ def check_labels(
 
 
 def labels_of_samples(targets: np.ndarray, target_lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """The labels of each sample, from targets that are padded (N, S) or one after another."""
+    """Labels of each sample, from padded (N, S) or concatenated targets."""
     offset = 0
     for n, length in enumerate(target_lengths.tolist()):
         yield targets[n, :length] if targets.ndim == 2 else targets[offset : offset + length]
@@ -84,19 +84,19 @@ def labels_of_samples(targets: np.ndarray, target_lengths: np.ndarray) -> Iterat
 
 
 def extended_labels(labels: np.ndarray, blank: int) -> np.ndarray:
-    """The class of each state: blank, t1, blank, ..., tS, blank."""
+    """Class of each state: blank, t1, blank, ..., tS, blank."""
     extended = np.full(2 * len(labels) + 1, blank, np.int64)
     extended[1::2] = labels
     return extended
 
 
 def skips_to(extended: np.ndarray) -> np.ndarray:
-    """Whether a path may go from state s - 2 to s: the two are labels, and differ."""
+    """Whether a path may skip from state s - 2 to s, two different labels."""
     skips = np.zeros(len(extended), bool)
     skips[2:] = (extended[2:] != extended[:-2]) & (np.arange(2, len(extended)) % 2 == 1)
     return skips
 
 
 def log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """log(exp(a) * exp(b)), where 0 times anything is 0."""
+    """log(exp(a) * exp(b)), with 0 * anything = 0."""
     return np.where((a == -np.inf) | (b == -np.inf), -np.inf, a + b)

@@ -19,7 +19,7 @@ from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import array_at, free, item_size, malloc, record_at, write_numbers
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.ops.ctc import _body, _forward
-from onnx_ops.ops.ctc._native import LANES, length_of, log_sum, longest_target, read_labels, write_offsets
+from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, log_sum, longest_target, read_labels, write_offsets
 from onnx_ops.ops.ctc._rules import (
     LENGTHS,
     TARGETS,
@@ -33,14 +33,14 @@ from onnx_ops.ops.ctc._rules import (
 )
 from onnx_ops.ops.references import rounded
 
-STASHED = OutputType("The type that stash_type names.", inputs=("log_probs",), by_attribute=True)
+STASHED = OutputType("The type given by `stash_type`.", inputs=("log_probs",), by_attribute=True)
 SIGNATURE = Signature(
     "CtcLoss",
     """
-The connectionist temporal classification (CTC) loss (aclnnCtcLoss; Graves et al., 2006, eq. 5-8), with the forward
-variables that CtcLossBackward wants.
+Connectionist temporal classification (CTC) loss (aclnnCtcLoss; Graves et al. 2006, eq. 5-8), and the forward variables
+that CtcLossBackward needs.
 
-For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, blank, ..., tS, blank:
+For sample n with Tn = `input_lengths[n]`, labels t1..tS and extended labels l' = blank, t1, blank, ..., tS, blank:
 
     log_alpha[n, t, s]    = logsum of log_alpha[n, t-1, s], log_alpha[n, t-1, s-1] and, if l'[s] and l'[s-2]
                             differ, log_alpha[n, t-1, s-2], plus log_probs[t, n, l'[s]];
@@ -48,50 +48,50 @@ For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, 
     neg_log_likelihood[n] = -logsum of log_alpha[n, Tn-1, s] over the last two states s
     loss[n]               = 0 if zero_infinity is 1 and neg_log_likelihood[n] is +inf, else neg_log_likelihood[n]
 
-This is the loss of each sample; no mean is taken.
+The loss of each sample; there is no reduction.
 
-Shapes: T time, N batch, C classes, S target length. log_probs (T, N, C); targets (N, S), or (sum of target_lengths) for
-the targets one after another; input_lengths and target_lengths (N); neg_log_likelihood and loss (N); log_alpha
-(N, T, A) with A = 2*S+1 states, and for targets one after another A = 2*max(target_lengths)+1.
+Shapes: T time steps, N samples, C classes, S labels. `log_probs` (T, N, C); `targets` padded (N, S), or concatenated
+(sum of `target_lengths`); `input_lengths` and `target_lengths` (N); `neg_log_likelihood` and `loss` (N); `log_alpha`
+(N, T, A) with A = 2*S+1 states, and A = 2*max(target_lengths)+1 for concatenated targets.
 
-Dtypes: log_probs and loss one of float16, bfloat16, float, double; neg_log_likelihood and log_alpha the one that
-stash_type names; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
-computed in double and rounded once.
+Dtypes: `log_probs` and `loss` one of float16, bfloat16, float, double; `neg_log_likelihood` and `log_alpha` as given by
+`stash_type`; `targets` int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. Computed in
+double and rounded once.
 
-Edge rules: log_alpha is -inf in states that no path has reached, for t >= Tn, and in states past the end of a shorter
-target, whatever the inputs hold. A target that no path spells, be it for want of time or by probabilities of 0, has a
-neg_log_likelihood of +inf, whatever zero_infinity is. Tn = 0 gives 0 for an empty target and +inf for any other.
-Entries of padded targets beyond the target length are ignored. A label that equals blank is computed as the formulas
-say. A blank or a target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+Edge rules: `log_alpha` is -inf in states that no path has reached, for t >= Tn, and in states past the end of a shorter
+target, for all inputs. If no path yields the target, because Tn is too small or probabilities are 0,
+`neg_log_likelihood` is +inf whatever `zero_infinity` is. Tn = 0 gives 0 for an empty target and +inf for any other.
+Padding of `targets` is ignored. A label equal to `blank` is no special case. A `blank` or label outside [0, C), a label
+that is not integral, and lengths that do not fit are errors.
 
-A probability of 0 makes a product 0: log_alpha is -inf where log_probs of the class is, and where only such states lead
-to the state, even if other factors are NaN or +inf. Otherwise NaN and infinities give what the formulas give.
+A probability of 0 makes a product 0: `log_alpha` is -inf where `log_probs` of the class is, and where only such states
+lead to the state, even if other factors are NaN or +inf. Other NaN and infinities propagate as in the formulas.
 
-With float32 log_probs of some thousand time steps, a float32 log_alpha has few digits left after the point;
-stash_type = 11 keeps them for CtcLossBackward.
+For float32 `log_probs` of thousands of time steps, a float32 `log_alpha` has few digits after the decimal point;
+`stash_type = 11` keeps them for CtcLossBackward.
 
-Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN in
-neg_log_likelihood and loss; concatenated targets whose lengths do not add up give that to all samples. What all other
-samples get is right. Of shapes that are known only at run time those of the lengths (N) alone are checked.
+Without a kernel: values cannot be rejected. A sample with a length or a label out of range gets NaN in
+`neg_log_likelihood` and `loss`, all samples if the lengths of concatenated targets do not add up; other samples are
+unaffected. Of shapes known only at run time, only those of the lengths are checked.
 """,
     inputs=(
-        Input("log_probs", "Logarithms of the class probabilities, (T, N, C)."),
-        Input("targets", "Labels, (N, S) padded or concatenated to one dimension.", dtypes=TARGETS),
-        Input("input_lengths", "Time steps of each sample, (N).", dtypes=LENGTHS),
-        Input("target_lengths", "Labels of each sample, (N).", dtypes=LENGTHS),
+        Input("log_probs", "Log-probabilities of the classes, (T, N, C)."),
+        Input("targets", "Labels, padded (N, S) or concatenated.", dtypes=TARGETS),
+        Input("input_lengths", "Number of time steps of each sample, (N).", dtypes=LENGTHS),
+        Input("target_lengths", "Number of labels of each sample, (N).", dtypes=LENGTHS),
     ),
     outputs=(
-        Output("neg_log_likelihood", "Loss of each sample, +inf where no path is, (N).", STASHED),
+        Output("neg_log_likelihood", "Loss of each sample, +inf if there is no path, (N).", STASHED),
         Output("log_alpha", "Logarithms of the forward variables, (N, T, A).", STASHED),
-        Output("loss", "Loss of each sample, (N).", "log_probs", optional=True),
+        Output("loss", "`neg_log_likelihood`, with `zero_infinity` applied, (N).", "log_probs", optional=True),
     ),
     attributes=(
-        attribute("blank", 0, "The class that stands for no label."),
-        attribute("zero_infinity", 0, "1: a sample that no path spells has loss 0; neg_log_likelihood stays +inf."),
+        attribute("blank", 0, "Class of the blank."),
+        attribute("zero_infinity", 0, "1: an infinite `loss` becomes 0; `neg_log_likelihood` stays +inf."),
         attribute(
             "stash_type",
             0,
-            "Type of neg_log_likelihood and log_alpha: 0 that of log_probs, 1 float, 11 double; none that is narrower.",
+            "Type of `neg_log_likelihood` and `log_alpha`: 0 that of `log_probs`, 1 float, 11 double; none narrower.",
         ),
     ),
 )
@@ -110,12 +110,14 @@ def reference(
     stash_type: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The definition in NumPy, in float64 and in log space throughout.
+    """NumPy definition, in float64 and log space.
 
     Args:
-        log_probs: (T, N, C). targets: (N, S) or concatenated. input_lengths, target_lengths: (N).
+        log_probs: (T, N, C).
+        targets: (N, S) or concatenated.
+        input_lengths, target_lengths: (N).
         blank, zero_infinity, stash_type: as in the schema.
-        dtype: answer in this dtype instead of those of the outputs.
+        dtype: dtype of the results instead of those of the outputs.
 
     Returns:
         neg_log_likelihood (N), log_alpha (N, T, A) and loss (N).
@@ -150,7 +152,7 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes, lengths and labels; one task for each sample."""
+    """Check shapes, lengths and labels; one task per sample."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     longest = longest_target(kernel, job, LOG_PROBS, attributes.blank)
@@ -171,14 +173,14 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Where each sample's targets begin, into the scratch memory."""
+    """Compute the offsets of each sample's labels."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.tasks > 0:
         write_offsets(kernel, job, LOG_PROBS)
 
 
 def task(job_address: int, n: int) -> None:
-    """Losses and log_alpha of sample n."""
+    """Loss and log_alpha of sample n."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -187,8 +189,8 @@ def task(job_address: int, n: int) -> None:
     length = length_of(kernel, job, TARGET_LENGTH, n)
     states, columns = 2 * length + 1, job.output_dims[LOG_ALPHA, 2]
 
-    # Room for whole vectors: what is left over one by one would take as long as all the others.
-    wide, wide_states = length + 1 + LANES, states + _forward.BEFORE + LANES
+    # Padded to whole vectors, as a scalar remainder loop would take as long as all vectors.
+    wide, wide_states = length + 1 + LANES_FLOAT64, states + _forward.BEFORE + LANES_FLOAT64
     memory = malloc(8 * (4 * wide + 7 * wide_states + columns + _forward.BEFORE))
     if memory == 0:
         job.failed = NO_MEMORY

@@ -26,7 +26,7 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.ctc import _backward, _body
-from onnx_ops.ops.ctc._native import LANES, length_of, longest_target, read_labels, whole, write_offsets
+from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, longest_target, read_labels, whole, write_offsets
 from onnx_ops.ops.ctc._rules import (
     LENGTHS,
     TARGETS,
@@ -44,9 +44,9 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "CtcLossBackward",
     """
-Gradient of the connectionist temporal classification (CTC) loss (aclnnCtcLossBackward; Graves et al., 2006, eq. 9-16).
+Gradient of the connectionist temporal classification (CTC) loss (aclnnCtcLossBackward; Graves et al. 2006, eq. 9-16).
 
-For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, blank, ..., tS, blank:
+For sample n with Tn = `input_lengths[n]`, labels t1..tS and extended labels l' = blank, t1, blank, ..., tS, blank:
 
     log_beta[t, s] = logsum of log_beta[t+1, s], log_beta[t+1, s+1] and, if l'[s] and l'[s+2]
                      differ, log_beta[t+1, s+2], plus log_probs[t, n, l'[s]];
@@ -55,28 +55,28 @@ For sample n with Tn = input_lengths[n], t1..tS its targets and l' = blank, t1, 
     out[t, n, c]   = grad_out[n] * (exp(log_probs[t, n, c])
                      - exp(occupied[t, c] + neg_log_likelihood[n] - log_probs[t, n, c]))
 
-With through_log_softmax = 1 (the convention of aclnn and of PyTorch) this is the gradient with respect to the logits,
-where log_probs = log_softmax(logits). With through_log_softmax = 0 the first term, exp(log_probs), is dropped: this is
-the derivative with respect to log_probs itself.
+With `through_log_softmax` 1, the convention of aclnn and PyTorch, this is the gradient with respect to the logits of
+log_probs = log_softmax(logits). With 0, the first term, `exp(log_probs)`, is dropped: this is the derivative with
+respect to `log_probs` itself.
 
-Shapes: T time, N batch, C classes, S target length, A >= 2*max(target_lengths)+1 states. grad_out (N); log_probs
-(T, N, C); targets (N, S), or (sum of target_lengths) for the targets one after another; input_lengths and
-target_lengths (N); neg_log_likelihood (N); log_alpha (N, T, A); out (T, N, C).
+Shapes: T time steps, N samples, C classes, S labels, A >= 2*max(target_lengths)+1 states. `grad_out` (N); `log_probs`
+(T, N, C); `targets` padded (N, S), or concatenated (sum of `target_lengths`); `input_lengths` and `target_lengths` (N);
+`neg_log_likelihood` (N); `log_alpha` (N, T, A); `out` (T, N, C).
 
-Dtypes: grad_out, log_probs and out one of float16, bfloat16, float, double; neg_log_likelihood and log_alpha that one
-or a wider one; targets int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. All is
-computed in double and rounded once.
+Dtypes: `grad_out`, `log_probs` and `out` one of float16, bfloat16, float, double; `neg_log_likelihood` and `log_alpha`
+the same or a wider one; `targets` int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64.
+Computed in double and rounded once.
 
-Edge rules: out is 0 for t >= Tn, whatever the inputs hold. log_alpha and neg_log_likelihood are taken as they are, also
-where no forward pass could have made them. Entries of padded targets beyond the target length are ignored. A blank or a
-target outside [0, C), a target that is no whole number, and lengths that do not fit are errors.
+Edge rules: `out` is 0 for t >= Tn, for all inputs. `log_alpha` and `neg_log_likelihood` are used as given, also if no
+forward pass could have computed them. Padding of `targets` is ignored. A `blank` or label outside [0, C), a label that
+is not integral, and lengths that do not fit are errors.
 
-A probability of 0 makes a product 0, whatever the other factors are. So log_beta of a state is -inf where log_probs of
-its class is, and where nothing leads from the state to the end. A state whose log_alpha or log_beta is -inf has no term
-in occupied, even if the other one is NaN or +inf; every other state has one, whether or not a path could have reached
-it from the start. A class without terms has no second term in out, so a class whose log_probs is -inf has gradient 0,
-and one whose log_probs is NaN or +inf has the first term alone. Otherwise NaN and infinities give what the formula
-gives, here for a state s that has a term:
+A probability of 0 makes a product 0, whatever the other factors are: log_beta of a state is -inf where `log_probs` of
+its class is, and where no path leads from the state to the end. A state whose `log_alpha` or log_beta is -inf does not
+contribute to occupied, even if the other one is NaN or +inf; every other state does, whether or not a path could have
+reached it. A class without such states has no second term in `out`: it has gradient 0 where its `log_probs` is -inf,
+and the first term alone where it is NaN or +inf. Other NaN and infinities propagate as in the formula, for a state s
+that contributes:
 
     log_alpha[n, t, s]      NaN   NaN in class l'[s] at t
                             +inf  -inf * grad_out in class l'[s] at t
@@ -86,24 +86,24 @@ gives, here for a state s that has a term:
                             +inf  NaN in all classes, or 0 if zero_infinity is 1
                             -inf  no second term, but NaN where occupied is +inf or NaN
 
-Without a kernel: values cannot be refused. A sample with a length or a label beyond its range gets NaN, or zeros where
-it would have them anyway; concatenated targets whose lengths do not add up give NaN to all samples. The gradients of
-all other samples are right. Of shapes that are known only at run time those of the inputs (N) alone are checked.
+Without a kernel: values cannot be rejected. A sample with a length or a label out of range gets NaN, except where its
+gradient is 0 anyway; all samples do if the lengths of concatenated targets do not add up; other samples are unaffected.
+Of shapes known only at run time, only those of the inputs of shape (N) are checked.
 """,
     inputs=(
         Input("grad_out", "Gradient with respect to each sample's loss, (N).", like="log_probs"),
-        Input("log_probs", "Logarithms of the class probabilities, (T, N, C)."),
-        Input("targets", "Labels, (N, S) padded or concatenated to one dimension.", dtypes=TARGETS),
-        Input("input_lengths", "Time steps of each sample, (N).", dtypes=LENGTHS),
-        Input("target_lengths", "Labels of each sample, (N).", dtypes=LENGTHS),
+        Input("log_probs", "Log-probabilities of the classes, (T, N, C)."),
+        Input("targets", "Labels, padded (N, S) or concatenated.", dtypes=TARGETS),
+        Input("input_lengths", "Number of time steps of each sample, (N).", dtypes=LENGTHS),
+        Input("target_lengths", "Number of labels of each sample, (N).", dtypes=LENGTHS),
         Input("neg_log_likelihood", "Loss of each sample, (N)."),
-        Input("log_alpha", "Forward variables of the forward pass, (N, T, A)."),
+        Input("log_alpha", "Forward variables of CtcLoss, (N, T, A)."),
     ),
-    outputs=(Output("out", "Gradient, (T, N, C).", "log_probs"),),
+    outputs=(Output("out", "Gradient with respect to the logits or `log_probs`, (T, N, C).", "log_probs"),),
     attributes=(
-        attribute("blank", 0, "The class that stands for no label."),
-        attribute("zero_infinity", 0, "1: a sample whose loss is infinite gets a gradient of 0."),
-        attribute("through_log_softmax", 1, "0: drop the term exp(log_probs)."),
+        attribute("blank", 0, "Class of the blank."),
+        attribute("zero_infinity", 0, "1: a sample with infinite loss has gradient 0."),
+        attribute("through_log_softmax", 1, "0: drop the term `exp(log_probs)`."),
     ),
 )
 
@@ -122,13 +122,16 @@ def reference(
     through_log_softmax: int = 1,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, in float64 and in log space throughout.
+    """NumPy definition, in float64 and log space.
 
     Args:
-        grad_out: (N). log_probs: (T, N, C). targets: (N, S) or concatenated. input_lengths, target_lengths: (N).
-        neg_log_likelihood: (N). log_alpha: (N, T, A), as the forward op gives them.
+        grad_out, neg_log_likelihood: (N).
+        log_probs: (T, N, C).
+        targets: (N, S) or concatenated.
+        input_lengths, target_lengths: (N).
+        log_alpha: (N, T, A), from CtcLoss.
         blank, zero_infinity, through_log_softmax: as in the schema.
-        dtype: answer in this dtype instead of log_probs'.
+        dtype: dtype of the result instead of log_probs'.
 
     Returns:
         Array (T, N, C).
@@ -164,12 +167,12 @@ def reference(
 
 GRAD_OUT, LOG_PROBS, _, INPUT_LENGTH, TARGET_LENGTH, LOSS, LOG_ALPHA = range(7)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-# log(2**64) in two parts; a count of them times the first is exact
+# Cody-Waite split of log(2**64): LOG_SCALE_HIGH times a small integer is exact.
 LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes, lengths and labels; one task for each sample."""
+    """Check shapes, lengths and labels; one task per sample."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     longest = longest_target(kernel, job, LOG_PROBS, attributes.blank)
@@ -187,7 +190,7 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Where each sample's targets begin, into the scratch memory."""
+    """Compute the offsets of each sample's labels."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.tasks > 0:
         write_offsets(kernel, job, LOG_PROBS)
@@ -203,12 +206,12 @@ def task(job_address: int, n: int) -> None:
     length = length_of(kernel, job, TARGET_LENGTH, n)
     loss = number_at(job.data[LOSS], kernel.element_type[LOSS], n)
     grad = number_at(job.data[GRAD_OUT], kernel.element_type[GRAD_OUT], n)
-    # Where most classes are not in the target, those that are do not go with all others through the recursion.
+    # If most classes are not in the target, the recursion runs over those that are.
     sparse = 2 * (length + 1) < classes
 
-    # Room for whole vectors: the exponentials of what is left over one by one would take as long as all the others.
-    wide, wide_states = length + LANES, 2 * length + 1 + LANES
-    wide_classes = (length + 1 if sparse else classes) + LANES
+    # Padded to whole vectors, as a scalar remainder loop would take as long as all vectors.
+    wide, wide_states = length + LANES_FLOAT64, 2 * length + 1 + LANES_FLOAT64
+    wide_classes = (length + 1 if sparse else classes) + LANES_FLOAT64
     memory = malloc(8 * (8 * wide + 2 * wide_states + 4 * wide_classes + 2 * CHUNK + classes))
     if memory == 0:
         job.failed = NO_MEMORY
@@ -242,7 +245,7 @@ def task(job_address: int, n: int) -> None:
     if sparse:
         count = _backward.carried_classes(labels, length, blank, classes, places, carried)
         blank = places[blank]
-    for k in range(LANES):
+    for k in range(LANES_FLOAT64):
         alpha[2 * length + 1 + k] = -np.inf
         row[count + k] = -np.inf
 
@@ -253,8 +256,8 @@ def task(job_address: int, n: int) -> None:
     outs = job.output[0] + n * classes * item_size(probs_type)
     through = attributes.through_log_softmax
 
-    settled = not loss < np.inf  # a loss of +inf or NaN alone says what the sample gets
-    if settled:
+    determined = not loss < np.inf  # a loss of +inf or NaN alone determines the gradient
+    if determined:
         value = 0.0 if loss == np.inf and attributes.zero_infinity != 0 else np.nan
         for t in range(used):
             _backward.write_constant(
@@ -265,12 +268,12 @@ def task(job_address: int, n: int) -> None:
     for k in range(wide):
         blanks[k] = 0.0
         labelled[k] = 0.0
-    in_range, scalings, t = not settled, 0, used - 1
+    in_range, scalings, t = not determined, 0, used - 1
     while in_range and t >= 0:
         _backward.read_row(kernel, probs + t * probs_step, probs_type, sparse, carried, count, row_address, row)
         read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
         _backward.exponentials(row, whole(count), probabilities)
-        # loss - scalings * log(2**64), unevaluated in two parts: log_alpha takes most of it away again
+        # loss - scalings * log(2**64) as an unevaluated sum of two (two-sum, Knuth): log_alpha cancels most of it
         product = scalings * LOG_SCALE_HIGH
         offset = loss - product
         back = offset - loss
@@ -289,8 +292,8 @@ def task(job_address: int, n: int) -> None:
             carried, count, result_address, result, chunk_address, chunk, numbers_address, numbers,
         )  # fmt: skip
         t -= 1
-    if not in_range and not settled:
-        # Beta in log space, over the states as they are interleaved; `sums` and what follows are free for it.
+    if not in_range and not determined:
+        # Beta in log space over interleaved states, in the memory of `blanks` and the following arrays.
         beta = array_at(memory, 2 * length + 3, np.float64)
         for s in range(2 * length + 3):
             beta[s] = -np.inf

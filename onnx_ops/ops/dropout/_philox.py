@@ -1,7 +1,7 @@
-"""The random numbers of Dropout: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
-1, 2, 3", 2011), a function from a counter of 128 bits and a key of 64 to four words of 32 bits.
+"""Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-A word depends on nothing but its place, so that threads draw them in any order, and no state is kept.
+A counter-based generator: a function of a 128-bit counter and a 64-bit key that returns four 32-bit words, without
+state, so that threads draw words in any order.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from onnx_ops.loops.primitives import inlined
 
 ROUNDS = 10
 FIRST, SECOND = 0xD2511F53, 0xCD9E8D57
-"""What two of the words are multiplied with in each round."""
+"""Multipliers of the rounds."""
 FIRST_STEP, SECOND_STEP = 0x9E3779B9, 0xBB67AE85
-"""What is added to the key after each round: bits of the golden ratio and of the square root of 3."""
+"""Increments of the key per round (Weyl sequence): bits of the golden ratio and of sqrt(3) - 1."""
 WORD = 2**32
 WORDS = 4
 
-# As the native code wants them: an int64 that meets a uint64 would make a float64.
+# Typed for native code, where an int64 and a uint64 promote to float64.
 A, B, A_STEP, B_STEP = np.uint64(FIRST), np.uint64(SECOND), np.uint64(FIRST_STEP), np.uint64(SECOND_STEP)
 LOW, HALF = np.uint64(WORD - 1), np.uint64(32)
 
 
 @inlined
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """The four words of a counter and a key, all of them uint64 below 2**32."""
+    """The four words of a counter and a key, all uint64 below 2**32."""
     for _ in range(ROUNDS):
         a, b = A * c0, B * c2
         c0, c1, c2, c3 = (b >> HALF) ^ c1 ^ k0, b & LOW, (a >> HALF) ^ c3 ^ k1, a & LOW
@@ -38,7 +38,7 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 
 def words(seed: int, offset: int, count: int) -> np.ndarray:
-    """The first words of a seed and an offset (count,): word i is the one numbered i % 4 of the counter i // 4."""
+    """(count,) the first words of a seed and an offset: word i is word i % 4 of counter i // 4."""
     key, stream = (np.asarray(value, np.int64).astype(np.uint64) for value in (seed, offset))
     blocks = np.arange((count + WORDS - 1) // WORDS, dtype=np.uint64)
     counter = (blocks & LOW, blocks >> HALF, stream & LOW, stream >> HALF)
@@ -46,12 +46,12 @@ def words(seed: int, offset: int, count: int) -> np.ndarray:
 
 
 def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, ...]:
-    """`philox` in standard operators, whose int64 holds all that comes up.
+    """`philox` in standard operators, in int64.
 
     Args:
         b: the body.
-        seed, offset: int64 scalars, the offset not below 0.
-        blocks: the counters, int64 from 0 to 2**32 - 1.
+        seed, offset: int64 scalars, offset >= 0.
+        blocks: counters, int64 in [0, 2**32).
 
     Returns:
         The four words of each counter, int64.
@@ -61,7 +61,7 @@ def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, 
         return b.op("BitwiseAnd", value, WORD - 1, name="low")
 
     def halves(value: Value) -> tuple[Value, Value]:
-        """High and low half; what is divided is a multiple, which engines that divide in float64 divide exactly too."""
+        """High and low half. The dividend is a multiple, so the division is exact also in runtimes that use float64."""
         low_half = low(value)
         return ((value - low_half) / WORD).named("high"), low_half
 
@@ -71,14 +71,13 @@ def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, 
         return first
 
     def multiplied(word: Value, factor: int) -> tuple[Value, Value]:
-        """High and low half of a product, which itself would not fit: that with factor - 2**32 does, and 2**62 more
-        makes it positive."""
+        """High and low half of a product, which exceeds int64: of word * (factor - 2**32) + 2**62."""
         high_half, low_half = halves((word * b.constant(factor - WORD) + 2**62).named("product"))
         return (high_half + (word - 2**30)).named("high"), low_half
 
     c0, c1, (c3, c2) = blocks, b.constant(0), halves(offset)
     high_key, k0 = halves(seed)
-    k1 = low(high_key)  # that of a negative seed is negative
+    k1 = low(high_key)  # the high half of a negative seed is negative
     for _ in range(ROUNDS):
         (a_high, a_low), (b_high, b_low) = multiplied(c0, FIRST), multiplied(c2, SECOND)
         c0, c1, c2, c3 = xor(b_high, c1, k0), b_low, xor(a_high, c3, k1), a_low

@@ -1,4 +1,4 @@
-"""DropoutBackward: the gradient passes through the elements that dropout has kept."""
+"""DropoutBackward: passes the gradient of the elements that dropout has kept."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from onnx_ops.ops.references import computing_dtype, rounded
 SIGNATURE = Signature(
     "DropoutBackward",
     """
-Gradient of dropout (aclnnDropoutBackward) by its input.
+Gradient of dropout with respect to its input (aclnnDropoutBackward).
 
     grad_input = grad_output * scale  where mask
                  0                    elsewhere
 
-The scale of DropoutV3 is 1 / (1 - p).
+With the p of DropoutV3, `scale` is 1 / (1 - p).
 
-Shapes: grad_output of rank 0 to 8; mask broadcasts to it, and grad_input has its shape.
+Shapes: `grad_output` of rank 0 to 8; `mask` broadcasts to it, and `grad_input` has its shape.
 
-Dtypes: grad_output float16, bfloat16, float or double, and grad_input the same; mask bool.
+Dtypes: `grad_output` float16, bfloat16, float or double, `grad_input` the same; `mask` bool.
 
-Edge rules: where mask is off the result is +0, even if grad_output is NaN or infinite there. scale is a float32. An
-empty grad_output gives an empty grad_input.
+Edge rules: where `mask` is false the result is +0, even if `grad_output` is NaN or infinite. `scale` is a float32. An
+empty `grad_output` gives an empty `grad_input`.
 
-Without a kernel: the results are the same. Shapes that are known only at run time are not checked: they broadcast by
-the rules of ONNX's operators.
+Without a kernel: the results are the same. Shapes known only at run time are not checked; they broadcast as in ONNX
+operators.
 """,
     inputs=(
-        Input("grad_output", "Gradient of the loss by the output of dropout.", Role.SHAPE),
-        Input("mask", "The mask of dropout.", Role.INTO, dtypes=(TensorProto.BOOL,)),
+        Input("grad_output", "Gradient with respect to the output of dropout.", Role.SHAPE),
+        Input("mask", "Mask of dropout.", Role.INTO, dtypes=(TensorProto.BOOL,)),
     ),
-    outputs=(Output("grad_input", "Gradient of the loss by the input of dropout.", "grad_output"),),
-    attributes=(attribute("scale", 2.0, "What dropout has multiplied the elements with that it kept."),),
+    outputs=(Output("grad_input", "Gradient with respect to the input of dropout.", "grad_output"),),
+    attributes=(attribute("scale", 2.0, "Factor of the elements that dropout has kept."),),
 )
 
 
 def reference(
     grad_output: np.ndarray, mask: np.ndarray, *, scale: float = 2.0, dtype: npt.DTypeLike | None = None
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
         grad_output: floating array.
         mask: bool, broadcasts to grad_output.
         scale: read as a float32.
-        dtype: compute and answer in this dtype instead of grad_output's.
+        dtype: dtype to compute in and of the result instead of grad_output's.
 
     Returns:
         Array of grad_output's shape.
@@ -70,7 +70,7 @@ def reference(
 
 
 def scale_kept(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal (1), scale."""
+    """parameters: the reciprocal of the divisor (1), scale."""
     grad_output, mask, scale = operands[0], operands[1], parameters[1]
     for i in range(count):
         out[i] = grad_output[i] * scale if mask[i] > ZERO else ZERO

@@ -1,4 +1,4 @@
-"""DropoutV3: sets random elements to 0 and scales the others up."""
+"""DropoutV3: sets random elements to 0 and scales the others."""
 
 from __future__ import annotations
 
@@ -32,52 +32,52 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "DropoutV3",
     """
-DropoutV3 (aclnnDropoutV3): sets random elements to 0, each with probability p, and scales the others so that the mean
-stays. Which ones, the seed tells.
+Dropout (aclnnDropoutV3): sets each element to 0 with probability p and scales the others, so that the expected value is
+unchanged. The mask is a function of the seed.
 
     mask   = word[i] >= round(p * 2^32)  for the i-th element in memory
     output = input * scale  where mask
              0              elsewhere
     scale  = 1 / (1 - p), rounded to float; 0 for p = 1
 
-The word of an element is a function of seed, offset and i alone: of the four words that Philox 4x32-10 (Salmon et al.,
-2011) gives for the counter (i/4, offset), each of 64 bits and the low half first, and the key seed it is the one
-numbered i mod 4. So the mask is the same on every machine, for any dtype and any number of threads.
+The word of element i is word i mod 4 of Philox4x32-10 (Salmon et al. 2011) for the counter (i/4, offset), of 64 bits
+each with the low half first, and the key `seed`. So the mask is the same on every machine, for any dtype and any number
+of threads.
 
-Shapes: input, output and mask of one shape, rank 0 to 8; seed a scalar.
+Shapes: `input`, `output` and `mask` of one shape, rank 0 to 8; `seed` a scalar.
 
-Dtypes: input float16, bfloat16, float or double, and output the same; seed int64 or int32, of which equal numbers mean
-the same; mask bool.
+Dtypes: `input` float16, bfloat16, float or double, `output` the same; `seed` int64 or int32, with the same mask for
+equal values; `mask` bool.
 
-Edge rules: p = 0 gives the input, p = 1 zeros. What is set to 0 is +0, also where input is NaN or infinite. p is a
-float32; the probability is that number rounded to a multiple of 2^-32. Several dropouts that share a seed differ by
-their offset, of which there are 2^63. Masks of different shapes begin alike. A p outside [0, 1] and a negative offset
-are errors. For a mask of whole channels, take the dropout of ones of that shape and multiply.
+Edge rules: p = 0 gives the input, p = 1 zeros. Elements set to 0 are +0, also where `input` is NaN or infinite. `p` is
+a float32, rounded to a multiple of 2^-32. Several dropouts with one seed use different values of `offset`, of which
+there are 2^63. Masks of different shapes have equal beginnings. A `p` outside [0, 1] or a negative `offset` is an
+error. To drop whole channels, multiply by the dropout of a tensor of ones with one element per channel.
 
-Without a kernel: the results are the same, of an input of less than 2^34 elements.
+Without a kernel: the results are the same for inputs of less than 2^34 elements.
 """,
     inputs=(
         Input("input", "Any floating tensor."),
-        Input("seed", "What the mask is drawn from, a scalar.", dtypes=(TensorProto.INT64, TensorProto.INT32)),
+        Input("seed", "Seed of the mask, a scalar.", dtypes=(TensorProto.INT64, TensorProto.INT32)),
     ),
     outputs=(
-        Output("output", "input, scaled or set to 0.", "input"),
-        Output("mask", "Which elements are kept.", OutputType("bool.", dtypes=(TensorProto.BOOL,)), optional=True),
+        Output("output", "`input`, scaled or set to 0.", "input"),
+        Output("mask", "Whether each element is kept.", OutputType("bool.", dtypes=(TensorProto.BOOL,)), optional=True),
     ),
     attributes=(
         attribute("p", 0.5, "Probability that an element is set to 0."),
-        attribute("offset", 0, "Which of the dropouts of one seed this is."),
+        attribute("offset", 0, "Distinguishes dropouts with one seed."),
     ),
 )
 
 
 def threshold_of(p: float) -> int:
-    """A word below this number sets its element to 0."""
+    """Elements with a word below it are set to 0."""
     return int(np.rint(np.float64(np.float32(p)) * WORD))
 
 
 def scale_of(p: float) -> np.float32:
-    """What kept elements are multiplied with."""
+    """Factor of the elements that are kept."""
     kept = 1 - np.float64(np.float32(p))
     return np.float32(1 / kept if kept > 0 else 0)
 
@@ -85,14 +85,14 @@ def scale_of(p: float) -> np.float32:
 def reference(
     input: np.ndarray, seed: np.ndarray, *, p: float = 0.5, offset: int = 0, dtype: npt.DTypeLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         input: floating array.
-        seed: scalar of whole numbers.
+        seed: integer scalar.
         p: read as a float32.
         offset: as in the schema.
-        dtype: of the output, instead of input's.
+        dtype: dtype of the output instead of input's.
 
     Returns:
         output and mask, arrays of input's shape.
@@ -103,18 +103,18 @@ def reference(
     return rounded(np.where(mask, scaled, 0.0), input.dtype, dtype), mask
 
 
-# --- the kernel: one task for some elements --------------------------------------------------------------------------
+# --- the kernel: one task per block of elements -----------------------------------------------------------------------
 
 INPUT, SEED = range(2)
 OUTPUT, MASK = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 INT64 = int(TensorProto.INT64)
 ELEMENTS = 16 * CHUNK
-"""Elements that a task draws for."""
+"""Elements per task."""
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Outputs of the shape of the input."""
+    """Set the shapes of the outputs; one task per ELEMENTS elements."""
     job = record_at(job_address, JOB)
     if job.rank[SEED] != 0:
         return REFUSED
@@ -125,7 +125,7 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def task(job_address: int, number: int) -> None:
-    """The elements from ELEMENTS * number on."""
+    """Elements from ELEMENTS * number on."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -175,7 +175,7 @@ def kernel(call: Call) -> Tasks:
     return Tasks(plan, task)
 
 
-# --- the portable body -----------------------------------------------------------------------------------------------
+# --- the function body ------------------------------------------------------------------------------------------------
 
 
 def body(b: Body) -> None:
@@ -217,8 +217,8 @@ OP = Op(
     reference,
     body,
     Example(
-        # The words are those that the authors of Philox publish for a counter and a key of 0: 0x6627e8d5, 0xe169c58d,
-        # 0xbc57ac4c and 0x9b00dbd8. The first one alone is below 2^31.
+        # Test vector of the authors of Philox for counter and key 0: 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8.
+        # Only the first word is below 2^31.
         {"input": [1.0, 2.0, 3.0, 4.0], "seed": 0},
         {"output": [0.0, 4.0, 6.0, 8.0], "mask": [False, True, True, True]},
     ),

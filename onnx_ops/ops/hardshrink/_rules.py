@@ -1,4 +1,4 @@
-"""What the ops of hardshrink share."""
+"""The attribute `lambd` of Hardshrink and its gradient."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onnx_ops.core.schema import attribute
 
 
 def lambd_attribute() -> OpSchema.Attribute:
-    """The attribute, for a schema."""
+    """The attribute `lambd`."""
     return attribute("lambd", 0.5, "Half-width of the interval in which the output of hardshrink is 0.")
 
 
 def threshold_of(lambd: float) -> float:
-    """lambd as it is compared: a float32, not below 0; NaN stays."""
+    """lambd as it is compared: a float32, not below 0; NaN is kept."""
     return float(np.maximum(np.float32(lambd), np.float32(0)))

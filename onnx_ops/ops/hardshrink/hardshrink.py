@@ -1,4 +1,4 @@
-"""Hardshrink: keeps what lies outside [-lambd, lambd]."""
+"""Hardshrink: keeps elements outside of [-lambd, lambd]."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from onnx_ops.ops.references import computing_dtype, rounded
 SIGNATURE = Signature(
     "Hardshrink",
     """
-Hardshrink keeps the elements of its input that lie outside the interval from -lambd to lambd, and sets the others to 0.
-HardshrinkBackward is its gradient.
+Hardshrink keeps the elements outside of the interval `[-lambd, lambd]` and sets the others to 0. HardshrinkBackward is
+its gradient.
 
     out = 0     where |self| <= lambd
           self  elsewhere
 
-Shapes: out has self's shape, rank 0 to 8.
+Shapes: `out` has the shape of `self`, rank 0 to 8.
 
-Dtypes: self float16, bfloat16, float or double; out has the same.
+Dtypes: `self` float16, bfloat16, float or double; `out` the same.
 
-Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32, and is not rounded to the dtype of
-self before the comparison. A lambd below 0 counts as 0; with one that is NaN all elements are kept. NaN in self goes
-through. What is set to 0 is +0. An empty input gives an empty output.
+Edge rules: at the boundary (`self` equal to `lambd` or `-lambd`) the result is 0. `lambd` is a float32 and is not
+rounded to the dtype of `self` before the comparison. A `lambd` below 0 counts as 0; if it is NaN, all elements are
+kept. NaN in `self` is kept. Elements set to 0 are +0. An empty input gives an empty output.
 
 Without a kernel: the results are the same.
 """,
     inputs=(Input("self", "Any floating tensor.", Role.SHAPE),),
-    outputs=(Output("out", "self with its small elements set to 0.", "self"),),
+    outputs=(Output("out", "`self`, with small elements set to 0.", "self"),),
     attributes=(lambd_attribute(),),
 )
 
 
 def reference(self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | None = None) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
         self: floating array.
         lambd: read as a float32.
-        dtype: compute and answer in this dtype instead of self's.
+        dtype: dtype to compute in and of the result instead of self's.
 
     Returns:
         Array of self's shape.
@@ -61,7 +61,7 @@ def reference(self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | No
 
 
 def keep_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal (1), lambd."""
+    """parameters: the reciprocal of the divisor (1), lambd."""
     x, lambd = operands[0], parameters[1]
     for i in range(count):
         out[i] = ZERO if abs(x[i]) <= lambd else x[i]

@@ -1,4 +1,4 @@
-"""HardshrinkBackward: the gradient passes where the input lies outside [-lambd, lambd]."""
+"""HardshrinkBackward: passes the gradient of elements outside of [-lambd, lambd]."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from onnx_ops.ops.references import computing_dtype, promoted, rounded
 SIGNATURE = Signature(
     "HardshrinkBackward",
     """
-Gradient of hardshrink (aclnnHardshrinkBackward). Hardshrink keeps the elements of its input that lie outside the
-interval from -lambd to lambd, and sets the others to 0; so the gradient passes through the elements that were kept.
+Gradient of Hardshrink (aclnnHardshrinkBackward), which keeps the elements outside of the interval `[-lambd, lambd]` and
+sets the others to 0: it passes the gradient of the elements that are kept.
 
     grad_input = grad_output  where self > lambd or self < -lambd
                  0            elsewhere
 
-Shapes: grad_output and self broadcast with each other; grad_input has the broadcast shape, rank 0 to 8.
+Shapes: `grad_output` and `self` broadcast; `grad_input` has the broadcast shape, rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
-they agree, else double if one is double, else float).
+Dtypes: each input float16, bfloat16, float or double; `grad_input` has the promoted dtype: the common one if they
+agree, else double if one is double, else float.
 
-Edge rules: the boundary (self equal to lambd or -lambd) gives 0. lambd is a float32, and is not rounded to the dtype of
-self before the comparison. A lambd below 0 counts as 0. NaN in self gives 0. Where the gradient does not pass, the
-result is +0, even if grad_output is NaN or infinite there. Empty inputs give an empty output.
+Edge rules: at the boundary (`self` equal to `lambd` or `-lambd`) the gradient is 0. `lambd` is a float32 and is not
+rounded to the dtype of `self` before the comparison. A `lambd` below 0 counts as 0. NaN in `self` gives 0. A gradient
+set to 0 is +0, even if `grad_output` is NaN or infinite. Empty inputs give an empty output.
 
-Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
-run time are not checked: they broadcast by the rules of ONNX's operators.
+Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes known only at run time
+are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("grad_output", "Gradient of the loss by hardshrink's output.", Role.SHAPE),
-        Input("self", "Input of hardshrink.", Role.SHAPE),
+        Input("grad_output", "Gradient with respect to the output of Hardshrink.", Role.SHAPE),
+        Input("self", "Input of Hardshrink.", Role.SHAPE),
     ),
     outputs=(
         Output(
             "grad_input",
-            "Gradient of the loss by hardshrink's input.",
-            OutputType("The type that grad_output and self promote to.", inputs=("grad_output", "self")),
+            "Gradient with respect to the input of Hardshrink.",
+            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
         ),
     ),
     attributes=(lambd_attribute(),),
@@ -58,12 +58,12 @@ run time are not checked: they broadcast by the rules of ONNX's operators.
 def reference(
     grad_output: np.ndarray, self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | None = None
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
         grad_output, self: floating arrays whose shapes broadcast.
         lambd: read as a float32.
-        dtype: compute and answer in this dtype instead of the promoted one.
+        dtype: dtype to compute in and of the result instead of the promoted one.
 
     Returns:
         Array of the broadcast shape.
@@ -76,7 +76,7 @@ def reference(
 
 
 def pass_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal (1), lambd."""
+    """parameters: the reciprocal of the divisor (1), lambd."""
     grad_output, x = operands[0], operands[1]
     lambd = parameters[1]
     for i in range(count):

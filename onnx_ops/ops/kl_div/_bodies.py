@@ -1,4 +1,4 @@
-"""What the portable bodies of the Kullback-Leibler divergence share."""
+"""Parts of the function bodies of the Kullback-Leibler divergence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnx_ops.graph.builder import Value
 
 
 def covers(call: Call, name: str, other: str) -> bool:
-    """Whether an input is sure to have the shape that it and another broadcast to, so that nothing is summed.
+    """Whether an input is known to have the broadcast shape of it and another, so that nothing is summed.
 
-    Equal names of dimensions are no equal sizes: one of them may be 1.
+    Equal symbolic dimensions do not count as equal sizes, as one of them may be 1.
     """
     own, against = call.shape(name), call.shape(other)
     return (
@@ -27,13 +27,13 @@ def covers(call: Call, name: str, other: str) -> bool:
 
 
 def sum_to_input(b: Body, terms: Value, name: str) -> Value:
-    """Terms summed over the axes along which an input has one element; where they have one too, nothing changes."""
+    """The terms, summed over the axes along which an input has size 1."""
     shape = b.op("Shape", b.inputs[name], name=f"{name}_shape")
     rank = b.op("Size", b.op("Shape", terms, name="space"), name="rank")
     lead = (rank - b.op("Size", shape, name=f"{name}_rank")).named("lead")
     leads = b.op("Reshape", lead, [1], name="leads")
     padding = b.op("ConstantOfShape", leads, name="padding", value=b.array([1]))
-    # One more axis than the terms have: onnxruntime before 1.30 takes no axes for all of them if there are no elements.
+    # An additional leading axis: onnxruntime before 1.30 reduces all axes if `axes` is empty.
     padded_shape = b.op("Concat", [1], padding, shape, name="padded_shape", axis=0)
     is_single = padded_shape.equal([1]).named("is_single")
     axes = b.op("Squeeze", b.op("NonZero", is_single, name="single"), [0], name="axes")
@@ -43,7 +43,7 @@ def sum_to_input(b: Body, terms: Value, name: str) -> Value:
 
 
 def by_log_target(b: Body, of_probability: Value, of_logarithm: Value, name: str) -> Value:
-    """One of two, by the attribute `log_target`; both have been written, and the one that is not used is left out."""
+    """One of two values, by the attribute `log_target`; an unused one is dropped from the graph."""
     log_target = b.attribute("log_target")
     if log_target is not None:
         return of_logarithm if log_target else of_probability

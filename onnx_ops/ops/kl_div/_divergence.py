@@ -1,4 +1,4 @@
-"""The terms of the Kullback-Leibler divergence, and their sums."""
+"""Terms of the Kullback-Leibler divergence, and their sums."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.tables import log_parts
 from onnx_ops.loops.vectors import QUAD, any_negative, bits, load, load_wide, prefetch, scratch, spread, store, total
-from onnx_ops.ops.extremes import CACHED_SPAN, INFINITE, LEAST_NORMAL, NEAR, SHORT_SPAN, SPAN
+from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, INFINITE, LEAST_NORMAL, NEAR, SHORT_BLOCK
 
 DOUBT = np.float32(64)
-"""Beside a difference of 1, the weight of what its logarithm is off by."""
+"""abs(error of sum(q * d)) <= 7e-8 * sum(q * (d**2 + DOUBT)) in float32, where d = log(q) - x."""
 LEAST_SHARE = np.float32(2.0**-10)
-"""A sum in float32 is good to 16 bits if it is no less than this share of the doubt about its terms."""
+"""Least ratio of abs(sum(q * d)) to sum(q * (d**2 + DOUBT)) for a float32 sum, whose relative error is then <= 7e-5."""
 LEAST = np.float32(2.0**-80)
-"""And no less than this, as there may be subnormal targets, whose logarithms are wrong."""
+"""Least abs(sum) for which terms of subnormal targets, whose logarithms are wrong, are negligible."""
 LEAST_MEAN = 2.0**-4
-"""The difference of logarithms, in the mean, from which on it is good to float32 though each is off by 2e-9."""
+"""Least abs(sum(q * d)) / sum(q) for which a float32 result is accurate, as abs(log_approx(q) - log(q)) <= 2e-9."""
 LEAST_LEFT = 2.0**-6
-"""The share of the sizes of terms that may be left of their sum, for it to be good in float32 as terms are to 2e-10."""
+"""Least abs(sum) / sum(abs) for which a float32 result is accurate, as terms have a relative error <= 2e-10."""
 LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
-"""To these powers, and between them, e is a normal float64 number."""
+"""exp(x) is in the normal range of float64 for x in between."""
 
 
 @inlined
 def term(x: Any, q: Any) -> Any:
-    """One term in float64, of a target q."""
+    """q * (log(q) - x) in float64, 0 for q = 0."""
     return choose(q != 0, wide(q) * (log(q) - wide(x)), 0.0)
 
 
 @inlined
 def term_of_logarithm(x: Any, q: Any) -> Any:
-    """The same of a target that is a logarithm."""
+    """exp(q) * (q - x) in float64, 0 for q = -inf."""
     value, first, second = exp_parts(wide(q))
     product = (((wide(q) - wide(x)) * first) * value) * second
     return choose(q != -math.inf, product, 0.0)
@@ -72,8 +72,8 @@ def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: An
 def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms in float32."""
     x, target = operands[0], operands[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q = target[i]
             out[i] = choose(q != 0, q * (normal_log(q) - x[i]), ZERO)
@@ -86,16 +86,16 @@ def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> No
 
 @inlined
 def short_term_of_logarithm(x: Any, q: Any) -> Any:
-    """The same in float32, of a target that is NEAR."""
+    """exp(q) * (q - x) in float32, for abs(q) < NEAR."""
     excess, power = near_exp_parts(q)
     return fma((q - x) * power, excess, (q - x) * power)
 
 
 def short_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32, where no target is extreme."""
+    """Terms in float32, in float64 for blocks with an element out of range."""
     x, target = operands[0], operands[1]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             result = short_term_of_logarithm(x[i], target[i])
             out[i] = result
@@ -109,8 +109,8 @@ def short_divergence_of_logarithms(operands: Any, out: Any, count: int, paramete
 
 
 @helper
-def total_of_any_span(operands: Any, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop), whatever they are."""
+def total_of_any_block(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop), for all values."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
         total = add_any_order(total, term(x[i], target[i]))
@@ -118,8 +118,8 @@ def total_of_any_span(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def total_of_any_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """The same of targets that are logarithms."""
+def total_of_any_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop) for log-probabilities, for all values."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
         total = add_any_order(total, term_of_logarithm(x[i], target[i]))
@@ -127,15 +127,15 @@ def total_of_any_span_of_logarithms(operands: Any, start: int, stop: int) -> Any
 
 
 @helper
-def total_of_span(operands: Any, start: int, stop: int) -> Any:
-    """Of at most SHORT_SPAN elements, in vectors where terms do not cancel: logarithms are off by 2e-9."""
+def total_of_block(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of at most SHORT_BLOCK elements, in vectors with `log_parts`; exactly if terms cancel."""
     x, target = operands[0], operands[1]
-    high, low = scratch(SHORT_SPAN), scratch(SHORT_SPAN)
+    high, low = scratch(SHORT_BLOCK), scratch(SHORT_BLOCK)
     whole = (stop - start) // LANES * LANES
     weight, seen = spread(ZERO), bits(spread(ZERO))
     for i in range(0, whole, LANES):
-        prefetch(x, start + i + CACHED_SPAN)
-        prefetch(target, start + i + CACHED_SPAN)
+        prefetch(x, start + i + CACHED_BLOCK)
+        prefetch(target, start + i + CACHED_BLOCK)
         q = load(target, start + i)
         first, second = log_parts(q)
         store(first, high, i)
@@ -151,22 +151,22 @@ def total_of_span(operands: Any, start: int, stop: int) -> Any:
     least = max(LEAST_MEAN * total(weight), wide(LEAST))
     good = not any_negative(seen) and least <= abs(part) < math.inf
     if not good:
-        return total_of_any_span(operands, start, stop)
-    return part + total_of_any_span(operands, start + whole, stop)
+        return total_of_any_block(operands, start, stop)
+    return part + total_of_any_block(operands, start + whole, stop)
 
 
 @inlined
 def plus_terms(total: Any, x: Any, target: Any, high: Any, low: Any, start: int, i: int) -> Any:
-    """A vector of sums, and to each number of it a term more."""
+    """total + q * (log(q) - x), elementwise in float64."""
     difference = (load_wide(high, i) - load_wide(x, start + i)) + load_wide(low, i)
     return total + load_wide(target, start + i) * difference
 
 
 @helper
-def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """In float32 the terms of targets below LEAST_POWER vanish, and those of LEAST_POWER do.
+def total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop) for log-probabilities, in float64; exactly if terms cancel.
 
-    A term is off by 2e-10 of itself, which is too much for float32 only where terms cancel.
+    Targets are clipped to LEAST_POWER, where exp is negligible in float32. Terms have a relative error <= 2e-10.
     """
     x, target, large, total, size = operands[0], operands[1], False, 0.0, 0.0
     for i in range(start, stop):
@@ -176,20 +176,20 @@ def total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
         size = add_any_order(size, abs(value))
         large = large | (target[i] > GREATEST_POWER)
     good = not large and LEAST_LEFT * size <= abs(total) < math.inf
-    return total if good else total_of_any_span_of_logarithms(operands, start, stop)
+    return total if good else total_of_any_block_of_logarithms(operands, start, stop)
 
 
 def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
     total = 0.0
-    for start in range(0, count, CACHED_SPAN):
-        total += total_of_span(operands, start, min(start + CACHED_SPAN, count))
+    for start in range(0, count, CACHED_BLOCK):
+        total += total_of_block(operands, start, min(start + CACHED_BLOCK, count))
     out[0] = total
 
 
 def total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     total = 0.0
-    for start in range(0, count, SPAN):
-        total += total_of_span_of_logarithms(operands, start, min(start + SPAN, count))
+    for start in range(0, count, BLOCK):
+        total += total_of_block_of_logarithms(operands, start, min(start + BLOCK, count))
     out[0] = total
 
 
@@ -198,17 +198,16 @@ def total_divergence_of_logarithms(operands: Any, out: Any, count: int, paramete
 
 @inlined
 def if_good(total: Any, doubt: Any, extreme: Any) -> Any:
-    """A sum of terms in float32, as a float64; NaN if it is not good to 16 bits."""
+    """A float32 sum as float64; NaN if it is not accurate to 16 bits."""
     good = not extreme and LEAST <= abs(total) < INFINITE and LEAST_SHARE * doubt <= abs(total)
     return wide(total) if good else math.nan
 
 
 @helper
-def short_total_of_span(operands: Any, start: int, stop: int) -> Any:
-    """In float32; NaN if it is not good.
+def short_total_of_block(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop) in float32; NaN unless its relative error is <= 7e-5.
 
-    A difference is off by 4e-6 at most, and by some roundings of its size, which is at most a sixteenth of what
-    its square and DOUBT add up to. So a total is off by 7e-5 of itself at most.
+    The error of d = log(q) - x is at most 4e-6 plus some roundings of abs(d), and abs(d) <= (d**2 + DOUBT) / 16.
     """
     x, target, negative, total, doubt = operands[0], operands[1], False, ZERO, ZERO
     for i in range(start, stop):
@@ -221,8 +220,8 @@ def short_total_of_span(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def short_total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """The same of targets that are logarithms. A term is off by 4e-6 of itself."""
+def short_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """As `short_total_of_block`, for log-probabilities; terms have a relative error <= 4e-6."""
     x, target, extreme, total, size = operands[0], operands[1], False, ZERO, ZERO
     for i in range(start, stop):
         value = (target[i] - x[i]) * near_exp(target[i])
@@ -233,33 +232,33 @@ def short_total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> A
 
 
 @helper
-def near_total_of_span_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """Where they cancel, of targets that are NEAR: only the terms in float32."""
+def near_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop) with float32 terms added in float64, for abs(target) < NEAR."""
     x, target, extreme, total = operands[0], operands[1], False, 0.0
     for i in range(start, stop):
         total = add_any_order(total, wide(short_term_of_logarithm(x[i], target[i])))
         extreme = extreme | (not abs(target[i]) < NEAR)
     moderate = not extreme and abs(total) < math.inf
-    return total if moderate else total_of_span_of_logarithms(operands, start, stop)
+    return total if moderate else total_of_block_of_logarithms(operands, start, stop)
 
 
 def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Where one span needs more care, the rest is taken for like it."""
+    """After a block that is not accurate in float32, the following ones are computed in float64."""
     total, careful = 0.0, False
-    for start in range(0, count, SHORT_SPAN):
-        stop = min(start + SHORT_SPAN, count)
-        part = math.nan if careful else short_total_of_span(operands, start, stop)
+    for start in range(0, count, SHORT_BLOCK):
+        stop = min(start + SHORT_BLOCK, count)
+        part = math.nan if careful else short_total_of_block(operands, start, stop)
         careful = not abs(part) < math.inf
-        total += total_of_span(operands, start, stop) if careful else part
+        total += total_of_block(operands, start, stop) if careful else part
     out[0] = total
 
 
 def total_of_short_terms_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """Likewise."""
+    """As `total_of_short_terms`, for log-probabilities."""
     total, careful = 0.0, False
-    for start in range(0, count, SHORT_SPAN):
-        stop = min(start + SHORT_SPAN, count)
-        part = math.nan if careful else short_total_of_span_of_logarithms(operands, start, stop)
+    for start in range(0, count, SHORT_BLOCK):
+        stop = min(start + SHORT_BLOCK, count)
+        part = math.nan if careful else short_total_of_block_of_logarithms(operands, start, stop)
         careful = not abs(part) < math.inf
-        total += near_total_of_span_of_logarithms(operands, start, stop) if careful else part
+        total += near_total_of_block_of_logarithms(operands, start, stop) if careful else part
     out[0] = total

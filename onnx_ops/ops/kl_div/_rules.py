@@ -1,4 +1,4 @@
-"""What the ops of the Kullback-Leibler divergence share."""
+"""Attributes and references of the Kullback-Leibler divergence."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from onnx_ops.ops.references import Scaled
 
 REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
 LEAST = np.float32(2.0**-100)
-"""A smaller number may have lost digits, in float32."""
+"""Smaller float32 products may lose precision to underflow."""
 LARGE = np.float32(2.0**100)
-"""Times any e**NEAR or less a smaller number is a float32 number, or its product with e**NEAR is out of range."""
+"""A number below it times exp(x) with x <= NEAR is finite in float32, or the product with exp(x) overflows anyway."""
 
 
 def attributes() -> list[OpSchema.Attribute]:
-    """The attributes of all ops of the family, for their schemas."""
+    """Attributes of all ops of the family."""
     return [
         attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum, 3 batchmean."),
-        attribute("log_target", 0, "1 if target holds logarithms of probabilities."),
+        attribute("log_target", 0, "1 if `target` holds log-probabilities."),
     ]
 
 
 def check_attributes(call: Call) -> None:
-    """Refuse values that the attributes cannot have."""
+    """Raise OpError for values that the attributes cannot have."""
     call.check_choice("reduction", REDUCTIONS)
     call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
 
 
 def divisor(reduction: int, space: tuple[int, ...]) -> int:
-    """What the terms over a space are divided by; a scalar counts as a batch of 1."""
+    """Divisor of the terms over an index space; a scalar counts as a batch of 1."""
     divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
     return divisors.get(Reduction(reduction), 1)
 
 
 def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Terms summed over the axes along which an array of a shape was broadcast to theirs."""
+    """The terms, summed over the axes along which `shape` was broadcast."""
     lead = terms.ndim - len(shape)
     summed = tuple(a for a, n in enumerate(terms.shape) if a < lead or shape[a - lead] != n)
     return terms.sum(axis=summed).reshape(shape) if summed else terms
 
 
 def exponential(q: np.ndarray) -> Scaled:
-    """e to a power; out of the square of float64's range it counts as 0 or as infinite, as it does in kernels."""
+    """exp(q), with 0 or infinity beyond the square of float64's range, as in kernels."""
     return Scaled.exp(np.where(q < -1416, -np.inf, np.where(q > 1417, np.inf, q)))

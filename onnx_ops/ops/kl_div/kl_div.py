@@ -31,7 +31,8 @@ from onnx_ops.ops.references import Scaled, reduced, rounded
 SIGNATURE = Signature(
     "KlDiv",
     """
-Kullback-Leibler divergence loss, whose gradient by self is KlDivBackward, and by target KlDivTargetBackward.
+Kullback-Leibler divergence loss. KlDivBackward is its gradient with respect to `self`, KlDivTargetBackward with respect
+to `target`.
 
     S   = broadcast(self, target)
     l   = target * (log(target) - self)   if log_target is 0,      over S
@@ -41,23 +42,23 @@ Kullback-Leibler divergence loss, whose gradient by self is KlDivBackward, and b
           sum(l)            reduction 2 (sum)
           sum(l) / S[0]     reduction 3 (batchmean); a scalar counts as a batch of 1
 
-Shapes: self and target broadcast with each other to S, rank 0 to 8. out has shape S with reduction 0, else it is a
-scalar.
+Shapes: `self` and `target` broadcast to S, rank 0 to 8. `out` has shape S with `reduction` 0, else it is a scalar.
 
-Dtypes: each input float16, bfloat16, float or double; out has self's dtype. Sums are taken in double, and rounded once.
+Dtypes: each input float16, bfloat16, float or double; `out` has the dtype of `self`. Sums are accumulated in double and
+rounded once.
 
-Edge rules: a target of weight 0, which is 0, or -inf as a logarithm, gives 0 whatever self is, be it infinite or NaN. A
-negative target gives NaN. A sum of no terms is 0, a mean of no terms is NaN. An exp(target) out of the square of
-double's range counts as 0 or as infinite. Other NaN and infinities go through the formula.
+Edge rules: a `target` of weight 0, which is 0, or -inf with `log_target` 1, contributes 0 for any `self`, infinite and
+NaN included. A negative `target` gives NaN. The sum of no terms is 0, their mean is NaN. `exp(target)` is 0 or
+infinite beyond the square of double's range. Other NaN and infinities propagate as in the formula.
 
-Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
-infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: as above, except that `exp(target)` is 0 or infinite beyond the range of double. Shapes known only at
+run time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("self", "Logarithms of the probabilities that are compared with the target's.", Role.SHAPE),
+        Input("self", "Log-probabilities to compare with `target`.", Role.SHAPE),
         Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
     ),
-    outputs=(Output("out", "The loss: a scalar, or of shape S with reduction 0.", "self"),),
+    outputs=(Output("out", "The loss: a scalar, or of shape S with `reduction` 0.", "self"),),
     attributes=attributes(),
 )
 
@@ -70,16 +71,16 @@ def reference(
     log_target: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, computed in float64.
+    """NumPy definition, computed in float64.
 
     Args:
         self, target: floating arrays that broadcast to S.
         reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
-        log_target: 1 if target holds logarithms.
-        dtype: answer in this dtype instead of self's.
+        log_target: 1 if target holds log-probabilities.
+        dtype: dtype of the result instead of self's.
 
     Returns:
-        Array of shape S with reduction 0, else of no dimensions.
+        Array of shape S with reduction 0, else a scalar.
     """
     x, q = np.broadcast_arrays(self.astype(np.float64), target.astype(np.float64))
     with np.errstate(all="ignore"):
@@ -117,7 +118,7 @@ def kernel(call: Call) -> Loop:
         if not in_double:
             core = _divergence.short_divergence_of_logarithms if of_logarithms else _divergence.short_divergence
         return Loop(SIGNATURE.space, compute, core)
-    # Terms that are added up in any order are good to the last place of float32, but not of double.
+    # Reassociated sums are accurate to the last bit in float32, but not in double.
     total: Core | None = None
     if narrow:
         total = _divergence.total_of_short_terms_of_logarithms if of_logarithms else _divergence.total_of_short_terms

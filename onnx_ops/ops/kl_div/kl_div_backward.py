@@ -1,4 +1,4 @@
-"""KlDivBackward: gradient of the Kullback-Leibler divergence loss by its (log-probability) input."""
+"""KlDivBackward: gradient of the Kullback-Leibler divergence loss with respect to its (log-probability) input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import INFINITE, NEAR, SPAN
+from onnx_ops.ops.extremes import BLOCK, INFINITE, NEAR
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
@@ -37,7 +37,7 @@ from onnx_ops.ops.references import Scaled, rounded
 SIGNATURE = Signature(
     "KlDivBackward",
     """
-Gradient of the Kullback-Leibler divergence loss by its input (aclnnKlDivBackward).
+Gradient of the Kullback-Leibler divergence loss with respect to its input (aclnnKlDivBackward).
 
     S   = broadcast(self, target)
     d   = -target * grad_output       if log_target is 0,      over S
@@ -46,27 +46,27 @@ Gradient of the Kullback-Leibler divergence loss by its input (aclnnKlDivBackwar
           d / numel(S)   reduction 1 (mean)
           d / S[0]       reduction 3 (batchmean); a scalar counts as a batch of 1
 
-Then out is summed over the axes along which self was broadcast.
+`out` is then summed over the axes along which `self` was broadcast.
 
-Shapes: self and target broadcast with each other to S, grad_output broadcasts to S; out has self's shape. Rank 0 to 8.
+Shapes: `self` and `target` broadcast to S, `grad_output` broadcasts to S; `out` has the shape of `self`. Rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; out has self's dtype. Computed in double if an input is double or
-if terms are summed, else in float; rounded once.
+Dtypes: each input float16, bfloat16, float or double; `out` has the dtype of `self`. Computed in double if an input is
+double or if terms are summed, else in float; rounded once.
 
-Edge rules: self sets shapes only, its values do not enter. A target of 0 or below has no special case. NaN and
-infinities go through the formula. Empty inputs give an empty output, a sum of no terms gives 0. With log_target = 1 a
-mean loses digits where grad_output * exp(target / 2) / n is below the smallest normal number.
+Edge rules: of `self` only the shape is used. A `target` of 0 or below is no special case. NaN and infinities propagate
+as in the formula. Empty inputs give an empty output; the sum of no terms is 0. With `log_target` 1 a mean loses
+precision where `grad_output * exp(target / 2) / n` is below 2**-126 (float), or 2**-1022 (double).
 
-Without a kernel: all values are computed as above; an exp(target) below the smallest normal number may count as 0, one
-above the largest number counts as infinite, and a grad_output so small that grad_output / n is below the smallest
-normal number loses digits. Shapes that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: as above, except that `exp(target)` may be 0 below the smallest normal number and is infinite above
+the largest number, and that precision is lost where `grad_output / n` is below the smallest normal number. Shapes known
+only at run time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
         Input("grad_output", "Gradient with respect to the loss. Broadcasts to S.", Role.INTO),
-        Input("self", "Input of the loss; only its shape and dtype enter.", Role.SHAPE | Role.UNREAD),
+        Input("self", "Input of the loss; only its shape and dtype are used.", Role.SHAPE | Role.UNREAD),
         Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
     ),
-    outputs=(Output("out", "Gradient by self, of its shape.", "self"),),
+    outputs=(Output("out", "Gradient with respect to `self`, of its shape.", "self"),),
     attributes=attributes(),
 )
 
@@ -80,13 +80,13 @@ def reference(
     log_target: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, computed in float64; no product on the way overflows or loses digits.
+    """NumPy definition, computed in float64; no intermediate product overflows or underflows.
 
     Args:
         grad_output, self, target: floating arrays; self and target broadcast to S, grad_output to S.
         reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
-        log_target: 1 if target holds logarithms.
-        dtype: answer in this dtype instead of self's.
+        log_target: 1 if target holds log-probabilities.
+        dtype: dtype of the result instead of self's.
 
     Returns:
         Array of self's shape.
@@ -101,7 +101,7 @@ def reference(
 
 
 def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal, which goes with the larger factor: so no product is out of range alone."""
+    """-target * grad_output * share; scales the larger factor first, so that no product under- or overflows alone."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]
     for i in range(count):
@@ -111,7 +111,7 @@ def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output of one value."""
+    """`product` for a scalar grad_output."""
     grad_output, target = operands[0][0], operands[2]
     scale = -grad_output * parameters[0]
     if abs(scale) < LEAST:
@@ -126,7 +126,7 @@ def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: A
 
 @helper
 def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
-    """Elements [start, stop); step: 0 for a grad_output of one value, else 1."""
+    """Elements [start, stop) in float64; step: 0 for a scalar grad_output, else 1."""
     grad_output, target = operands[0], operands[2]
     share = -(wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
     for i in range(start, stop):
@@ -134,11 +134,11 @@ def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int,
 
 
 def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """In float32; parameters: the divisor's reciprocal, and last the rounding error of that."""
+    """-exp(target) * grad_output * share in float32."""
     grad_output, target = operands[0], operands[2]
     share = -parameters[0]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * share
             excess, power = near_exp_parts(q)
@@ -151,13 +151,13 @@ def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) 
 
 
 def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output of one value."""
+    """`product_of_logarithms` for a scalar grad_output."""
     grad_output, target = operands[0][0], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     scale = like(-wide(grad_output) * share, parameters[0])
     small = abs(scale) < LEAST and grad_output != 0
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), small
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), small
         for i in range(start, stop):
             q = target[i]
             excess, power = near_exp_parts(q)
@@ -169,11 +169,11 @@ def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int,
 
 
 def product_of_logarithms_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for results of 16 bits."""
+    """`product_of_logarithms` for 16-bit results."""
     grad_output, target = operands[0], operands[2]
     share = -parameters[0]
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * share
             out[i] = scale * near_exp(q)
@@ -186,8 +186,8 @@ def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, 
     grad_output, target = operands[0][0], operands[2]
     scale = -grad_output * parameters[0]
     small = abs(scale) < LEAST and grad_output != 0
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), small
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), small
         for i in range(start, stop):
             q = target[i]
             out[i] = scale * near_exp(q)
@@ -197,7 +197,7 @@ def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, 
 
 
 def double_product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same in float64, where the exponential alone may be out of range; parameters: the divisor's reciprocal."""
+    """-exp(target) * grad_output * share in float64, where exp(target) alone may over- or underflow."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]
     for i in range(count):
@@ -206,10 +206,10 @@ def double_product_of_logarithms(operands: Any, out: Any, count: int, parameters
 
 
 def body(b: Body) -> None:
-    """Only where self may have to be summed is that looked into, at run time if the model does not tell."""
+    """Sums over broadcast axes only where `self` may be broadcast; decided at run time if shapes are unknown."""
 
     def terms() -> Value:
-        """d, where self and target have the same shape."""
+        """d, if self and target have the same shape."""
         return _terms(b, b.load("target"))
 
     def broadcast_terms() -> Value:
@@ -234,7 +234,7 @@ def _are_alike(b: Body, self_shape: Value) -> Value:
     """Whether self and target have the same shape."""
 
     def row(name: str, shape: Value) -> Value:
-        """A row of numbers that is as long for any rank, so that shapes of different ranks can be compared."""
+        """A shape, padded to a fixed length so that shapes of different ranks can be compared."""
         axes = b.op("Concat", shape, [-1] * MAX_RANK, name=f"{name}_axes", axis=0)
         return b.op("Slice", axes, [0], [MAX_RANK], name=f"{name}_row")
 
@@ -246,16 +246,16 @@ def _are_alike(b: Body, self_shape: Value) -> Value:
 
 
 def _over_space(b: Body, target: Value, self_shape: Value) -> Value:
-    """The target over S."""
+    """The target, broadcast to S."""
     if any(0 in (c.shape("self") or ()) for c in b.calls):
-        # onnxruntime removes an Expand to 0 elements, as if it changed nothing.
+        # onnxruntime removes an Expand to 0 elements.
         everywhere = b.op("ConstantOfShape", self_shape, name="everywhere", value=b.array([True]))
         return b.op("Where", everywhere, target, target, name="target_over_space")
     return b.op("Expand", target, self_shape, name="target_over_space")
 
 
 def _terms(b: Body, target: Value) -> Value:
-    # grad_output is one number in most models, so this is cheaper than a Neg of the terms.
+    # grad_output is a scalar in most models, so negating it is cheaper than negating the terms.
     minus_grad = (-b.load("grad_output")).named("minus_grad")
     log_target = b.attribute("log_target")
     if log_target == 0:

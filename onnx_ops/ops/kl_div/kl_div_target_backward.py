@@ -1,4 +1,4 @@
-"""KlDivTargetBackward: gradient of the Kullback-Leibler divergence loss by its target."""
+"""KlDivTargetBackward: gradient of the Kullback-Leibler divergence loss with respect to its target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import INFINITE, LEAST_NORMAL, NEAR, SPAN
+from onnx_ops.ops.extremes import BLOCK, INFINITE, LEAST_NORMAL, NEAR
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, divisor, exponential, sum_to
 from onnx_ops.ops.references import Scaled, rounded
@@ -40,7 +40,7 @@ from onnx_ops.ops.references import Scaled, rounded
 SIGNATURE = Signature(
     "KlDivTargetBackward",
     """
-Gradient of the Kullback-Leibler divergence loss, KlDiv, by its target.
+Gradient of the Kullback-Leibler divergence loss, KlDiv, with respect to its target.
 
     S           = broadcast(self, target)
     d           = grad_output * (log(target) - self + 1)           if log_target is 0,      over S
@@ -49,28 +49,28 @@ Gradient of the Kullback-Leibler divergence loss, KlDiv, by its target.
                   d / numel(S)   reduction 1 (mean)
                   d / S[0]       reduction 3 (batchmean); a scalar counts as a batch of 1
 
-Then grad_target is summed over the axes along which target was broadcast.
+`grad_target` is then summed over the axes along which `target` was broadcast.
 
-Shapes: self and target broadcast with each other to S, grad_output broadcasts to S; grad_target has target's shape.
-Rank 0 to 8.
+Shapes: `self` and `target` broadcast to S, `grad_output` broadcasts to S; `grad_target` has the shape of `target`. Rank
+0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_target has target's dtype. Computed in double if an input is
-double or if terms are summed, else in float.
+Dtypes: each input float16, bfloat16, float or double; `grad_target` has the dtype of `target`. Computed in double if an
+input is double or if terms are summed, else in float.
 
-Edge rules: a target of 0 gives -infinity times grad_output, and a negative one NaN, as the formula says. A target of
--inf that is a logarithm gives 0. Other NaN and infinities go through the formula. Empty inputs give an empty output, a
-sum of no terms gives 0. An exp(target) out of the square of double's range counts as 0 or as infinite. In double the
-product grad_output * (target - self + 1) / n is out of range alone, also where exp(target) brings d back into it.
+Edge rules: a `target` of 0 gives `-inf * grad_output` and a negative one NaN, as in the formula; with `log_target` 1, a
+`target` of -inf gives 0. Other NaN and infinities propagate as in the formula. Empty inputs give an empty output; the
+sum of no terms is 0. `exp(target)` is 0 or infinite beyond the square of double's range. In double, the product
+`grad_output * (target - self + 1) / n` may overflow or underflow even if its product with `exp(target)` would not.
 
-Without a kernel: all values are computed as above, but that an exp(target) out of double's own range counts as 0 or as
-infinite. Shapes that are known only at run time are not checked: they broadcast as the operators do.
+Without a kernel: as above, except that `exp(target)` is 0 or infinite beyond the range of double. Shapes known only at
+run time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
         Input("grad_output", "Gradient with respect to the loss. Broadcasts to S.", Role.INTO),
-        Input("self", "Input of the loss: logarithms of probabilities.", Role.SHAPE),
+        Input("self", "Input of the loss: log-probabilities.", Role.SHAPE),
         Input("target", "Target probabilities, or their logarithms.", Role.SHAPE),
     ),
-    outputs=(Output("grad_target", "Gradient by target, of its shape.", "target"),),
+    outputs=(Output("grad_target", "Gradient with respect to `target`, of its shape.", "target"),),
     attributes=attributes(),
 )
 
@@ -84,13 +84,13 @@ def reference(
     log_target: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, computed in float64; no product on the way overflows or loses digits.
+    """NumPy definition, computed in float64; no intermediate product overflows or underflows.
 
     Args:
         grad_output, self, target: floating arrays; self and target broadcast to S, grad_output to S.
         reduction: 0 none, 1 mean, 2 sum, 3 batchmean.
-        log_target: 1 if target holds logarithms.
-        dtype: answer in this dtype instead of target's.
+        log_target: 1 if target holds log-probabilities.
+        dtype: dtype of the result instead of target's.
 
     Returns:
         Array of target's shape.
@@ -106,7 +106,7 @@ def reference(
 
 
 def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal, and last the rounding error of that."""
+    """grad_output * share * (log(target) - self + 1) in float64."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
@@ -114,7 +114,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 def short_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same with logarithms in float32, for terms that are not added up."""
+    """`gradient` with logarithms in float32, for terms that are not summed."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
@@ -122,13 +122,13 @@ def short_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None
 
 
 def short_gradient_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same for a grad_output of one value."""
+    """`short_gradient` for a scalar grad_output."""
     grad_output, x, target = operands[0][0], operands[1], operands[2]
     exact = wide(grad_output) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
     scale = like(exact, parameters[0])
     moderate = LEAST < abs(scale) < LARGE
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), not moderate
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), not moderate
         for i in range(start, stop):
             q = target[i]
             out[i] = scale * ((normal_log(q) - x[i]) + ONE)
@@ -147,7 +147,7 @@ def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
 
 
 def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """For a target that holds logarithms."""
+    """`gradient` for log-probabilities."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
@@ -155,11 +155,11 @@ def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any)
 
 
 def short_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """The same in float32, where no number is extreme."""
+    """`gradient_of_logarithms` in float32, in float64 for blocks with an element out of range."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for start in range(0, count, SPAN):
-        stop, extreme = min(start + SPAN, count), False
+    for start in range(0, count, BLOCK):
+        stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * parameters[0]
             excess, power = near_exp_parts(q)

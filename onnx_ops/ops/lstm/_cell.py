@@ -1,4 +1,4 @@
-"""What the cell of an LSTM and its gradient share: rows of a batch, each with the four gates one after another."""
+"""Rows of an LSTM cell and its gradient; a row of gates has the four gates one after another."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from onnx_ops.loops.records import MAX_OUTPUTS
 from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
 GATES = 4
-"""In the order of PyTorch and aclnn: input gate, forget gate, cell candidate, output gate."""
+"""In the order of PyTorch and aclnn: input gate i, forget gate f, cell candidate g, output gate o."""
 WORK = 4096
-"""Numbers of the cell state that a task has about."""
+"""Approximate number of elements of the cell state per task."""
 SATURATED = np.float32(40)
-"""e**SATURATED is alone in a float32 sum with 1."""
+"""exp(SATURATED) + 1 is exp(SATURATED) in float32."""
 TWO = np.float32(2)
 
 
 @inlined
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e**-x) of a float32 or float64, also where it is subnormal."""
+    """1 / (1 + exp(-x)) of a float32 or float64, accurate where it is subnormal."""
     value, first, second = falling_exp_parts(-abs(x))
     power = (value * first) * second
     return choose(x < 0, power, like(1, power)) / (ONE + power)
@@ -33,7 +33,7 @@ def sigmoid(x: Any) -> Any:
 
 @inlined
 def tanh_of_float(x: Any) -> Any:
-    """Of a float32, by e**2x - 1, which keeps the digits of a small x."""
+    """tanh of a float32, by expm1(2x), which is accurate for small x."""
     power = x + x
     power = choose(power > SATURATED, SATURATED, choose(power < -SATURATED, -SATURATED, power))
     excess, scale = near_exp_parts(power)
@@ -48,13 +48,13 @@ def rows_per_task(width: int) -> int:
 
 @helper
 def rows_of(job: Any, i: int) -> int:
-    """How many rows a state has: the product of all its axes but the last."""
+    """Number of rows of a state: the product of all axes but the last."""
     return volume(job, i, 0, job.rank[i] - 1)
 
 
 @helper
 def tasks_of(job: Any, i: int) -> int:
-    """One for each block of rows of a state."""
+    """One task per block of rows of a state."""
     width = job.dims[i, job.rank[i] - 1]
     step = rows_per_task(width)
     return (rows_of(job, i) + step - 1) // step if width > 0 else 0
@@ -62,7 +62,7 @@ def tasks_of(job: Any, i: int) -> int:
 
 @helper
 def are_gates(job: Any, i: int, state: int) -> bool:
-    """Whether an input has the shape of a state, but for four times the width."""
+    """Whether an input has the shape of a state with the last axis times 4."""
     last = job.rank[state] - 1
     if job.rank[i] != job.rank[state] or not same_sizes(job, i, state, last):
         return False
@@ -71,7 +71,7 @@ def are_gates(job: Any, i: int, state: int) -> bool:
 
 @helper
 def set_shapes(job: Any, state: int, gates: int) -> None:
-    """Give all outputs the shape of a state, but for the one that is gates."""
+    """Set the shapes of all outputs to that of a state, except the output `gates`."""
     for k in range(MAX_OUTPUTS):
         give_shape(job, k, state)
     last = job.rank[state] - 1
@@ -79,12 +79,12 @@ def set_shapes(job: Any, state: int, gates: int) -> None:
 
 
 def of_gates(state: Shape | None) -> Shape | None:
-    """The shape of the gates of a state (..., H)."""
+    """The shape (..., 4*H) of the gates of a state (..., H)."""
     return None if state is None else (*state[:-1], GATES * state[-1] if isinstance(state[-1], int) else None)
 
 
 def check_cell(call: Call, state: str, like: tuple[str, ...], gates: tuple[str, ...]) -> Shape | None:
-    """The shape of the states; refuses a state of rank 0, others that differ from it, and gates that do not fit it."""
+    """The shape of the states; raises OpError for a scalar state, different states, or gates that do not fit."""
     call.check()
     shape = call.shape(state)
     if shape == ():
@@ -98,6 +98,6 @@ def check_cell(call: Call, state: str, like: tuple[str, ...], gates: tuple[str, 
 
 
 def quarters(b: Body, gates: Value, names: tuple[str, str, str, str]) -> tuple[Value, ...]:
-    """The four gates, in a portable body."""
+    """The four gates, in a function body."""
     width = b.op("Shape", b.inputs["cx"], name="width", start=-1)
     return b.several("Split", gates, b.op("Concat", *[width] * GATES, name="widths", axis=0), names=names, axis=-1)

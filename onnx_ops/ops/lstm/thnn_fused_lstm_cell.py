@@ -1,4 +1,4 @@
-"""ThnnFusedLstmCell: one step of a long short-term memory, from its gates to its states."""
+"""ThnnFusedLstmCell: one time step of an LSTM, from its gates to its states."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ from onnx_ops.ops.references import computing_dtype, rounded
 SIGNATURE = Signature(
     "ThnnFusedLstmCell",
     """
-One step of a long short-term memory (Hochreiter and Schmidhuber, 1997) after its matrix products
-(aclnnThnnFusedLstmCell, without its biases, which can be in the gates): from the gates of a step to its states.
+One time step of a long short-term memory (LSTM; Hochreiter and Schmidhuber, 1997) after its matrix products
+(aclnnThnnFusedLstmCell; its biases can be added to the gates).
 
     i, f, g, o = the four quarters of input_gates + hidden_gates
     storage    = sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)
     cy         = sigmoid(f) * cx + sigmoid(i) * tanh(g)
     hy         = sigmoid(o) * tanh(cy)
 
-Shapes: input_gates, hidden_gates and storage (..., 4*H); cx, hy and cy (..., H).
+Shapes: `input_gates`, `hidden_gates` and `storage` (..., 4*H); `cx`, `hy` and `cy` (..., H).
 
-Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. double is computed in
-double, all others in float; every output is rounded once.
+Dtypes: all inputs and outputs have one dtype, float16, bfloat16, float or double. double is computed in double, the
+others in float; every output is rounded once.
 
-Edge rules: a gate far from 0 gives 0 or 1, or -1 for the cell candidate. NaN and infinities give what the formula
-gives. Any size may be 0.
+Edge rules: sigmoid saturates at 0 and 1, tanh at -1 and 1. NaN and infinities propagate as in the formula. Any size
+may be 0.
 
-Without a kernel: shapes that are known only at run time broadcast as the operators do.
+Without a kernel: shapes known only at run time broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("input_gates", "What the step's input adds to the gates, (..., 4*H).", like="cx"),
-        Input("hidden_gates", "What the hidden state adds to them, (..., 4*H).", like="cx"),
+        Input("input_gates", "Product of the step's input and its weights, (..., 4*H).", like="cx"),
+        Input("hidden_gates", "Product of the hidden state and its weights, (..., 4*H).", like="cx"),
         Input("cx", "Cell state before the step, (..., H)."),
     ),
     outputs=(
         Output("hy", "Hidden state after the step, (..., H).", "cx"),
         Output("cy", "Cell state after the step, (..., H).", "cx"),
-        Output("storage", "The gates as they act, for ThnnFusedLstmCellBackward, (..., 4*H).", "cx"),
+        Output("storage", "Activated gates, for ThnnFusedLstmCellBackward, (..., 4*H).", "cx"),
     ),
 )
 
@@ -78,12 +78,12 @@ Without a kernel: shapes that are known only at run time broadcast as the operat
 def reference(
     input_gates: np.ndarray, hidden_gates: np.ndarray, cx: np.ndarray, *, dtype: npt.DTypeLike | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
-        input_gates, hidden_gates: floating arrays (..., 4*H) of one dtype.
-        cx: of the same dtype, (..., H).
-        dtype: compute and answer in this dtype instead of that of the inputs.
+        input_gates, hidden_gates: floating arrays (..., 4*H).
+        cx: (..., H), of the same dtype.
+        dtype: dtype to compute in and of the results instead of that of the inputs.
 
     Returns:
         hy (..., H), cy (..., H) and storage (..., 4*H).
@@ -99,7 +99,7 @@ def reference(
     return hy, cy, storage
 
 
-# --- the kernel: one task for some rows -------------------------------------------------------------------------------
+# --- the kernel: one task per block of rows ---------------------------------------------------------------------------
 
 INPUT_GATES, HIDDEN_GATES, CX = range(3)
 HY, CY, STORAGE = range(3)
@@ -133,7 +133,7 @@ def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: A
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes; one task for each block of rows."""
+    """Check shapes; one task per block of rows."""
     job = record_at(job_address, JOB)
     if job.rank[CX] == 0 or not are_gates(job, INPUT_GATES, CX) or not are_gates(job, HIDDEN_GATES, CX):
         return REFUSED
@@ -143,7 +143,7 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def task(job_address: int, number: int) -> None:
-    """Some rows."""
+    """The rows of a block."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
@@ -151,7 +151,7 @@ def task(job_address: int, number: int) -> None:
     size = item_size(element_type)
     step = rows_per_task(width)
     narrow, wide = width * size, GATES * width * size
-    # 16-bit numbers in float32, in turn: two rows of gates, the gates as they act; a row of cx, hy and cy.
+    # float32 copies of 16-bit rows: two of gates, the activated gates, cx, hy and cy.
     is_narrow, row = size == 2, 4 * width
     memory = malloc(15 * row)
     if memory == 0:
@@ -228,7 +228,7 @@ OP = Op(
     reference,
     body,
     Example(
-        # Far from 0 gates are open, closed, or the candidate itself is 1.
+        # Saturated gates: open or closed; the candidate is 1.
         {
             "input_gates": [[0.0, 100.0, 0.0, 0.0], [200.0, -100.0, 200.0, -100.0]],
             "hidden_gates": [[0.0, 100.0, 0.0, -200.0], [0.0, -100.0, 0.0, -100.0]],

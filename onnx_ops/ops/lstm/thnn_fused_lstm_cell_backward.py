@@ -1,4 +1,4 @@
-"""ThnnFusedLstmCellBackward: the gradient of a step of a long short-term memory by its gates and its cell state."""
+"""ThnnFusedLstmCellBackward: gradient of a time step of an LSTM with respect to its gates and its cell state."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ OPTIONAL = OpSchema.FormalParameterOption.Optional
 SIGNATURE = Signature(
     "ThnnFusedLstmCellBackward",
     """
-Gradient of a step of a long short-term memory (aclnnThnnFusedLstmCellBackward, without the gradient of the biases,
-which is the sum of grad_gates over the rows). With the gates as they act, i, f, g, o = the four quarters of storage:
+Gradient of a time step of a long short-term memory (aclnnThnnFusedLstmCellBackward; the gradient of the biases is the
+sum of `grad_gates` over the rows). With the activated gates i, f, g, o = the four quarters of `storage`:
 
     d         = grad_cy + grad_hy * o * (1 - tanh(cy)^2)
     grad_gates = d * g * i * (1 - i),
@@ -57,28 +57,38 @@ which is the sum of grad_gates over the rows). With the gates as they act, i, f,
                  grad_hy * tanh(cy) * o * (1 - o)
     grad_cx   = d * f
 
-grad_gates is the gradient by the gates before they act, by input_gates and hidden_gates of ThnnFusedLstmCell alike.
+`grad_gates` is the gradient with respect to `input_gates` and to `hidden_gates` of ThnnFusedLstmCell.
 
-Shapes: storage and grad_gates (..., 4*H); all others (..., H).
+Shapes: `storage` and `grad_gates` (..., 4*H); all others (..., H).
 
-Dtypes: all inputs are of one dtype, float16, bfloat16, float or double, and the outputs are too. double is computed in
-double, all others in float; every output is rounded once.
+Dtypes: all inputs and outputs have one dtype, float16, bfloat16, float or double. double is computed in double, the
+others in float; every output is rounded once.
 
-Edge rules: a missing grad_hy or grad_cy stands for zeros. Where tanh(cy) is rounded to 1, the gradient through it is 0.
-NaN and infinities give what the formula gives. Any size may be 0.
+Edge rules: an omitted `grad_hy` or `grad_cy` is 0. Where `tanh(cy)` is rounded to 1, the gradient through it is 0. NaN
+and infinities propagate as in the formula. Any size may be 0.
 
-Without a kernel: shapes that are known only at run time broadcast as the operators do.
+Without a kernel: shapes known only at run time broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("grad_hy", "Gradient by hy, (..., H).", like="cx", default=Default(0.0, like="cx", dtype_of="cx")),
-        Input("grad_cy", "Gradient by cy, (..., H).", like="cx", default=Default(0.0, like="cx", dtype_of="cx")),
+        Input(
+            "grad_hy",
+            "Gradient with respect to `hy`, (..., H).",
+            like="cx",
+            default=Default(0.0, like="cx", dtype_of="cx"),
+        ),
+        Input(
+            "grad_cy",
+            "Gradient with respect to `cy`, (..., H).",
+            like="cx",
+            default=Default(0.0, like="cx", dtype_of="cx"),
+        ),
         Input("cx", "Cell state before the step, (..., H)."),
         Input("cy", "Cell state after the step, (..., H).", like="cx"),
-        Input("storage", "The gates as they act, from ThnnFusedLstmCell, (..., 4*H).", like="cx"),
+        Input("storage", "Activated gates from ThnnFusedLstmCell, (..., 4*H).", like="cx"),
     ),
     outputs=(
-        Output("grad_gates", "Gradient by the gates, (..., 4*H).", "cx"),
-        Output("grad_cx", "Gradient by cx, (..., H).", "cx", optional=True),
+        Output("grad_gates", "Gradient with respect to the gates before activation, (..., 4*H).", "cx"),
+        Output("grad_cx", "Gradient with respect to `cx`, (..., H).", "cx", optional=True),
     ),
 )
 
@@ -92,13 +102,13 @@ def reference(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
-        grad_hy, grad_cy: floating arrays (..., H); None for zeros.
-        cx, cy: of the same dtype, (..., H).
-        storage: of the same dtype, (..., 4*H).
-        dtype: compute and answer in this dtype instead of that of the inputs.
+        grad_hy, grad_cy: floating arrays (..., H); default 0.
+        cx, cy: (..., H), of the same dtype.
+        storage: (..., 4*H), of the same dtype.
+        dtype: dtype to compute in and of the results instead of that of the inputs.
 
     Returns:
         grad_gates (..., 4*H) and grad_cx (..., H).
@@ -118,7 +128,7 @@ def reference(
         return rounded(np.concatenate(gates, axis=-1), cx.dtype, dtype), rounded(d * f, cx.dtype, dtype)
 
 
-# --- the kernel: one task for some rows -------------------------------------------------------------------------------
+# --- the kernel: one task per block of rows ---------------------------------------------------------------------------
 
 GRAD_HY, GRAD_CY, CX, CY, STORAGE = range(5)
 GRAD_GATES, GRAD_CX = range(2)
@@ -128,7 +138,7 @@ GRAD_GATES, GRAD_CX = range(2)
 def gradients(
     dh: Any, dc: Any, cx: Any, gates: Any, shown: Any, d: Any, grad_gates: Any, grad_cx: Any, width: int
 ) -> None:
-    """A row of the dtype of its arrays: shown, which is tanh(cy), is there already; d is written too."""
+    """A row, in the dtype of its arrays, given shown = tanh(cy); d is written too."""
     for j in range(width):
         whole = dc[j] + dh[j] * gates[3 * width + j] * ((ONE - shown[j]) * (ONE + shown[j]))
         d[j] = whole
@@ -148,7 +158,7 @@ def gradients(
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes; one task for each block of rows."""
+    """Check shapes; one task per block of rows."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.rank[CX] == 0 or not are_gates(job, STORAGE, CX):
         return REFUSED
@@ -161,7 +171,7 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 def task(job_address: int, number: int) -> None:
-    """Some rows."""
+    """The rows of a block."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
@@ -170,13 +180,13 @@ def task(job_address: int, number: int) -> None:
     step = rows_per_task(width)
     is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
     narrow, wide = width * size, GATES * width * size
-    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy); 16-bit numbers are in float32 there.
+    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy), in float32 for 16-bit inputs.
     memory = malloc(15 * row)
     if memory == 0:
         job.failed = NO_MEMORY
         return
     d_at, shown_at = memory + 13 * row, memory + 14 * row
-    zeros = array_at(memory, row, np.uint16)  # two rows, of the gradients that may be left out
+    zeros = array_at(memory, row, np.uint16)  # two rows, for omitted gradients
     for j in range(row):
         zeros[j] = 0
     for n in range(number * step, min((number + 1) * step, rows)):

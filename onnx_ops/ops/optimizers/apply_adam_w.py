@@ -1,4 +1,4 @@
-"""ApplyAdamW: a step of the optimizers Adam and AdamW."""
+"""ApplyAdamW: a step of Adam or AdamW."""
 
 from __future__ import annotations
 
@@ -46,56 +46,56 @@ OPTIONAL = OpSchema.FormalParameterOption.Optional
 SIGNATURE = Signature(
     "ApplyAdamW",
     """
-One step of AdamW (Loshchilov and Hutter, 2019; aclnnApplyAdamW) for one parameter; with weight_decay = 0 of Adam
-(Kingma and Ba, 2015). With g = grad, or -grad if maximize is 1:
+One step of AdamW (Loshchilov and Hutter, 2019; aclnnApplyAdamW) for one parameter; with `weight_decay` 0 of Adam
+(Kingma and Ba, 2015). With g = `grad`, or `-grad` if `maximize` is 1:
 
     m_out   = m + (1 - beta1) * (g - m)
     v_out   = beta2 * v + (1 - beta2) * g^2
-    v_hat   = v_out, or max(max_grad_norm, v_out) if max_grad_norm is there
+    v_hat   = v_out, or max(max_grad_norm, v_out) if max_grad_norm is given
     var_out = (1 - lr * weight_decay) * var
               - lr / (1 - beta1_power) * m_out / (sqrt(v_hat) / sqrt(1 - beta2_power) + epsilon)
     max_grad_norm_out = v_hat
 
-beta1_power and beta2_power are beta1 and beta2 to the number of steps, this one included.
+`beta1_power` and `beta2_power` are `beta1` and `beta2` to the power of the number of steps, including this one.
 
-Shapes: var, m, v, grad and max_grad_norm have one shape, of rank 0 to 8, and so have the outputs. All others are one
-number, of shape () or (1).
+Shapes: `var`, `m`, `v`, `grad`, `max_grad_norm` and the outputs have one shape, of rank 0 to 8. All others have one
+element, and shape () or (1).
 
-Dtypes: the tensors are of one dtype, float16, bfloat16, float or double; the single numbers are of one dtype too, best
-of double. The factors that the numbers make are computed in double. double is computed in double, all other dtypes in
-float, with the factors rounded once.
+Dtypes: the tensors have one dtype, float16, bfloat16, float or double; the others have one dtype too, best double, and
+their products are computed in double. Elements are computed in double for double, else in float, with these products
+rounded once.
 
-Edge rules: max_grad_norm is that of AMSGrad, the largest v so far; its output cannot be asked for without it. NaN and
-infinities give what the formula gives. Tensors may be empty.
+Edge rules: `max_grad_norm` is that of AMSGrad, the largest v so far; `max_grad_norm_out` requires it. NaN and
+infinities propagate as in the formula. Tensors may be empty.
 
-Without a kernel: shapes that are known only at run time broadcast as the operators do.
+Without a kernel: shapes known only at run time broadcast as in ONNX operators.
 """,
     inputs=(
         Input("var", "The parameter."),
-        Input("m", "Moving average of the gradients.", like="var"),
-        Input("v", "Moving average of their squares.", like="var"),
-        Input("beta1_power", "beta1 to the number of steps."),
-        Input("beta2_power", "beta2 to the number of steps.", like="beta1_power"),
+        Input("m", "Moving average of the gradient.", like="var"),
+        Input("v", "Moving average of the squared gradient.", like="var"),
+        Input("beta1_power", "`beta1` to the power of the number of steps."),
+        Input("beta2_power", "`beta2` to the power of the number of steps.", like="beta1_power"),
         Input("lr", "Learning rate.", like="beta1_power"),
-        Input("weight_decay", "By which part, times lr, the parameter shrinks.", like="beta1_power"),
-        Input("beta1", "The share of the past in m.", like="beta1_power"),
-        Input("beta2", "The share of the past in v.", like="beta1_power"),
-        Input("epsilon", "Added to the divisor.", like="beta1_power"),
-        Input("grad", "Gradient of the loss by the parameter.", like="var"),
+        Input("weight_decay", "Decoupled weight decay, times `lr`.", like="beta1_power"),
+        Input("beta1", "Decay rate of `m`.", like="beta1_power"),
+        Input("beta2", "Decay rate of `v`.", like="beta1_power"),
+        Input("epsilon", "Added to the denominator.", like="beta1_power"),
+        Input("grad", "Gradient of the loss with respect to `var`.", like="var"),
         Input(
             "max_grad_norm",
-            "The largest v of the steps before.",
+            "Largest `v` of the previous steps.",
             like="var",
             default=Default(-math.inf, like="var", dtype_of="var"),
         ),
     ),
     outputs=(
         Output("var_out", "The parameter after the step.", "var"),
-        Output("m_out", "m after the step.", "var"),
-        Output("v_out", "v after the step.", "var"),
-        Output("max_grad_norm_out", "The largest v so far.", "var", optional=True),
+        Output("m_out", "`m` after the step.", "var"),
+        Output("v_out", "`v` after the step.", "var"),
+        Output("max_grad_norm_out", "Largest `v` so far.", "var", optional=True),
     ),
-    attributes=(attribute("maximize", 0, "1: step up the gradient, not down."),),
+    attributes=(attribute("maximize", 0, "1: maximize instead of minimize."),),
 )
 
 
@@ -116,13 +116,13 @@ def reference(
     maximize: int = 0,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """The definition in NumPy, in float64.
+    """NumPy definition, in float64.
 
     Args:
         var, m, v, grad, max_grad_norm: floating arrays of one dtype and shape; max_grad_norm may be None.
         beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon: arrays of one element.
-        maximize: whether grad is taken with the other sign.
-        dtype: answer in this dtype instead of that of var.
+        maximize: whether to negate grad.
+        dtype: dtype of the results instead of that of var.
 
     Returns:
         var_out, m_out, v_out, and max_grad_norm_out or None, all of the shape of var.
@@ -142,18 +142,18 @@ def reference(
     return results[0], results[1], results[2], None if max_grad_norm is None else rounded(largest, var.dtype, dtype)
 
 
-# --- the kernel: one task for each block of elements ------------------------------------------------------------------
+# --- the kernel: one task per block of elements -----------------------------------------------------------------------
 
 VAR, M, V, POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON, GRAD, LARGEST = range(12)
 VAR_OUT, M_OUT, V_OUT, LARGEST_OUT = range(4)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 BLOCK = 4096
-"""Elements of a task."""
+"""Elements per task."""
 
 
 @helper
 def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: Any, factors: Any, count: int) -> None:
-    """`count` elements, of the dtype of the arrays. factors: in the order in which `task` makes them."""
+    """`count` elements in the dtype of the arrays; factors: in the order of `task`."""
     kept, size, entering, remembered, square_entering, epsilon, sign = (
         factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
@@ -171,7 +171,7 @@ def step_by_largest(
     var: Any, m: Any, v: Any, grad: Any, largest: Any, new_var: Any, new_m: Any, new_v: Any, new_largest: Any,
     factors: Any, count: int,
 ) -> None:  # fmt: skip
-    """The same with the largest v so far in place of v."""
+    """`step` with the largest v so far in place of v (AMSGrad)."""
     kept, size, entering, remembered, square_entering, epsilon, sign = (
         factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
@@ -188,7 +188,7 @@ def step_by_largest(
 
 @helper
 def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at: Any) -> None:
-    """A step of the numbers at the addresses of inputs and outputs, of the dtype that numbers_at sees there."""
+    """A step of the elements at the addresses of inputs and outputs, viewed by numbers_at."""
     var, m, v, grad = (
         numbers_at(places[0], count),
         numbers_at(places[1], count),
@@ -204,7 +204,7 @@ def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at:
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes; one task for each block of elements."""
+    """Check shapes; one task per block of elements."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     for i in (M, V, GRAD, LARGEST):
         if kernel.element_type[i] != 0 and not same_shape(job, i, VAR):
@@ -224,7 +224,7 @@ def scalar(kernel: Any, job: Any, i: int) -> float:
 
 
 def task(job_address: int, number: int) -> None:
-    """One block of elements."""
+    """The elements of a block."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -232,13 +232,13 @@ def task(job_address: int, number: int) -> None:
     start = number * BLOCK
     count = min(BLOCK, size_of(job, VAR) - start)
     offset = start * item_size(element_type)
-    # The factors in float64 and in float32, and an output that is not wanted.
+    # Factors in float64 and float32, and memory for an omitted output.
     memory = malloc(128 + count * item_size(element_type))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     rate, beta1, beta2 = scalar(kernel, job, RATE), scalar(kernel, job, BETA1), scalar(kernel, job, BETA2)
-    root = math.sqrt(1.0 - scalar(kernel, job, POWER2))  # by which numerator and divisor of the formula are multiplied
+    root = math.sqrt(1.0 - scalar(kernel, job, POWER2))  # multiplies numerator and denominator of the formula
     factors, short = array_at(memory, 7, np.float64), array_at(memory + 64, 7, np.float32)
     factors[0] = 1.0 - rate * scalar(kernel, job, DECAY)
     factors[1] = root * rate / (1.0 - scalar(kernel, job, POWER1))
@@ -277,7 +277,7 @@ def kernel(call: Call) -> Tasks:
 
 
 def body(b: Body) -> None:
-    """Factors in double; tensors in float unless one of them is or may be double."""
+    """Factors in double; tensors in float, or in double if one of them is or may be double."""
     kinds = {call.dtype("var") for call in b.calls}
     elements = TensorProto.DOUBLE if kinds & {None, TensorProto.DOUBLE} else TensorProto.FLOAT
     b.widen()

@@ -1,4 +1,4 @@
-"""ThresholdBackward: the gradient passes where the input is above a threshold, as that of ReLU does above 0."""
+"""ThresholdBackward: passes the gradient of elements above a threshold, such as 0 for ReLU."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from onnx_ops.ops.references import computing_dtype, promoted, rounded
 SIGNATURE = Signature(
     "ThresholdBackward",
     """
-Gradient of threshold (aclnnThresholdBackward), which replaces the elements of its input that are not above a threshold
-by a constant; with threshold = 0 of ReLU, by its input or its output alike.
+Gradient of thresholding (aclnnThresholdBackward), which replaces elements not above a threshold by a constant. With
+`threshold` 0 it is the gradient of ReLU, for its input or its output as `self`.
 
     grad_input = 0            where self <= threshold
                  grad_output  elsewhere
 
-Shapes: grad_output and self broadcast with each other; grad_input has the broadcast shape, rank 0 to 8.
+Shapes: `grad_output` and `self` broadcast; `grad_input` has the broadcast shape, rank 0 to 8.
 
-Dtypes: each input float16, bfloat16, float or double; grad_input has the dtype that both promote to (the same one if
-they agree, else double if one is double, else float).
+Dtypes: each input float16, bfloat16, float or double; `grad_input` has the promoted dtype: the common one if they
+agree, else double if one is double, else float.
 
-Edge rules: the boundary (self equal to threshold) gives 0. threshold is a float32, and is not rounded to the dtype of
-self before the comparison. NaN in self lets the gradient pass. Where it does not pass, the result is +0, even if
-grad_output is NaN or infinite there. Empty inputs give an empty output.
+Edge rules: at the boundary (`self` equal to `threshold`) the gradient is 0. `threshold` is a float32 and is not rounded
+to the dtype of `self` before the comparison. NaN in `self` passes the gradient. A gradient set to 0 is +0, even if
+`grad_output` is NaN or infinite. Empty inputs give an empty output.
 
-Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes that are known only at
-run time are not checked: they broadcast by the rules of ONNX's operators.
+Without a kernel: the results are the same, except that a gradient of -0 may become +0. Shapes known only at run time
+are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(
-        Input("grad_output", "Gradient of the loss by the output of threshold.", Role.SHAPE),
-        Input("self", "Input of threshold; of ReLU also the output.", Role.SHAPE),
+        Input("grad_output", "Gradient with respect to the output of thresholding.", Role.SHAPE),
+        Input("self", "Input of thresholding, or output of ReLU.", Role.SHAPE),
     ),
     outputs=(
         Output(
             "grad_input",
-            "Gradient of the loss by the input of threshold.",
-            OutputType("The type that grad_output and self promote to.", inputs=("grad_output", "self")),
+            "Gradient with respect to the input of thresholding.",
+            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
         ),
     ),
-    attributes=(attribute("threshold", 0.0, "Above which the gradient passes."),),
+    attributes=(attribute("threshold", 0.0, "The gradient passes where `self` is above it."),),
 )
 
 
 def reference(
     grad_output: np.ndarray, self: np.ndarray, *, threshold: float = 0.0, dtype: npt.DTypeLike | None = None
 ) -> np.ndarray:
-    """The definition in NumPy.
+    """NumPy definition.
 
     Args:
         grad_output, self: floating arrays whose shapes broadcast.
         threshold: read as a float32.
-        dtype: compute and answer in this dtype instead of the promoted one.
+        dtype: dtype to compute in and of the result instead of the promoted one.
 
     Returns:
         Array of the broadcast shape.
@@ -74,7 +74,7 @@ def reference(
 
 
 def pass_above(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """parameters: the divisor's reciprocal (1), threshold."""
+    """parameters: the reciprocal of the divisor (1), threshold."""
     grad_output, x = operands[0], operands[1]
     threshold = parameters[1]
     for i in range(count):
