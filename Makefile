@@ -43,7 +43,7 @@ smoke-oldest: $(OLDEST)/ready
 fuzz: $(VENV)/ready
 	$(RUN) -m pytest -q tests/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
 
-# onnxruntime-web: the portable bodies under Node, the page in Chromium.
+# onnxruntime-web: the function bodies under Node, the page in Chromium.
 test-web: $(VENV)/ready $(WEB)
 	$(RUN) -m pytest -q tests/web
 

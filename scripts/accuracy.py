@@ -76,7 +76,7 @@ def main() -> int:
         if rows:
             print(f"Largest errors{of_which}, in units in the last place of the largest term:\n")
             print_table(
-                ["op", "dtype", "results", "kernel", "portable body", "torch"],
+                ["op", "dtype", "results", "kernel", "function body", "torch"],
                 [[r.op, r.dtype, f"{r.values:,}", *map(places, (r.kernel, r.body, r.torch))] for r in rows],
             )
             print()
@@ -217,7 +217,7 @@ class Judgement:
 
 
 def results_of(call: Call, threads: int) -> dict[str, dict[str, Array]]:
-    """The outputs of a call by name, by kernel, portable body and torch as far as it has them."""
+    """The outputs of a call by name, by kernel, function body and torch as far as it has them."""
     model = measuring.model_of(call)
     sessions = {
         "kernel": onnx_ops.InferenceSession(model, measuring.quiet_options(threads)),

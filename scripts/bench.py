@@ -1,4 +1,4 @@
-"""Times the ops, and beside them torch, the portable bodies, an addition bound by memory, and an empty session.
+"""Times the ops, and beside them torch, the function bodies, an addition bound by memory, and an empty session.
 
 Run it from the repository's root: `python -m scripts.bench`. The rows are the benchmarks of the records in tests/ops. A
 row is measured in a process of its own, in turns: each contender rests the machine, runs for a moment, and hands over.
@@ -8,7 +8,7 @@ bound     session.run_with_iobinding of the kernel, inputs and outputs in memory
 run       session.run of the kernel, from and to NumPy arrays
 torch     the same in torch eager mode: torch's own op where it has one, autograd's backward for gradients of losses, a
           composition of tensor operations for what torch has for GPUs only, the steps of synchronized batch norm
-body      bound, with the portable body of standard ONNX operators in place of the kernel
+body      bound, with the function body of standard ONNX operators in place of the kernel
 memory    an addition of two arrays into a third that moves as many bytes as the op has to
 Identity  bound, of a session whose only node is Identity: what onnxruntime itself costs
 """
@@ -44,7 +44,7 @@ SIZES_OF_VARIANTS = 2
 MOST_OVER_IDENTITY = 3e-6
 MOST_OVER_MEMORY = 1.15
 MOST_OVER_MEMORY_OF_REDUCTIONS = 1.3
-# The time of a portable body at least, for all rows, and at most: in times of the kernel's, and for CTC of torch's.
+# The time of a function body at least, for all rows, and at most: in times of the kernel's, and for CTC of torch's.
 LEAST_BODY_OVER_KERNEL = 1.0
 MOST_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
 MOST_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}

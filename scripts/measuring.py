@@ -25,7 +25,7 @@ from onnx import ModelProto
 import onnx_ops
 from models.single_op import onnx_element_type, single_op_model
 from onnx_ops.core.types import dtype_name
-from onnx_ops.runtime.loops.engine import available_cores
+from onnx_ops.runtime.loops.compilation import available_cores
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import FLOATS
 from tests.ops._shared.record import Array, Call

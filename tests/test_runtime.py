@@ -33,9 +33,9 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
-from onnx_ops.runtime.loops import engine
+from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
-from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, store_fence
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.records import LAYOUT, LOOP
 
@@ -290,7 +290,7 @@ def test_batch_norm_kernels_run_as_plain_python(dtype: DTypeLike) -> None:
 
 def copy(source: int, target: int, size: int, ahead: int, count: int) -> None:
     copy_past_caches(source, target, size, i8_at(ahead), count)
-    settle()
+    store_fence()
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200, 1000])
@@ -315,7 +315,7 @@ def test_results_past_the_caches_are_the_same(
     monkeypatch: pytest.MonkeyPatch, grad: np.dtype, this: np.dtype, shape: tuple[int, ...]
 ) -> None:
     """On a machine whose cache holds less than the operands; those that are converted or broadcast go the usual way."""
-    monkeypatch.setattr(engine, "cache_bytes", lambda: 16)
+    monkeypatch.setattr(compilation, "cache_bytes", lambda: 16)
     rng = np.random.default_rng(29)
     grad_output, x = rng.normal(size=(100, 401)).astype(grad), rng.normal(size=shape).astype(this)
     host._parts.cache_clear()  # a kernel knows the size of the cache
@@ -327,14 +327,14 @@ def test_results_past_the_caches_are_the_same(
 
 
 def test_the_last_cache_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine.cache_bytes() >= 1 << 18
+    assert compilation.cache_bytes() >= 1 << 18
     for index, size in enumerate(("32K", "1024K", "16384K")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    monkeypatch.setattr(engine, "CACHES", tmp_path)
-    assert engine.cache_bytes.__wrapped__() == 16 << 20
-    monkeypatch.setattr(engine, "CACHES", tmp_path / "none")
-    assert engine.cache_bytes.__wrapped__() == 32 << 20
+    monkeypatch.setattr(compilation, "CACHES", tmp_path)
+    assert compilation.cache_bytes.__wrapped__() == 16 << 20
+    monkeypatch.setattr(compilation, "CACHES", tmp_path / "none")
+    assert compilation.cache_bytes.__wrapped__() == 32 << 20
 
 
 # --- loops that wait for memory -----------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_each_core_has_as_many_tasks(cores: int) -> None:
 
 @pytest.mark.parametrize("cores", [1, 3])
 def test_results_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    monkeypatch.setattr(engine, "available_cores", lambda: cores)
+    monkeypatch.setattr(compilation, "available_cores", lambda: cores)
     x = np.random.default_rng(30).normal(size=100_003).astype(np.float32)
     host._parts.cache_clear()  # a kernel knows the number of cores
     try:

@@ -11,7 +11,7 @@ KERNEL_DOMAIN = "ai.onnx.contrib"
 
 
 def kernel_name(op_type: str) -> str:
-    """Name of an op's kernel, and of its portable body, in `KERNEL_DOMAIN`."""
+    """Name of an op's kernel, and of its function body, in `KERNEL_DOMAIN`."""
     return f"{DOMAIN}_{op_type}"
 
 

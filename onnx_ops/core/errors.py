@@ -1,4 +1,4 @@
-"""What bad input gets."""
+"""Errors for invalid input."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 
 
 class Status(enum.IntEnum):
-    """The aclnn status codes that a refused call stands for."""
+    """Status codes of aclnn for rejected calls."""
 
     ACLNN_ERR_PARAM_NULLPTR = 161001
     ACLNN_ERR_PARAM_INVALID = 161002
 
 
 class OpError(ValueError):
-    """A call that an op refuses.
+    """A call that an op rejects.
 
-    Its text is "Op: problem (STATUS, code)", where the problem names the input, what came and what was expected; where
+    The message is "Op: problem (STATUS, code)", where the problem names the input, what came and what was expected; if
     the node is known, "Op: problem; node (STATUS, code)".
 
     Attributes:
-        op_type: the op that refuses.
+        op_type: the op.
         problem: what is wrong.
-        status: the aclnn status the refusal stands for.
-        node: which node it is, as in `node_label`; None where that is not known.
+        status: status code of aclnn.
+        node: description of the node as in `node_label`; None if unknown.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class OpError(ValueError):
         status: Status = Status.ACLNN_ERR_PARAM_INVALID,
         node: str | None = None,
     ) -> None:
-        super().__init__(op_type, problem, status, node)  # what pickle and copy make another one of
+        super().__init__(op_type, problem, status, node)  # the arguments of pickle and copy
         self.op_type = op_type
         self.problem = problem
         self.status = status
@@ -54,15 +54,15 @@ class KernelsUnavailable(RuntimeError):
 
 
 def node_label(name: str, output: str = "", place: str = "") -> str | None:
-    """How a refusal names a node: "node 'name' in function me.f".
+    """Description of a node for error messages: "node 'name' in function me.f".
 
     Args:
-        name: the node's name, which may be empty.
-        output: its first output, by which a node without a name is known.
-        place: the function or subgraph that it stands in; empty for the graph of the model.
+        name: name of the node, or "".
+        output: its first output, which identifies a node without a name.
+        place: the function or subgraph that contains it; "" for the graph of the model.
 
     Returns:
-        None for a node that has neither name nor output.
+        The description; None for a node with neither name nor output.
     """
     if not name and not output:
         return None
@@ -72,7 +72,7 @@ def node_label(name: str, output: str = "", place: str = "") -> str | None:
 
 @contextlib.contextmanager
 def at_node(label: str | None) -> Iterator[None]:
-    """Refusals that come from inside name this node, unless they name one already."""
+    """Within this context, an OpError without a node gets this one."""
     try:
         yield
     except OpError as refusal:

@@ -35,11 +35,11 @@ KERNEL = np.dtype(
         ("api", i8),  # OrtApi*
         ("python", i8),  # the `runtime.records.PYTHON` of the process
         ("op", i8),  # index of the op, for error messages
-        ("words", i8),  # address of the description of the node, for error messages, and its length in bytes
-        ("words_bytes", i8),
+        ("node_label", i8),  # address of the description of the node, for error messages, and its length in bytes
+        ("node_label_bytes", i8),
         ("inputs", i8),
         ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: omitted
-        ("missing", np.float64, (MAX_INPUTS,)),  # default of an omitted input
+        ("default", np.float64, (MAX_INPUTS,)),  # default of an omitted input
         ("outputs", i8),
         ("output_type", i8, (MAX_OUTPUTS,)),  # ONNX element types; 0: omitted
         ("attributes", i8),  # address of a record of `attributes_of`

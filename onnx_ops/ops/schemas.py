@@ -18,7 +18,7 @@ from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 
-TELLS_OUTPUTS = Version(onnx.__version__) >= Version("1.23")
+HAS_OUTPUT_RELIABLE = Version(onnx.__version__) >= Version("1.23")
 """Before onnx 1.23, has_output is true for omitted outputs."""
 
 _lenient = contextvars.ContextVar("lenient", default=False)
@@ -59,8 +59,8 @@ def _infer(op: Op, context: InferenceContext) -> None:
 
 def _is_wanted(op: Op, context: InferenceContext, index: int) -> bool:
     """Whether a node has an output; before onnx 1.23, optional outputs are assumed to be omitted."""
-    told = TELLS_OUTPUTS or not (index < len(op.output_names) and is_optional(op.schema.outputs[index]))
-    return told and bool(context.has_output(index))
+    known = HAS_OUTPUT_RELIABLE or not (index < len(op.output_names) and is_optional(op.schema.outputs[index]))
+    return known and bool(context.has_output(index))
 
 
 def _node(context: InferenceContext) -> str | None:

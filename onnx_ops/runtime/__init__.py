@@ -1,5 +1,5 @@
-"""Everything that knows onnxruntime's ABI or Numba's insides; nothing here knows of any op.
+"""onnxruntime's ABI and Numba's internals; independent of the ops.
 
-Of these modules only `cache`, `process` and `progress` may be imported from outside when a module is loaded: they are
-plain Python. The others import Numba, which is wanted only once a kernel is.
+Only `cache`, `process` and `progress` are imported from outside when a module is loaded: they are plain Python. The
+others import Numba, which is loaded when the first kernel is needed.
 """

@@ -1,7 +1,7 @@
-"""onnxruntime's C interface, as far as a custom op needs it, for ctypes.
+"""ctypes bindings of the part of onnxruntime's C API that a custom op needs.
 
-Written against onnxruntime 1.31 (onnxruntime_c_api.h); `OrtApi` is a table of functions whose order never changes and
-that only ever grows at its end, `OrtCustomOp` carries its version in its first field.
+Written for onnxruntime 1.31 (onnxruntime_c_api.h). `OrtApi` is a table of functions that only grows at its end;
+`OrtCustomOp` has its version in its first field.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, ClassVar
 from onnx.defs import OpSchema
 
 API_VERSION = 17
-"""The version of OrtCustomOp that is filled in: the first with InferOutputShapeFn and a start and end version."""
+"""Version of OrtCustomOp: the first with InferOutputShapeFn, and a start and end version."""
 
 INVALID_ARGUMENT = 2
-"""OrtErrorCode of a refused call."""
+"""OrtErrorCode of a rejected call."""
 
 VP, SZ, INT, I64 = C.c_void_p, C.c_size_t, C.c_int, C.c_int64
 FUNCTION = C.CFUNCTYPE
 
 
 class Api(enum.IntEnum):
-    """Places in OrtApi."""
+    """Indices in OrtApi."""
 
     CreateStatus = 0
     GetTensorMutableData = 51
@@ -98,7 +98,7 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
 
 
 class OrtCustomOp(C.Structure):
-    """The struct of the same name; the callbacks are plain addresses."""
+    """The struct of this name; callbacks are addresses."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("version", C.c_uint32),
@@ -132,7 +132,7 @@ class OrtCustomOp(C.Structure):
 
 @dataclass(frozen=True)
 class _Attribute:
-    """How an attribute of one type is read: the function for nodes, its C type, its OrtOpAttrType."""
+    """Reading attributes of one type: the function for nodes, its C type, its OrtOpAttrType."""
 
     place: Api
     element: Any
@@ -150,7 +150,7 @@ _ATTRIBUTES = {
 
 
 class OrtApi:
-    """The functions of an OrtApi table, callable by name; those that return an OrtStatus raise on one."""
+    """Functions of an OrtApi table by index; methods raise on an OrtStatus."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -158,12 +158,12 @@ class OrtApi:
         self._functions = {place: FUNCTION(VP, *types)(table[place]) for place, types in SIGNATURES.items()}
 
     def __call__(self, place: Api, *arguments: Any) -> int | None:
-        """Call a function of the table; the answer is its status (or whatever word it returns)."""
+        """Call a function of the table; returns its OrtStatus or other word."""
         result: int | None = self._functions[place](*arguments)
         return result
 
     def word(self, place: Api, *arguments: Any) -> int | None:
-        """What a function writes to the address that is its last argument; None if it returns an error."""
+        """The value that a function writes to the address in its last argument; None on error."""
         slot = VP()
         if (status := self(place, *arguments, C.byref(slot))) is not None:
             self(Api.ReleaseStatus, status)
@@ -171,7 +171,7 @@ class OrtApi:
         return slot.value or 0
 
     def text(self, place: Api, *arguments: Any) -> str:
-        """The text that a function copies to a buffer; its last arguments are the buffer and its size."""
+        """The string that a function writes to a buffer, given by its last arguments, address and size."""
         size = SZ(0)
         if status := self(place, *arguments, None, C.byref(size)):
             self(Api.ReleaseStatus, status)
@@ -181,14 +181,14 @@ class OrtApi:
         return decoded(buffer.value)
 
     def node_attribute(self, kind: OpSchema.AttrType, info: int, name: str) -> Any:
-        """An attribute of the node of an OrtKernelInfo; None if it has none of that name and type."""
+        """An attribute of the node of an OrtKernelInfo; None if there is none with this name and type."""
         known, key = _ATTRIBUTES[kind], name.encode()
         if known.single:
             slot = known.element()
             failed = self(known.place, info, key, C.byref(slot))
         else:
             size = SZ(0)
-            if status := self(known.place, info, key, None, C.byref(size)):  # tells the size, some with an error
+            if status := self(known.place, info, key, None, C.byref(size)):  # queries the size, which may be an error
                 self(Api.ReleaseStatus, status)
             slot = (known.element * size.value)()
             failed = self(known.place, info, key, slot, C.byref(size))
@@ -198,7 +198,7 @@ class OrtApi:
         return slot.value if known.single or kind == OpSchema.AttrType.STRING else list(slot)
 
     def inferred_attribute(self, kind: OpSchema.AttrType, context: int, name: str) -> Any:
-        """The same of a node whose shapes are inferred, from an OrtShapeInferContext."""
+        """An attribute of the node of an OrtShapeInferContext, as `node_attribute`."""
         known = _ATTRIBUTES[kind]
         attribute = self.word(Api.ShapeInferContext_GetAttribute, context, name.encode())
         if not attribute:
@@ -219,11 +219,11 @@ class OrtApi:
         return slot[0] if known.single else list(slot)[: size.value // C.sizeof(known.element)]
 
     def status(self, message: str) -> int | None:
-        """A new OrtStatus: the error that `session.run`, or the making of a session, raises."""
+        """A new OrtStatus, raised by `session.run` or the creation of a session."""
         return self(Api.CreateStatus, INVALID_ARGUMENT, encoded(message))
 
     def dimensions(self, info: int) -> tuple[int | str | None, ...]:
-        """Shape in an OrtTensorTypeAndShapeInfo; what is not known there has rank 0, like a scalar."""
+        """Shape in an OrtTensorTypeAndShapeInfo; an unknown shape is (), like that of a scalar."""
         rank = self.word(Api.GetDimensionsCount, info) or 0
         sizes, names = (I64 * rank)(), (C.c_char_p * rank)()
         self(Api.GetDimensions, info, sizes, rank)
@@ -234,17 +234,17 @@ class OrtApi:
         )
 
     def element_type(self, info: int) -> int:
-        """Element type in an OrtTensorTypeAndShapeInfo, 0 for none."""
+        """Element type in an OrtTensorTypeAndShapeInfo, 0 if unknown."""
         kind = INT()
         self(Api.GetTensorElementType, info, C.byref(kind))
         return kind.value
 
 
 def decoded(text: bytes) -> str:
-    """A text of onnxruntime's: a name in a model may hold bytes that are no UTF-8."""
+    """A string of onnxruntime, in which names may have bytes that are not UTF-8."""
     return text.decode(errors="surrogateescape")
 
 
 def encoded(text: str) -> bytes:
-    """The other way round: such bytes come back as they were."""
+    """Inverse of `decoded`."""
     return text.encode(errors="surrogateescape")

@@ -1,10 +1,9 @@
-"""What onnxruntime calls of a custom op, all of it native.
+"""Callbacks of a custom op, in native code.
 
-Python must not run on a thread of onnxruntime's callers: an exception that leaves a ctypes callback becomes a wild
-pointer in C++, and on the main thread an interrupt can raise one between any two lines. So the native code starts a
-thread for each question to Python, and waits for the answer. Signal handlers never run on such a thread; an interrupt
-stays pending meanwhile, and is raised when the call returns to the user. The thread also has as much stack as Python
-and LLVM need.
+Python must not run on a thread of onnxruntime: an exception that leaves a ctypes callback is a dangling pointer in C++,
+and on the main thread an interrupt can raise one between any two lines. So each request to Python runs on a new thread,
+whose result the native code waits for. Signal handlers do not run on such a thread; an interrupt stays pending, and is
+raised when the call returns to the user. The thread also has the stack size that Python and LLVM need.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from onnx_ops.runtime.native import OPTIONS, call
 
 
 class CustomOp(OrtCustomOp):
-    """An OrtCustomOp, and behind it what its callbacks tell of it."""
+    """An OrtCustomOp, followed by the values that its callbacks return."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("name", VP),
@@ -38,7 +37,7 @@ class CustomOp(OrtCustomOp):
 
 
 def _place(field: str) -> int:
-    """A field of a CustomOp as an index of words."""
+    """Index of a field of a CustomOp, in 64-bit words."""
     return int(getattr(CustomOp, field).offset) // 8
 
 
@@ -92,21 +91,21 @@ def last_version(own):
     return LAST_VERSION
 
 
-# --- questions to Python ---------------------------------------------------------------------------------------------
+# --- requests to Python ----------------------------------------------------------------------------------------------
 
-# What is asked: words of a question, the arguments after them.
+# Kinds of requests, and the words of a request: its kind, its result, its arguments.
 KIND, ANSWER, ASKER, ARGUMENTS = 0, 1, 2, 3
 WORDS = 7
 QUESTION_BYTES = 8 * WORDS
 CREATE, INFER, FAIL = 0, 1, 2
 UNANSWERED = -1
 CREATE_STATUS = int(Api.CreateStatus)
-INT_BITS = 0xFFFFFFFF  # a C int comes back in a word whose upper half means nothing
+INT_BITS = 0xFFFFFFFF  # the upper half of a word that holds a C int is undefined
 
 
 @njit(**OPTIONS)
 def ask(python, kind, a, b, c, d):
-    """Let Python answer on a new thread; UNANSWERED where it could not."""
+    """Run a request in Python on a new thread; returns UNANSWERED if that is impossible."""
     question = stack(QUESTION_BYTES)
     words = i8_at(question)
     words[KIND], words[ANSWER] = kind, UNANSWERED
@@ -114,7 +113,7 @@ def ask(python, kind, a, b, c, d):
     words[ASKER] = call(python.this_thread, (0,))
     is_main = words[ASKER] == python.main_thread
     if call(python.is_finalizing, (0,)) & INT_BITS:
-        if is_main:  # no other thread may run Python any more, and no signal handler will
+        if is_main:  # Python can run on no other thread any more, nor can signal handlers
             call(python.answer, (question,))
     else:
         held = call(python.holds_lock, (0,)) & INT_BITS
@@ -124,7 +123,7 @@ def ask(python, kind, a, b, c, d):
             call(python.join_thread, (i8_at(thread)[0], 0))
         if held and (is_main or not python.ending):
             call(python.restore_thread, (saved,))
-    # A thread that Python would end on its way back through C++ takes the process with it: it waits here instead.
+    # Python would end this thread on its way back through C++, and with it the process: it waits forever instead.
     while python.ending and not is_main:
         call(python.pause, (0,))
     return words[ANSWER]
@@ -132,7 +131,7 @@ def ask(python, kind, a, b, c, d):
 
 @njit(**OPTIONS)
 def status_of(answer, api, python):
-    """The OrtStatus that an answer is, or one that says that there was none."""
+    """The OrtStatus of a result, or one for UNANSWERED."""
     if answer == UNANSWERED:
         return call(i8_at(api)[CREATE_STATUS], (INVALID_ARGUMENT, python.unanswered))
     return answer
@@ -144,25 +143,25 @@ def create_kernel(own, api, info, kernel):
 
 
 def infer_output_shape(own, context):
-    """onnxruntime ignores errors here; those that matter are raised by `create_kernel`."""
+    """onnxruntime ignores errors of this callback; `create_kernel` raises them."""
     ask(python_at(i8_at(own)[PYTHON_AT]), INFER, own, context, 0, 0)
     return 0
 
 
 def fail(kernel_address, context, code):
-    """The OrtStatus of a run that the native code refused."""
+    """The OrtStatus of a run that native code rejected."""
     kernel = kernel_at(kernel_address)
     python = python_at(kernel.python)
     return status_of(ask(python, FAIL, kernel_address, context, code, 0), kernel.api, python)
 
 
 def _words(count: int) -> Any:
-    """The signature of a C function of words that returns one."""
+    """Signature of a C function of 64-bit words that returns one."""
     return types.int64(*[types.int64] * count)
 
 
 def addresses() -> dict[str, int]:
-    """The callbacks of a CustomOp, by their names in OrtCustomOp, but for those that run and free a kernel."""
+    """Addresses of the callbacks of a CustomOp by field of OrtCustomOp, except those that run and destroy a kernel."""
     return {
         "GetName": compile_native(name, _words(1)),
         "GetExecutionProviderType": compile_native(provider, _words(1)),

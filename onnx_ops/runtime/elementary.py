@@ -1,6 +1,6 @@
-"""Exponentials and logarithms by a range reduction and a polynomial, which LLVM vectorises; libm takes one at a time.
+"""Exponentials and logarithms by range reduction and a polynomial, which LLVM vectorizes, unlike calls of libm.
 
-The compiled side of those functions of `primitives`.
+Compiled forms of `primitives`. Polynomials are Chebyshev fits, in Horner form from the highest power down.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx_ops.runtime.native import OPTIONS, bitcast, f4, f8, fused, i4, i8
 
 # --- exponentials ------------------------------------------------------------------------------------------------
 
-# e**r on |r| <= ln(2)/2 as 1 + r + r*r*q(r). Fits of q with a relative error of e**r of 4e-9 and 1.3e-17.
+# exp(r) = 1 + r + r*r*q(r) for abs(r) <= log(2)/2, relative error of exp(r) <= 4e-9 and 1.3e-17.
 Q4 = tuple(
     map(f4, (0.0013788724318146706, 0.00836868491023779, 0.04166889935731888, 0.1666652113199234, 0.49999991059303284))
 )
@@ -26,7 +26,7 @@ Q8 = (
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 LN2_HIGH4, LN2_LOW4 = f4(0.693145751953125), f4(1.4286068203094172e-06)
 LN2_HIGH8, LN2_LOW8 = 0.693147180369123816, 1.9082149292705877e-10
-# Adding this leaves a number rounded to an integer, which then lies in the low bits of the sum.
+# 1.5 * 2**23 and 1.5 * 2**52: adding it rounds to an integer, held in the low bits of the sum.
 ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
@@ -38,7 +38,7 @@ def _falling4(x):
     n = shifted - ROUND4
     rest, low_part = y - n * LN2_HIGH4, n * LN2_LOW4
     r = rest - low_part
-    lost = (rest - r) - low_part  # what rounding took from r: half of the error otherwise
+    lost = (rest - r) - low_part  # rounding error of r (fast two-sum, Dekker): half of the error otherwise
     q = (((Q4[0] * r + Q4[1]) * r + Q4[2]) * r + Q4[3]) * r + Q4[4]
     power = bitcast(shifted, i4(0)) - bitcast(ROUND4, i4(0))
     half = power >> i4(1)
@@ -57,11 +57,11 @@ def _exp_parts4(x):
 
 @njit(**OPTIONS)
 def _reduced8(y):
-    """e**y as a number in [0.7, 1.5], and the power of two that it lacks plus ROUND8."""
+    """(value, shifted): exp(y) = value * 2**power, value in [0.7, 1.5], shifted = power + ROUND8 (Cody-Waite)."""
     shifted = y * LOG2E + ROUND8
     n = shifted - ROUND8
     r = (y - n * LN2_HIGH8) - n * LN2_LOW8
-    # Two chains of half the length (even and odd powers) keep both multipliers busy.
+    # Estrin's scheme, even and odd powers: two shorter dependency chains.
     s = r * r
     even = ((((Q8[1] * s + Q8[3]) * s + Q8[5]) * s + Q8[7]) * s) + Q8[9]
     odd = (((Q8[0] * s + Q8[2]) * s + Q8[4]) * s + Q8[6]) * s + Q8[8]
@@ -109,7 +109,7 @@ def _near_exp_parts_of_float(x):
     return (lambda x: _near_exp_parts(x)) if x == types.float32 else None
 
 
-# e**r on |r| <= ln(2)/2, with a relative error of 2.6e-6.
+# exp(r) for abs(r) <= log(2)/2, relative error <= 2.6e-6.
 E4 = tuple(
     map(f4, (0.0414583996409062, 0.16791030605544086, 0.5000436737149395, 0.9999633325849404, 0.9999992592392134))
 )
@@ -118,9 +118,9 @@ E4 = tuple(
 @njit(**OPTIONS)
 def _near_exp(x):
     shifted = x * f4(LOG2E) + ROUND4
-    r = x - (shifted - ROUND4) * f4(LN2)  # off by 87 roundings of ln(2), 2e-7
+    r = x - (shifted - ROUND4) * f4(LN2)  # error: 87 roundings of log(2), 2e-7
     p = (((E4[0] * r + E4[1]) * r + E4[2]) * r + E4[3]) * r + E4[4]
-    # The low bits of `shifted` are the power of two, which goes to the exponent of p.
+    # Add the exponent in the low bits of `shifted` to that of p.
     return bitcast(i4(bitcast(p, i4(0)) + i4(bitcast(shifted, i4(0)) << i4(23))), f4(0))
 
 
@@ -136,7 +136,7 @@ def _exp_parts(x):
     return lambda x: _exp_parts8(x)
 
 
-# e**r on |r| <= ln(2)/2 as 1 + r + r*r*q(r) again, with a relative error of 2e-10.
+# exp(r) = 1 + r + r*r*q(r) for abs(r) <= log(2)/2, relative error <= 2e-10.
 Q6 = (
     0.00019891030654370327, 0.0013933685862617174, 0.008333310889582076, 0.04166646460202654,
     0.16666666681659179, 0.5000000013498178,
@@ -145,12 +145,12 @@ Q6 = (
 
 @njit(**OPTIONS)
 def _normal_exp(y):
-    """Of a float64 from -708 to 709, or NaN."""
+    """exp(y) of a float64 in [-708, 709], or NaN."""
     shifted = y * LOG2E + ROUND8
     r = y - (shifted - ROUND8) * LN2
     s = r * r
     q = ((Q6[0] * r + Q6[1]) * s + (Q6[2] * r + Q6[3])) * s + (Q6[4] * r + Q6[5])
-    # The low bits of `shifted` are the power of two, which goes to the exponent.
+    # Add the exponent in the low bits of `shifted` to that of the result.
     return bitcast(bitcast((q * s + r) + 1.0, i8(0)) + (bitcast(shifted, i8(0)) << i8(52)), f8(0))
 
 
@@ -165,11 +165,11 @@ def _falling_exp(x):
     return _normal_exp(-708.0 if y < -708.0 else y)
 
 
-# e**r as 1 + r + r*r*q(r) once more, with a relative error of 3e-9.
+# exp(r) = 1 + r + r*r*q(r), relative error <= 3e-9.
 Q5 = (
     0.0013814617085908165, 0.008368709730213197, 0.041668387304343794, 0.16666520690476597, 0.4999999345188762,
 )  # fmt: skip
-# The low bits of a sum with this, shifted into the exponent, make the power of two.
+# Its sum with a float64 holds, in the low bits, the biased exponent of 2**power.
 BIASED8 = ROUND8 + 1023.0
 
 
@@ -201,8 +201,8 @@ def _short_exp_of_float(x):
 
 # --- logarithms --------------------------------------------------------------------------------------------------
 
-# log(1 + f) = 2*s + s*z*q(z), where s = f/(2 + f) and z = s*s. Chebyshev fits of q, with their relative errors of the
-# whole: 7e-16 and 5e-18 for sqrt(1/2) <= 1 + f <= sqrt(2), and 2e-18 for 0 <= f <= 1.
+# log1p(f) = 2*s + s*z*q(z), s = f/(2 + f), z = s*s. Relative errors of log1p(f): 7e-16 and 5e-18 for 1 + f in
+# [sqrt(1/2), sqrt(2)], 2e-18 for f in [0, 1].
 L6 = (
     0.1662311658428347, 0.18140107756610346, 0.22222864249374918, 0.2857142412022083,
     0.4000000001126354, 0.6666666666666206,
@@ -216,23 +216,23 @@ L11 = (
     0.1538454396486055, 0.18181819897962714, 0.2222222219823677, 0.285714285716001, 0.39999999999999525,
     0.6666666666666666,
 )  # fmt: skip
-# log(1 + x) = x*p(x) for 0 <= x <= 1, with a relative error of 2e-10.
+# log1p(x) = x*p(x) for x in [0, 1], relative error <= 2e-10.
 P12 = (
     -0.0012525852620659762, 0.008925603861739712, -0.029800145490202278, 0.06350289738777211, -0.1008180479257159,
     0.13403457249133155, -0.1644481781513311, 0.19963546159118528, -0.24996389178843487, 0.33333145512337686,
     -0.4999999612139627, 0.9999999998657495,
 )  # fmt: skip
 ROOT_HALF = i8(0x3FE6A09E667F3BCD)
-"""The bits of sqrt(1/2)."""
+"""Bits of sqrt(1/2)."""
 FROM_ROOT_HALF = i8(0x3FF0000000000000) - ROOT_HALF
 FRACTION = i8(0xFFFFFFFFFFFFF)
 INTEGERS = 4503599627370496.0
-"""2**52: a float64 from here up has an integer in its low bits."""
+"""2**52: a float64 in [2**52, 2**53) holds an integer in its low bits."""
 
 
 @njit(**OPTIONS)
 def _mantissa_and_exponent(x):
-    """A positive normal number as one in [sqrt(1/2), sqrt(2)] and a power of two."""
+    """(mantissa in [sqrt(1/2), sqrt(2)], exponent) of x in [2**-1022, inf)."""
     bits = bitcast(x, i8(0)) + FROM_ROOT_HALF
     mantissa = bitcast((bits & FRACTION) + ROOT_HALF, f8(0))
     exponent = bitcast((bits >> i8(52)) | bitcast(INTEGERS, i8(0)), f8(0)) - (INTEGERS + 1023.0)
@@ -241,14 +241,14 @@ def _mantissa_and_exponent(x):
 
 @njit(**OPTIONS)
 def _with_limits(logarithm, x):
-    """The logarithm of an x that may also be 0, negative, infinite or NaN."""
+    """`logarithm`, or the value of log(x) for x = 0, x < 0, infinity or NaN."""
     inside = logarithm if x < np.inf else x
     return inside if x > 0 else (-np.inf if x == 0 else np.nan)
 
 
 @njit(**OPTIONS)
 def _normal_log8(x):
-    """Of a positive normal float64, with an error of six units in the last place at most."""
+    """log(x) for x in [2**-1022, inf), error <= 6 ulp."""
     mantissa, exponent = _mantissa_and_exponent(x)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     z = s * s
@@ -259,7 +259,7 @@ def _normal_log8(x):
 
 @njit(**OPTIONS)
 def _log4(x):
-    """The same of a float64 that is no subnormal number."""
+    """log(x) of a float64 that is not subnormal, error <= 2e-10."""
     return _with_limits(_normal_log8(x), x)
 
 
@@ -275,12 +275,12 @@ def _log8(x):
     even = ((L7[0] * w + L7[2]) * w + L7[4]) * w + L7[6]
     odd = (L7[1] * w + L7[3]) * w + L7[5]
     half = 0.5 * f * f
-    # f - half is the greater part of log(1 + f): f is exact, and the rest is small.
+    # f - half is the leading part of log1p(f): f is exact, and the remainder is small.
     rest = half - (s * (half + z * (odd * z + even)) + exponent * LN2_LOW8)
     return _with_limits(exponent * LN2_HIGH8 - (rest - f), x)
 
 
-# log(1 + f) as f - f*f/2 + f*f*f*p(f), with a relative error of 2e-8.
+# log1p(f) = f - f*f/2 + f*f*f*p(f), relative error <= 2e-8.
 P8 = tuple(
     map(
         f4,
@@ -304,7 +304,7 @@ def _normal_log(x):
     return exponent * f4(LN2) + (p * (s * f) + (f - f4(0.5) * s))
 
 
-# log(m) - ln(2)*(m - 1) for 1 <= m < 2 by powers of m - 1.5, with an error of 2.6e-6.
+# log(m) - log(2)*(m - 1) for m in [1, 2) as a polynomial in m - 1.5, abs error <= 2.6e-6.
 G6 = tuple(
     map(
         f4,
@@ -322,7 +322,7 @@ def _near_log(x):
     bits = bitcast(x, i4(0))
     u = bitcast(i4((bits & i4(0x7FFFFF)) | ONE4), f4(0)) - f4(1.5)
     p = (((((G6[0] * u + G6[1]) * u + G6[2]) * u + G6[3]) * u + G6[4]) * u + G6[5]) * u + G6[6]
-    # The bits of x = 2**k * m, seen as an integer, are those of 1 and 2**23 * (k + m - 1) more.
+    # The bits of x = 2**k * m, as an integer, are those of 1 plus 2**23 * (k + m - 1).
     return f4(i4(bits - ONE4)) * f4(LN2 / 8388608) + p
 
 
@@ -366,7 +366,7 @@ def _log1p4(x):
     return ((high * q + middle) * q + ((P12[8] * x + P12[9]) * s + (P12[10] * x + P12[11]))) * x
 
 
-# log(1 + x) = x*p(x) for 0 <= x <= 1 again, with a relative error of 3.3e-7 in float32.
+# log1p(x) = x*p(x) for x in [0, 1], relative error <= 3.3e-7 in float32.
 P7 = tuple(
     map(
         f4,
@@ -394,7 +394,7 @@ def _log1p8(x):
     divisor = 2.0 + x
     reciprocal = 1.0 / divisor
     s = x * reciprocal
-    lost = fused(-s, divisor, x) - s * (x - (divisor - 2.0))  # of s*divisor
+    lost = fused(-s, divisor, x) - s * (x - (divisor - 2.0))  # rounding error of s*divisor
     z = s * s
     w = z * z
     even = ((((L11[0] * w + L11[2]) * w + L11[4]) * w + L11[6]) * w + L11[8]) * w + L11[10]
@@ -414,7 +414,7 @@ def _softplus_of_falling(x):
     return double
 
 
-# --- numbers with a power of two of their own ---------------------------------------------------------------------
+# --- values with separate exponents ----------------------------------------------------------------------------------
 
 
 @njit(**OPTIONS)
@@ -442,5 +442,5 @@ def _value_and_power_of(x):
 
 @overload(primitives.power_of_two, jit_options=OPTIONS)
 def _power_of_two(power):
-    # The sum has power + 1023 in its low bits, and the shift leaves these alone.
+    # The low bits of the sum are power + 1023, which the shift moves into the exponent.
     return lambda power: bitcast(bitcast(power + (ROUND8 + 1023.0), i8(0)) << i8(52), f8(0))

@@ -1,15 +1,15 @@
-"""Puts the ops into onnxruntime, through the library of onnxruntime-extensions.
+"""Registers the ops with onnxruntime, through the library of onnxruntime-extensions.
 
-Facts this rests on (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.15):
-- What `AddExternalCustomOp` is given before `register_custom_ops_library` is called lands in the domain
-  ai.onnx.contrib of the sessions that come after. The structs, and the callbacks in them, must live for ever.
-- A kernel is chosen, and the output's dtype settled, by the dtypes that the OrtCustomOp names. So there is one for each
-  mixture of those inputs that settle the output's dtype; the other inputs are left open.
-- InferOutputShapeFn is handed no OrtApi. The table is the same for the whole process, and the creation of any kernel
-  hands it over: a session of one node is made for that.
-- An error of InferOutputShapeFn is ignored, and an input of unknown rank looks like a scalar there. So it only ever
-  tells a shape; refusals come from CreateKernelV2 and from the run.
-- KernelDestroy may be called while the interpreter goes down, so it is libc's free.
+Facts (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.15):
+- Custom ops passed to `AddExternalCustomOp` before `register_custom_ops_library` are in the domain ai.onnx.contrib of
+  later sessions. Their structs and callbacks must never be freed.
+- A kernel is selected, and the dtypes of its outputs are determined, by the dtypes that the OrtCustomOp declares. So
+  there is one for each combination of dtypes of the inputs that determine those of outputs; other inputs are undefined.
+- InferOutputShapeFn has no access to the OrtApi, which is the same in the whole process and is passed when any kernel
+  is created: a session with one node is created to get it.
+- Errors of InferOutputShapeFn are ignored, and an input of unknown rank looks like a scalar in it. So it only sets
+  shapes; errors are raised by CreateKernelV2 and at run time.
+- KernelDestroy may be called while the interpreter finalizes, so it is libc's free.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ PROVIDER = keep(C.create_string_buffer(b"CPUExecutionProvider"))
 UNANSWERED = keep(C.create_string_buffer(b"onnx_ops: there is no thread or no memory for this node"))
 ORT_VERSION = tuple(int(part) for part in ort.__version__.split(".")[:2])
 SAFE_SHAPE_INFERENCE = (1, 24)
-"""Before this version onnxruntime reads the type of an input that a node leaves out, when it infers shapes: a crash."""
+"""Before this version, onnxruntime's shape inference crashes on an omitted input."""
 
 SAFE_OUTPUTS = (1, 31)
-"""This version answers with an error where it is told the shape of an output that a node leaves out. 1.23 ends the
-process; those between were not tried."""
+"""This version returns an error if the shape of an omitted output is set. 1.23 ends the process; versions in between
+are untested."""
 
 _fresh = itertools.count()
 
 
-# --- what onnxruntime is given -------------------------------------------------------------------------------------
+# --- custom ops ------------------------------------------------------------------------------------------------------
 
 
 class _Struct:
-    """A registered OrtCustomOp: an op (None: the probe), for certain dtypes of the inputs that settle its outputs'.
+    """A registered OrtCustomOp: an op (None: the probe) for one combination of dtypes.
 
     Attributes:
-        dtypes: of those inputs, by name.
-        outputs: the dtypes of the outputs, 0 where they are told when shapes are inferred.
+        dtypes: dtypes of the inputs that determine those of outputs, by name.
+        outputs: dtypes of the outputs, 0 if set by shape inference.
     """
 
     def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ _structs: dict[int, _Struct] = STATE.settled.setdefault("structs", {})
 
 
 def _python() -> np.ndarray:
-    """The way from native code to Python (`runtime.layout.PYTHON`)."""
+    """The record of callbacks into Python (`runtime.records.PYTHON`)."""
     if "python" not in STATE.settled:
         record = np.zeros(1, PYTHON)
         answer = keep(ANSWER(_answer))
@@ -132,11 +132,11 @@ def _python() -> np.ndarray:
     return STATE.settled["python"]
 
 
-# --- what onnxruntime asks -----------------------------------------------------------------------------------------
+# --- requests of onnxruntime -----------------------------------------------------------------------------------------
 
 
 def _answer(address: int) -> None:
-    """Answer a question (`runtime.callbacks`), in a thread that native code has made for it."""
+    """Handle a request (`runtime.callbacks`), on a thread created by native code."""
     words = (I64 * WORDS).from_address(address)
     api: OrtApi | None = STATE.settled.get("api")
     try:
@@ -146,7 +146,7 @@ def _answer(address: int) -> None:
             if api is not None:
                 _ANSWERS[words[KIND]](api, words[ASKER], *words[ARGUMENTS:])
         words[callbacks.ANSWER] = 0
-    except BaseException as error:  # the native code tells of an answer that there is not
+    except BaseException as error:  # native code returns an OrtStatus with this text
         text = str(error) if isinstance(error, OpError) else f"onnx_ops: {type(error).__name__}: {error}"
         if api is not None:
             words[callbacks.ANSWER] = api.status(text) or 0
@@ -155,15 +155,15 @@ def _answer(address: int) -> None:
 def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: int, kernel: int) -> None:
     op = _structs[own].op
     if op is None:
-        parts, words = _PROBE_PARTS, ""
+        parts, label = _PROBE_PARTS, ""
     else:
-        words = _node_words(asker, _first_output(api, info))
-        with at_node(words):
+        label = _node_label(asker, _first_output(api, info))
+        with at_node(label):
             call = _call_of_node(api, op, info)
             op.infer(call)
             parts = _parts_of(op, call)
     parts.kernel["api"], parts.kernel["python"] = api_address, _python().ctypes.data
-    VP.from_address(kernel).value = parts.written(words, libc().malloc)
+    VP.from_address(kernel).value = parts.written(label, libc().malloc)
 
 
 _PROBE_PARTS = Parts(np.zeros(1, KERNEL), None, np.zeros(1, np.int64), {})
@@ -179,13 +179,13 @@ def _output_names(api: OrtApi, info: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def naming(words_of: Callable[[str], str | None]) -> Iterator[None]:
-    """While this thread makes a session, its nodes are called what a function makes of the names of their outputs.
+def naming(label_of: Callable[[str], str | None]) -> Iterator[None]:
+    """Within this context, sessions created on this thread map output names to node descriptions for error messages.
 
-    onnxruntime forgets the name of a node that calls a function, and all nodes of the domain do.
+    onnxruntime drops the names of nodes that call a function, as all nodes of the domain do.
     """
     own = threading.get_ident()
-    _naming[own] = words_of
+    _naming[own] = label_of
     try:
         yield
     finally:
@@ -196,13 +196,13 @@ _naming: dict[int, Callable[[str], str | None]] = STATE.settled.setdefault("nami
 """By thread."""
 
 
-def _node_words(asker: int, output: str) -> str:
-    words_of = _naming.get(asker)
-    return (words_of(output) if words_of else None) or node_label("", output) or ""
+def _node_label(asker: int, output: str) -> str:
+    label_of = _naming.get(asker)
+    return (label_of(output) if label_of else None) or node_label("", output) or ""
 
 
 def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
-    """What a node says of an op's inputs and attributes."""
+    """The call that a node makes."""
     tensors: list[TensorType | None] = []
     for i in range(min(api.word(Api.KernelInfo_GetInputCount, info) or 0, len(op.input_names))):
         type_info = api.word(Api.KernelInfo_GetInputTypeInfo, info, i)
@@ -221,7 +221,7 @@ def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
 
 
 def _parts_of(op: Op, call: Call) -> Parts:
-    """The kernel of all calls with the same dtypes, attributes and outputs."""
+    """The kernel of a call, cached by dtypes, attributes and outputs."""
     dtypes = tuple(call.dtype(name) for name in op.input_names)
     values = tuple(tuple(value) if isinstance(value, list) else value for value in call.attributes.values())
     return _parts(_operators().index(op), dtypes, values, call.outputs)
@@ -239,7 +239,7 @@ def _parts(number: int, dtypes: tuple[int | None, ...], values: tuple[Any, ...],
 
 
 def _operators() -> Sequence[Op]:
-    """The ops that were registered; those of a package that is loaded once more do not take their place."""
+    """The registered ops; a second import of the package does not replace them."""
     ops: Sequence[Op] = STATE.settled["ops"]
     return ops
 
@@ -256,48 +256,48 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
     values = {name: api.inferred_attribute(a.type, context, name) for name, a in op.schema.attributes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     try:
-        # Which optional outputs the node has is not told; the types of all are inferred, wanted or not.
+        # Omitted outputs are unknown here; the types of all outputs are inferred.
         required = [not is_optional(parameter) for parameter in op.schema.outputs]
         outputs = op.infer(op.call(tensors, given, required))
     except OpError:
         if all(struct.native.output_type[: len(op.output_names)]):
             raise
-        # A dtype that is not told ends the making of the session before the kernel is asked, which tells the reason.
+        # An output without a dtype fails the session before `create_kernel` can raise the reason.
         dtype = next(tensor.dtype for tensor in tensors if tensor)
         outputs = (TensorType(dtype),) * len(op.output_names)
     for index, (parameter, output) in enumerate(zip(op.schema.outputs, outputs, strict=True)):
         if not is_optional(parameter) or ORT_VERSION >= SAFE_OUTPUTS:
-            _tell_output(api, context, index, output)
+            _set_output(api, context, index, output)
 
 
-def _tell_output(api: OrtApi, context: int, index: int, output: TensorType) -> None:
+def _set_output(api: OrtApi, context: int, index: int, output: TensorType) -> None:
     if output.dtype is None or (output.shape is None):
         return
     shape = api.word(Api.CreateTensorTypeAndShapeInfo)
     assert shape is not None
     rank = len(output.shape)
     sizes = (I64 * rank)(*(d if isinstance(d, int) else -1 for d in output.shape))
-    # A dimension without a name would be taken for the number -1, and folded into constants as such.
+    # A dimension without a name would be taken for -1, and folded into constants.
     names = ["" if isinstance(d, int) else (d or f"onnx_ops_unknown_{next(_fresh)}") for d in output.shape]
     api(Api.SetTensorElementType, shape, output.dtype)
     api(Api.SetDimensions, shape, sizes, rank)
     api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*map(encoded, names)), rank)
-    if status := api(Api.ShapeInferContext_SetOutputTypeShape, context, index, shape):  # an output that is left out
+    if status := api(Api.ShapeInferContext_SetOutputTypeShape, context, index, shape):  # of an omitted output
         api(Api.ReleaseStatus, status)
     api(Api.ReleaseTensorTypeAndShapeInfo, shape)
 
 
 def _explain(api: OrtApi, asker: int, kernel: int, context: int, code: int, *_: int) -> None:
-    """Raise the error of a run that the native code refused, which the Python checks of the op find and word."""
+    """Raise the error of a run that native code rejected, found by the Python checks of the op."""
     record = array_at(kernel, 1, KERNEL)[0]
-    words = decoded(C.string_at(int(record["words"]), int(record["words_bytes"])))
+    label = decoded(C.string_at(int(record["node_label"]), int(record["node_label_bytes"])))
     op = _operators()[record["op"]]
     if code == NO_MEMORY:
-        raise MemoryError(f"{op.name}: no memory for intermediate results; {words}")
+        raise MemoryError(f"{op.name}: no memory for intermediate results; {label}")
     arrays = [_array(api, context, i) if record["element_type"][i] else None for i in range(int(record["inputs"]))]
     attributes = attributes_at(op.schema, int(record["attributes"]))
     wanted = [bool(record["output_type"][k]) for k in range(len(op.output_names))]
-    with at_node(words):
+    with at_node(label):
         op.check_arrays(arrays, attributes, wanted)
     raise AssertionError(f"{op.name}: the kernel refused a call that its checks accept")
 
@@ -310,7 +310,7 @@ _ANSWERS: dict[int, Callable[..., None]] = {
 
 
 def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
-    """An input of a run, in place."""
+    """An input of a run, without a copy."""
     value = api.word(Api.KernelContext_GetInput, context, index)
     info = api.word(Api.GetTensorTypeAndShape, value)
     assert info is not None
@@ -332,35 +332,35 @@ def _all_structs(ops: Iterable[Op]) -> list[_Struct]:
 
 
 def _structs_of(op: Op) -> list[_Struct]:
-    """One for each mixture of the inputs that settle the dtypes of outputs.
+    """One per combination of dtypes of the inputs that determine those of outputs.
 
-    onnxruntime takes the first that fits. Where it leaves out an optional one of those inputs, all its dtypes fit, so
-    that the mixtures with the outputs that come without that input stand first.
+    onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
+    outputs are those without that input come first.
     """
     optional = {p.name for p in op.schema.inputs if is_optional(p)}
-    mixtures = []
+    combinations = []
     for mixture in itertools.product(FLOATS, repeat=len(op.signature.typed_inputs)):
         dtypes = dict(zip(op.signature.typed_inputs, mixture, strict=True))
         outputs = _output_types(op, dtypes)
         without = _output_types(op, {name: dtype for name, dtype in dtypes.items() if name not in optional})
-        mixtures.append((outputs != without, _Struct(op, dtypes, outputs)))
-    return [struct for _, struct in sorted(mixtures, key=lambda pair: pair[0])]
+        combinations.append((outputs != without, _Struct(op, dtypes, outputs)))
+    return [struct for _, struct in sorted(combinations, key=lambda pair: pair[0])]
 
 
 def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
-    """The dtypes of the outputs for dtypes of some inputs; 0 for those that attributes settle."""
+    """The dtypes of the outputs for dtypes of some inputs; 0 if determined by attributes."""
     optional = {p.name for p in op.schema.inputs if is_optional(p)}
     tensors = [
         TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
         for name in op.input_names
     ]
     outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
-    told = zip(op.output_names, outputs, strict=True)
-    return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in told]
+    pairs = zip(op.output_names, outputs, strict=True)
+    return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in pairs]
 
 
 def _library_path() -> str | None:
-    """What onnxruntime_extensions.get_library_path() says; its import takes a second where PyTorch is installed."""
+    """onnxruntime_extensions.get_library_path(), without the import, which takes a second if PyTorch is installed."""
     package = importlib.util.find_spec("onnxruntime_extensions")
     folders = package.submodule_search_locations if package else None
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
@@ -369,14 +369,14 @@ def _library_path() -> str | None:
 
 
 def _added(ops: Iterable[Op]) -> str:
-    """Add all kernels to the library that hosts them, and answer its path; KernelsUnavailable if that cannot be."""
+    """Add all kernels to the library of onnxruntime-extensions; returns its path, or raises KernelsUnavailable."""
     path = _library_path()
     if path is None:
         raise KernelsUnavailable("onnxruntime-extensions is not installed")
     try:
         add = C.CDLL(path).AddExternalCustomOp
     except (OSError, AttributeError) as error:
-        raise KernelsUnavailable(f"onnxruntime-extensions takes no kernels from outside here: {error}") from error
+        raise KernelsUnavailable(f"onnxruntime-extensions supports no external kernels here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
     structs = _all_structs(ops)
     _structs.update((C.addressof(struct.native), struct) for struct in structs)
@@ -389,23 +389,21 @@ def _added(ops: Iterable[Op]) -> str:
     return path
 
 
-def _settle(ops: Iterable[Op]) -> None:
+def _register_once(ops: Iterable[Op]) -> None:
     with STATE.registering:
         if "library" not in STATE.settled:
             STATE.settled["ops"] = tuple(ops)
             try:
                 STATE.settled["library"] = _added(ops), ""
-            except Exception as error:  # whatever it is, the portable bodies run without
-                told = isinstance(error, KernelsUnavailable)
-                STATE.settled["library"] = None, str(error) if told else f"{type(error).__name__}: {error}"
+            except Exception as error:  # whatever the error, function bodies run without kernels
+                expected = isinstance(error, KernelsUnavailable)
+                STATE.settled["library"] = None, str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _library(ops: Iterable[Op]) -> str:
-    """As `_added`, once per process."""
+    """`_added`, once per process."""
     if "library" not in STATE.settled:
-        aside(
-            functools.partial(_settle, ops)
-        )  # an interrupt in the middle would leave some kernels added and others not
+        aside(functools.partial(_register_once, ops))  # an interrupt would leave only some of the kernels added
     path, reason = STATE.settled["library"]
     if path is None:
         raise KernelsUnavailable(reason)
@@ -413,9 +411,10 @@ def _library(ops: Iterable[Op]) -> str:
 
 
 def _probe(options: ort.SessionOptions) -> str | None:
-    """Make a session of one probe node: the first hands over the OrtApi, any shows whether the kernels are there.
+    """Create a session with one probe node, which passes the OrtApi and shows whether kernels run.
 
-    The answer is what stands in the way, or None.
+    Returns:
+        The error, or None.
     """
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     node = helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)
@@ -432,7 +431,7 @@ def _probe(options: ort.SessionOptions) -> str | None:
 
 @contextlib.contextmanager
 def _writing_nothing(options: ort.SessionOptions) -> Iterator[None]:
-    """Sessions write neither profiles nor optimised models to disk; options that do not say so are left alone."""
+    """Sessions write no profile or optimized model to disk; options without such settings are unchanged."""
     profiling, saved_model = options.enable_profiling, options.optimized_model_filepath
     if not profiling and not saved_model:
         yield
@@ -450,12 +449,16 @@ def is_registered() -> bool:
 
 
 def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.SessionOptions:
-    """Options, new ones if there are none, with the kernels registered once; KernelsUnavailable if that cannot be.
+    """SessionOptions, new ones by default, with the kernels registered once.
 
-    The ops are those that the first call in the process names.
+    Args:
+        options: modified and returned.
+        ops: the ops; ignored after the first call in the process.
 
-    Raises RuntimeError for options with which somebody has registered onnxruntime-extensions before the kernels were
-    added to it: that library can be registered only once.
+    Raises:
+        KernelsUnavailable: the kernels cannot be registered in this process.
+        RuntimeError: onnxruntime-extensions was registered with these options before the kernels were added to it; a
+            library can be registered only once.
     """
     path = _library(ops)
     with STATE.registering:

@@ -1,4 +1,4 @@
-"""Compiles what an op declares into a kernel: a block of memory that native code finds all it needs in."""
+"""Compiles the declaration of an op into a kernel: one block of memory with everything that native code needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx_ops.loops.loop import Loop, Tasks
 from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
 from onnx_ops.runtime.abi import encoded
 from onnx_ops.runtime.compiler import Function, compile_native, listing
-from onnx_ops.runtime.loops import engine
+from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.numbers import LOAD, STORE, load, store
 from onnx_ops.runtime.native import DOUBLE
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
@@ -26,24 +26,24 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Parts:
-    """What a kernel is made of: records, and the bytes of attributes that are texts or lists, by name."""
+    """The parts of a kernel: records, and attributes that are strings or lists, as bytes by name."""
 
     kernel: np.ndarray
     loop: np.ndarray | None
     attributes: np.ndarray
     lists: Mapping[str, bytes]
 
-    def written(self, words: str, allocate: Callable[[int], int | None]) -> int:
-        """The address of a copy in one block of memory, which whoever destroys the kernel frees.
+    def written(self, node_label: str, allocate: Callable[[int], int | None]) -> int:
+        """Copy the parts to one block of memory, which the kernel's destructor frees; returns its address.
 
         Args:
-            words: which node it is, for errors.
-            allocate: gives memory, None if there is none.
+            node_label: description of the node, for error messages.
+            allocate: returns the address of a block of the given size, None without memory.
         """
         kernel, attributes = self.kernel.copy(), self.attributes.copy()
-        name = encoded(words)
+        name = encoded(node_label)
         loop = b"" if self.loop is None else self.loop.tobytes()
-        pieces = {"kernel": kernel.nbytes, "loop": len(loop), "attributes": attributes.nbytes, "words": len(name)}
+        pieces = {"kernel": kernel.nbytes, "loop": len(loop), "attributes": attributes.nbytes, "node_label": len(name)}
         pieces |= {f"list {key}": len(value) for key, value in self.lists.items()}
         places, size = {}, 0
         for piece, length in pieces.items():
@@ -52,12 +52,12 @@ class Parts:
         address = allocate(size)
         if not address:
             raise MemoryError
-        kernel["words"], kernel["words_bytes"] = address + places["words"], len(name)
+        kernel["node_label"], kernel["node_label_bytes"] = address + places["node_label"], len(name)
         kernel["attributes"] = address + places["attributes"]
         kernel["loop"] = address + places["loop"] if loop else 0
         for key in self.lists:
             attributes[key] = address + places[f"list {key}"]
-        contents = {"kernel": kernel.tobytes(), "loop": loop, "attributes": attributes.tobytes(), "words": name}
+        contents = {"kernel": kernel.tobytes(), "loop": loop, "attributes": attributes.tobytes(), "node_label": name}
         contents |= {f"list {key}": value for key, value in self.lists.items()}
         for piece, content in contents.items():
             ctypes.memmove(address + places[piece], content, len(content))
@@ -65,11 +65,11 @@ class Parts:
 
 
 def compile_kernel(op: Op, call: Call) -> Parts:
-    """The kernel of a call of known dtypes, all of its native code compiled."""
+    """The kernel of a call with known dtypes, compiled."""
     declared = op.kernel(call)
     kernel, loop = np.zeros(1, KERNEL), None
     if isinstance(declared, Loop):
-        functions, loop = engine.functions(declared), engine.record(declared, len(op.output_names))
+        functions, loop = compilation.functions(declared), compilation.record(declared, len(op.output_names))
     else:
         assert isinstance(declared, Tasks)
         functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
@@ -83,7 +83,7 @@ def compile_kernel(op: Op, call: Call) -> Parts:
     kernel["inputs"], kernel["outputs"] = len(op.input_names), len(op.output_names)
     kernel["element_type"][0, : len(op.input_names)] = [call.dtype(name) or 0 for name in op.input_names]
     missing = [op.signature.defaults[name].value if name in op.signature.defaults else 0.0 for name in op.input_names]
-    kernel["missing"][0, : len(missing)] = missing
+    kernel["default"][0, : len(missing)] = missing
     outputs = [
         (tensor.dtype or 0) if call.wants(name) else 0
         for name, tensor in zip(op.output_names, op.infer(call), strict=True)
@@ -114,7 +114,7 @@ def _list_bytes(kind: OpSchema.AttrType, value: Any) -> bytes:
 
 
 def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
-    """The attributes in the record at an address."""
+    """The attributes in a record, by name."""
     layout = attributes_of(schema)
     record = np.frombuffer(ctypes.string_at(address, layout.itemsize), layout)[0]
     values: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
     return values
 
 
-def _list_at(kind: OpSchema.AttrType, address: int, count: int) -> Any:
+def _list_at(kind: OpSchema.AttrType, address: int, count: int) -> bytes | list[float]:
     if kind == OpSchema.AttrType.STRING:
         return ctypes.string_at(address, count)
     dtype = np.dtype(np.int64 if kind == OpSchema.AttrType.INTS else np.float32)

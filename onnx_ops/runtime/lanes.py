@@ -1,4 +1,4 @@
-"""The compiled side of those `primitives` that work on lanes: rows side by side, and sums of their products."""
+"""Compiled forms of `primitives` for lanes: interleaving of rows, and sums of products."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
 from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD, joined, shuffled, widened
 
 QUAD = 4
-"""Numbers of each row that are brought together at a time."""
+"""Elements of each row per step."""
 TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
-"""Where the numbers of a square of QUAD by QUAD are found when rows become columns."""
+"""Indices that transpose a QUAD x QUAD block."""
 
 
 def _lanes_at(builder: Any, numbers: Any, place: Any) -> Any:
-    """A pointer to the LANES numbers at a place."""
+    """Pointer to the LANES elements at a place."""
     pointer = builder.gep(numbers, [builder.mul(place, WORD(LANES))])
     return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, LANES).as_pointer())
 
@@ -32,7 +32,7 @@ def _plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
-    """QUAD numbers of each row, `offset` bytes behind its source; `numbers` tells by its type what they are."""
+    """Interleave QUAD elements of each row, `offset` bytes after its source; `numbers` has their type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sources, offset, _, out, place = args
@@ -40,7 +40,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
         vector = ir.VectorType(wanted, QUAD)
 
         def quad(lane: int) -> Any:
-            """The numbers of a row."""
+            """QUAD elements of a row."""
             address = builder.add(builder.load(builder.gep(sources, [WORD(lane)])), offset)
             if isinstance(given, Numbers16):
                 value = widened(builder, given.element_type, _loaded(builder, address, ir.IntType(16)))
@@ -50,7 +50,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
                 return value
             return (builder.fptrunc if isinstance(wanted, ir.FloatType) else builder.fpext)(value, vector)
 
-        # Four rows at a time: the first number of each, then the second of each, and so on.
+        # Transpose four rows at a time.
         blocks = [
             joined(builder, [quad(lane) for lane in range(first, first + QUAD)]) for first in range(0, LANES, QUAD)
         ]
@@ -66,13 +66,13 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 
 
 def _loaded(builder: Any, address: Any, number: Any) -> Any:
-    """QUAD numbers from an address."""
+    """QUAD elements at an address."""
     vector = ir.VectorType(number, QUAD)
     return builder.load(builder.inttoptr(address, vector.as_pointer()), align=_alignment(number))
 
 
 def _alignment(number: Any) -> int:
-    """Of a number in memory, in bytes."""
+    """Alignment of an element in memory, in bytes."""
     return {"double": 8, "float": 4, "i16": 2}[str(number)]
 
 
@@ -81,11 +81,11 @@ def _interleave(sources, size, start, count, out, place, at):
     whole = count - count % QUAD
     for j in range(0, whole, QUAD):
         _interleave_quads(sources, (start + j) * size, at(0), out, place + j)
-    if count >= QUAD and whole < count:  # some of these once more
+    if count >= QUAD and whole < count:  # overlaps the previous step
         last = count - QUAD
         _interleave_quads(sources, (start + last) * size, at(0), out, place + last)
     elif whole < count:
-        for j in range(count):  # not lane by lane, which LLVM would make vectors of, at length, for three numbers
+        for j in range(count):  # not lane by lane, which LLVM would vectorize at length
             for lane in range(LANES):
                 out[(place + j) * LANES + lane] = at(sources[lane] + (start + j) * size)[0]
 
@@ -155,7 +155,7 @@ def _products(sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step):
 
 @intrinsic
 def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset: Any) -> Any:
-    """QUAD numbers of each lane, to a row `offset` bytes behind its target."""
+    """Write QUAD elements of each lane to a row, `offset` bytes after its target."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, place, targets, offset = args
@@ -211,7 +211,7 @@ def _separate(numbers, place, count, targets, element_type, start):
 
 
 def _correlating(width: int) -> Any:
-    """An intrinsic that makes the sums of so many places that follow each other, `ahead` of the first in b."""
+    """An intrinsic for the sums at `width` adjacent places, which are `ahead` of the first in b."""
 
     @intrinsic
     def correlating(
@@ -261,7 +261,7 @@ def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, out, place
             ahead, at = i * b_row, place + i * out_row
             for j in range(0, whole, QUAD):
                 _correlate_quad(a, b, a_places, b_places, terms, ahead + j, out, at + j * step, step)
-            if columns >= QUAD and whole < columns:  # some of these once more
+            if columns >= QUAD and whole < columns:  # overlaps the previous step
                 last = columns - QUAD
                 _correlate_quad(a, b, a_places, b_places, terms, ahead + last, out, at + last * step, step)
             elif whole < columns:

@@ -1,4 +1,4 @@
-"""What onnxruntime calls to run a kernel: reads the inputs, lets the op plan, hands out the tasks."""
+"""The compute function of a kernel: reads the inputs, plans the run and distributes the tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB_BYTES, LAYOUT_BYTES = JOB.itemsize, LAYOUT.itemsize
 DIMS, DIMS_STEP = offset(JOB, "dims"), 8 * MAX_RANK
 OUTPUT_DIMS = offset(JOB, "output_dims")
 
-# As plain integers: the native code takes these for constants.
+# Plain integers, which are constants in native code.
 GET_INPUT_COUNT, GET_INPUT, GET_OUTPUT = (
     int(Api.KernelContext_GetInputCount), int(Api.KernelContext_GetInput), int(Api.KernelContext_GetOutput),
 )  # fmt: skip
@@ -36,7 +36,7 @@ def too_large(dims_address, rank):
 
 
 def compute(kernel_address, context):
-    """Run a kernel once; the answer is an OrtStatus, 0 where all went well."""
+    """Run a kernel once; returns an OrtStatus, 0 on success."""
     job_address, layout_address = stack(JOB_BYTES), stack(LAYOUT_BYTES)
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     api, python = i8_at(kernel.api), python_at(kernel.python)

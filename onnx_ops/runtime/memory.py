@@ -1,4 +1,4 @@
-"""The compiled side of those `primitives` that read and write memory, and what the runtime does with it besides."""
+"""Compiled forms of `primitives` for memory, and memory operations of the runtime."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from onnx_ops.runtime.native import (
 from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
 
 LINE = 64
-"""Bytes of a cache line, at whose bounds vectors are read fastest."""
+"""Bytes of a cache line."""
 
-# --- pointers, and blocks of memory --------------------------------------------------------------------------------
+# --- pointers and blocks of memory -----------------------------------------------------------------------------------
 
 
 def _pointer_to(element: Any) -> Any:
-    """An intrinsic that sees an address as a typed pointer."""
+    """An intrinsic that casts an address to a typed pointer."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
@@ -66,7 +66,7 @@ f4_at, f8_at, i8_at, i4_at, u2_at, i2_at, i1_at, u1_at = map(
 
 @functools.cache
 def _record_pointer(record: Any) -> Any:
-    """An intrinsic that sees an address as a record, in place."""
+    """An intrinsic that casts an address to a record."""
 
     @intrinsic
     def at(typing: Any, address: Any) -> Any:
@@ -84,7 +84,7 @@ job_at, kernel_at, python_at, loop_at, layout_at = (
 
 
 def room(builder: Any, size: int) -> Any:
-    """A pointer to `size` bytes on the stack of the calling function, aligned for any vector."""
+    """Pointer to `size` bytes on the stack of the calling function, aligned for any vector."""
     with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
         block = builder.alloca(ir.ArrayType(ir.IntType(8), size))
     block.align = LINE
@@ -113,7 +113,7 @@ def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
 
 @intrinsic(prefer_literal=True)
 def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
-    """Write a number `count` (a literal) times in a row to an address, as vectors: LLVM leaves such a loop as it is."""
+    """Store a value `count` (a literal) times at an address, as vectors, which LLVM does not do by itself."""
     times = count.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -126,7 +126,7 @@ def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
 
 @intrinsic
 def malloc(typing: Any, size: Any) -> Any:
-    """Address of a new block of memory, 0 if there is none to be had."""
+    """Address of a new block of `size` bytes; 0 if there is no memory."""
     return types.int64(types.int64), _libc("malloc", WORD, [WORD])
 
 
@@ -136,16 +136,16 @@ def free(typing: Any, address: Any) -> Any:
 
 
 def prefetch_line(builder: Any, address: Any) -> None:
-    """Have the cache line at an address, a pointer to bytes, brought to all caches; there need not be any."""
+    """Prefetch the cache line at an address, which may be invalid."""
     i32 = ir.IntType(32)
     function = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
     prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], function)
-    builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # data, to read, and soon
+    builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # read, high locality, data
 
 
 @intrinsic
 def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, ahead: Any, count: Any) -> Any:
-    """Copy cache lines to where one begins; see `copy_past_caches`."""
+    """Copy cache lines to an aligned address; see `copy_past_caches`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, lines, ahead, count = args
@@ -167,10 +167,9 @@ def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, a
 
 @njit(**OPTIONS)
 def copy_past_caches(source, target, size, ahead, count):
-    """Copy `size` bytes to memory that is not to be kept in the caches, and which need not be read before.
+    """Copy `size` bytes with non-temporal stores, and prefetch as many bytes from each of `count` addresses.
 
-    Meanwhile as many bytes are brought to the caches from each of `count` addresses: writing leaves time for that.
-    Other threads see what was written for certain only after `settle`.
+    Other threads see the stores only after `store_fence`.
     """
     head = min(-target % LINE, size)
     lines = (size - head) // LINE
@@ -184,8 +183,8 @@ def copy_past_caches(source, target, size, ahead, count):
 
 
 @intrinsic
-def settle(typing: Any) -> Any:
-    """All that this thread has written comes before whatever it does next."""
+def store_fence(typing: Any) -> Any:
+    """Order all previous stores of this thread before later ones (sfence)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -194,11 +193,11 @@ def settle(typing: Any) -> Any:
     return types.none(), codegen
 
 
-# --- numbers of 16 bits in memory ---------------------------------------------------------------------------------
+# --- 16-bit elements in memory ---------------------------------------------------------------------------------------
 
 
 class Numbers16(types.Type):  # type: ignore[misc]
-    """A pointer to 16-bit floating numbers that are read as float32 and rounded where they are written."""
+    """Pointer to 16-bit floating elements, read as float32 and rounded on assignment."""
 
     def __init__(self, element_type: int) -> None:
         self.element_type = element_type
@@ -213,12 +212,12 @@ class _Numbers16Model(models.PrimitiveModel):  # type: ignore[misc]
 
 @intrinsic
 def _bits16(typing: Any, numbers: Any) -> Any:
-    """The same pointer, to the bits."""
+    """The pointer, cast to the bits."""
     return types.CPointer(types.uint16)(numbers), lambda context, builder, signature, args: args[0]
 
 
 def _numbers_at(element_type: int) -> Any:
-    """An intrinsic that sees an address as 16-bit floating numbers."""
+    """An intrinsic that casts an address to a pointer to 16-bit floating elements."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
@@ -257,7 +256,7 @@ def _write16(numbers, index, value):
 
 @intrinsic
 def _as_floats(typing: Any, numbers: Any) -> Any:
-    """The same pointer, to float32 numbers."""
+    """The pointer, cast to float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
@@ -272,7 +271,7 @@ def _of_channels(operand):
     return lambda operand: operand
 
 
-# --- numbers of a type that is known at the run -------------------------------------------------------------------
+# --- elements of a dtype known at run time ---------------------------------------------------------------------------
 
 _POINTERS = {
     "float32": f4_at, "float64": f8_at, "int64": i8_at, "int32": i4_at, "uint16": u2_at, "uint8": u1_at,
@@ -282,7 +281,7 @@ _POINTERS = {
 @overload(primitives.array_at, jit_options=OPTIONS)
 def _array_at(address, count, dtype):
     pointer = _POINTERS[dtype.dtype.name]
-    # The bare pointer: an array would look at each index for a negative one, which keeps loops from being vectorised.
+    # A pointer, since an array would handle negative indices, which prevents vectorization.
     return lambda address, count, dtype: pointer(address)
 
 

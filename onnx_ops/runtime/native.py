@@ -1,4 +1,4 @@
-"""The compiled side of those `primitives` that compute, and the few machine operations that Numba has no name for."""
+"""Compiled forms of arithmetic `primitives`, and intrinsics for machine operations that Numba lacks."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from onnx_ops.loops import primitives
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")
 FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
-"""Of the processor that is compiled for, as LLVM names them, each behind a plus or a minus."""
+"""Features of the target processor by LLVM's names, each prefixed with + or -."""
 if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get_process_triple().startswith("x86_64"):
-    raise ImportError("this processor has no instructions for float16 (F16C), for which Numba has to be 0.62 or newer")
+    raise ImportError("this processor has no float16 instructions (F16C); install Numba 0.62 or newer")
 
 WORD = ir.IntType(64)
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
-"""Compile options of every helper: IEEE division, and fused multiply-add where the machine has it."""
+"""Compile options of all helpers: IEEE division, and fused multiply-add where available."""
 
 f4, f8, i4, i8, u2 = np.float32, np.float64, np.int32, np.int64, np.uint16
 
-# Element types of ONNX (TensorProto.DataType) as the native code meets them.
+# Element types of ONNX (TensorProto.DataType).
 FLOAT, UINT8, INT8, INT32, INT64, BOOL, FLOAT16, DOUBLE, BFLOAT16 = 1, 2, 3, 6, 7, 9, 10, 11, 16
 INT16 = 5
 
 
 @functools.cache
 def install() -> None:
-    """Teach Numba the helpers that kernels call."""
+    """Register the helpers that kernels call with Numba."""
     for function in primitives.HELPERS:
         register_jitable(**OPTIONS)(function)
     for function in primitives.INLINED:
@@ -47,7 +47,7 @@ def install() -> None:
 
 @intrinsic
 def call(typing: Any, address: Any, arguments: Any) -> Any:
-    """Call a C function of words by its address, with a tuple of arguments, and give back its word."""
+    """Call a C function of 64-bit words at an address, with a tuple of arguments; returns a word."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = cgutils.unpack_tuple(builder, args[1])
@@ -59,7 +59,7 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
 
 @intrinsic
 def bitcast(typing: Any, value: Any, like: Any) -> Any:
-    """The bits of `value`, read as the type of `like`."""
+    """`value` reinterpreted as the type of `like`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
@@ -68,13 +68,13 @@ def bitcast(typing: Any, value: Any, like: Any) -> Any:
 
 
 def shuffled(builder: Any, a: Any, b: Any, places: Iterable[int]) -> Any:
-    """The vector of the numbers at some places of two vectors, one behind the other."""
+    """shufflevector: elements of the concatenation of two vectors."""
     mask = list(places)
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
 
 
 def joined(builder: Any, vectors: list[Any]) -> Any:
-    """All of them one after the other; a power of two of them."""
+    """Concatenation of vectors, whose number is a power of 2."""
     while len(vectors) > 1:
         places = range(2 * vectors[0].type.count)
         vectors = [shuffled(builder, a, b, places) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -82,26 +82,26 @@ def joined(builder: Any, vectors: list[Any]) -> Any:
 
 
 def repeated(builder: Any, value: Any, count: int) -> Any:
-    """A vector of one number throughout."""
+    """Vector with all elements equal to value."""
     vector = ir.VectorType(value.type, count)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
     return shuffled(builder, first, first, [0] * count)
 
 
 def called(builder: Any, name: str, *args: Any) -> Any:
-    """The result of an operation of LLVM; it has the type of the first argument."""
+    """Call of an LLVM intrinsic, whose result has the type of the first argument."""
     function = ir.FunctionType(args[0].type, [value.type for value in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}"), args)
 
 
 def of_type(name: str, number: Any) -> str:
-    """The name that LLVM has for an operation on float32, float64, or a vector of them."""
+    """LLVM name of an intrinsic for float32, float64 or a vector of them."""
     count, kind = (f"v{number.count}", number.element) if isinstance(number, ir.VectorType) else ("", number)
     return f"{name}.{count}f{32 if kind == ir.FloatType() else 64}"
 
 
 def widened(builder: Any, element_type: int, bits: Any) -> Any:
-    """The float32 numbers of a vector of the bits of FLOAT16 or BFLOAT16 numbers."""
+    """float32 vector from the bits of FLOAT16 or BFLOAT16 elements."""
     count = bits.type.count
     if element_type == FLOAT16:
         halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), count))
@@ -129,14 +129,14 @@ def float_to_half(typing: Any, value: Any) -> Any:
 
 @njit(**OPTIONS)
 def bfloat_to_float(bits):
-    return bitcast(i4(i4(bits) << i4(16)), f4(0))  # Numba widens int32 arithmetic to int64
+    return bitcast(i4(i4(bits) << i4(16)), f4(0))  # i4(): Numba widens int32 arithmetic to int64
 
 
 @njit(**OPTIONS)
 def float_to_bfloat(value):
-    """Round to nearest, ties to even; a NaN stays one whatever its low bits.
+    """Round to nearest, ties to even; NaN stays NaN whatever its low bits.
 
-    Each step is cut back to 32 bits, which Numba widens: a vector holds twice as many of them.
+    i4(): Numba widens int32 arithmetic to int64, which halves the elements of a vector.
     """
     bits = bitcast(value, i4(0))
     upper = i4(bits >> i4(16))
@@ -147,10 +147,7 @@ def float_to_bfloat(value):
 
 @njit(**OPTIONS)
 def double_to_odd_float(value):
-    """To float32, towards zero, with the last bit set if anything was lost.
-
-    A second rounding, to a 16-bit type, then gives what one rounding of the float64 would have given.
-    """
+    """float64 to float32 by round-to-odd (Boldo and Melquiond), so that rounding it to 16 bits is a single rounding."""
     near = f4(value)
     bits = bitcast(near, i4(0))
     over = abs(f8(near)) > abs(value)
@@ -173,7 +170,7 @@ def _fma(a, b, c):
 
 
 def _in_any_order(operation: str) -> Any:
-    """An intrinsic for a sum or product whose parts LLVM may take in any order."""
+    """An intrinsic for a sum or product that LLVM may reassociate."""
 
     @intrinsic
     def combine(typing: Any, a: Any, b: Any) -> Any:
@@ -214,7 +211,7 @@ def _choose(condition, a, b):
 
 @overload(primitives.size_up_to, jit_options=OPTIONS)
 def _size_up_to(x, most):
-    # Sizes are in the order of their bits, NaN last, and integers are compared beside the arithmetic.
+    # Compare bits as integers: the order of nonnegative floats, with NaN last.
     def least(x, most):
         bits, limit = i4(bitcast(x, i4(0)) & i4(0x7FFFFFFF)), bitcast(most, i4(0))
         return bitcast(_select(bits < limit, bits, limit), f4(0))

@@ -1,4 +1,4 @@
-"""The compiled side of `onnx_ops.loops.vectors`."""
+"""Compiled forms of `onnx_ops.loops.vectors`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = ir.VectorType(INT, LANES)
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """Numbers of one type side by side."""
+    """SIMD vector."""
 
     def __init__(self, dtype: Any, count: int) -> None:
         self.dtype, self.count = dtype, count
@@ -41,14 +41,16 @@ FLOATS, INTEGERS, DOUBLES = Vector(types.float32, LANES), Vector(types.int32, LA
 NUMBERS = types.CPointer(types.float32)
 
 
-# --- how Numba is taught ------------------------------------------------------------------------------------------
+# --- registration with Numba -----------------------------------------------------------------------------------------
 
 
 def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: Any) -> Callable[..., Any]:
-    """A decorator of what writes the code of a function, given context, builder, signature and arguments.
+    """Decorator of a code generator for a function: emit(context, builder, signature, args).
 
-    result: from the types of arguments that of the result, or None if the function is not of these.
-    accepted: the types of arguments, if the function is Numba's own and of others too.
+    Args:
+        function: the function.
+        result: maps argument types to the type of the result; None if they are not supported.
+        accepted: argument types, for a function that Numba also supports with others.
     """
 
     @infer_global(function)
@@ -68,15 +70,16 @@ def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: 
 
 
 def _common(*kinds: Any) -> Any:
-    """The type of vectors among arguments, the rest of which are like them or numbers; None if there is none."""
+    """The vector type among argument types, others being the same or scalars; None if there is none."""
     vector = next((kind for kind in kinds if isinstance(kind, Vector)), None)
     return vector if all(kind == vector or isinstance(kind, types.Number) for kind in kinds) else None
 
 
 def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *accepted: Any) -> None:
-    """Teach a function of vectors of one type, in place of some of which there may be numbers.
+    """Register a function of vectors of one type or scalars.
 
-    emit: from the builder, whether the numbers are integers, and the vectors.
+    Args:
+        emit: emit(builder, is_integer, *vectors).
     """
 
     @_teach(function, _common, *accepted)
@@ -93,11 +96,11 @@ def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *a
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------
 
-BESIDE = ((Vector, Vector), (Vector, types.Number), (types.Number, Vector))
+VECTOR_AND_NUMBER = ((Vector, Vector), (Vector, types.Number), (types.Number, Vector))
 
 
 def _of_either(of_integers: str, of_floats: str) -> Callable[..., Any]:
-    """What writes one instruction of two vectors."""
+    """Code generator for an instruction of two vectors."""
 
     def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
         if integers:
@@ -108,7 +111,7 @@ def _of_either(of_integers: str, of_floats: str) -> Callable[..., Any]:
 
 
 def _ordered(order: str) -> Callable[..., Any]:
-    """What chooses from two vectors by an order, the second where there is none."""
+    """Code generator for a selection from two vectors by an ordered comparison; the second for NaN."""
 
     def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
         compare = builder.icmp_signed if integers else builder.fcmp_ordered
@@ -125,13 +128,13 @@ def _is_negative(builder: Any, vector: Any) -> Any:
     return builder.icmp_signed("<", vector, ir.Constant(vector.type, None))
 
 
-_teach_arithmetic(operator.add, _of_either("add", "fadd"), *BESIDE)
-_teach_arithmetic(operator.sub, _of_either("sub", "fsub"), *BESIDE)
-_teach_arithmetic(operator.mul, _of_either("mul", "fmul"), *BESIDE)
-_teach_arithmetic(operator.and_, lambda builder, integers, a, b: builder.and_(a, b), *BESIDE)
-_teach_arithmetic(operator.or_, lambda builder, integers, a, b: builder.or_(a, b), *BESIDE)
-_teach_arithmetic(operator.rshift, lambda builder, integers, a, b: builder.ashr(a, b), *BESIDE)
-_teach_arithmetic(operator.lshift, lambda builder, integers, a, b: builder.shl(a, b), *BESIDE)
+_teach_arithmetic(operator.add, _of_either("add", "fadd"), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.sub, _of_either("sub", "fsub"), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.mul, _of_either("mul", "fmul"), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.and_, lambda builder, integers, a, b: builder.and_(a, b), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.or_, lambda builder, integers, a, b: builder.or_(a, b), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.rshift, lambda builder, integers, a, b: builder.ashr(a, b), *VECTOR_AND_NUMBER)
+_teach_arithmetic(operator.lshift, lambda builder, integers, a, b: builder.shl(a, b), *VECTOR_AND_NUMBER)
 _teach_arithmetic(operator.neg, lambda builder, integers, a: builder.fneg(a), (Vector,))
 _teach_arithmetic(abs, lambda builder, integers, a: called(builder, of_type("fabs", a.type), a), (Vector,))
 _teach_arithmetic(vectors.lesser, _ordered("<"))
@@ -139,7 +142,7 @@ _teach_arithmetic(vectors.greater, _ordered(">"))
 _teach_arithmetic(vectors.by_sign, _by_sign)
 
 
-# --- from one type to another -------------------------------------------------------------------------------------
+# --- conversions -----------------------------------------------------------------------------------------------------
 
 
 def _from(given: Any, wanted: Any) -> Callable[..., Any]:
@@ -172,7 +175,7 @@ def _halves(builder: Any, vector: Any) -> list[Any]:
 
 
 def _added_up(builder: Any, vector: Any) -> Any:
-    """Sum of float64 numbers by halves."""
+    """Pairwise sum of float64 elements."""
     while vector.type.count > 1:
         vector = builder.fadd(*_halves(builder, vector))
     return builder.extract_element(vector, INT(0))
@@ -196,13 +199,13 @@ def _any_negative(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 
 def _place(builder: Any, numbers: Any, start: Any, count: int) -> Any:
-    """A pointer to `count` numbers, from one on."""
+    """Pointer to `count` elements from `start` on."""
     pointer = builder.gep(numbers, [start])
     return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, count).as_pointer())
 
 
 def _floats_from(builder: Any, kind: Any, numbers: Any, start: Any, count: int) -> Any:
-    """A vector of `count` float32 numbers from memory."""
+    """float32 vector of `count` elements in memory."""
     pointer = _place(builder, numbers, start, count)
     if kind == NUMBERS:
         return builder.load(pointer, align=4)
@@ -247,7 +250,7 @@ def _scratch(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 
 class Table(types.Dummy):  # type: ignore[misc]
-    """The type of one table: compiled code holds its numbers."""
+    """Type of a table, whose elements are constants of compiled code."""
 
     def __init__(self, numbers: tuple[float, ...]) -> None:
         self.numbers = numbers
@@ -291,7 +294,7 @@ def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 
 def _by_eights(builder: Any, numbers: Any, index: Any) -> Any:
-    """Eight numbers of a table: from each eight of them by the lowest bits, then by one bit more each time."""
+    """Eight lookups: in each group of eight elements by the lowest bits, then selection by the other bits."""
     found = [
         called(builder, "x86.avx2.permps", _constant(FLOAT, numbers[first : first + 8]), index)
         for first in range(0, len(numbers), 8)

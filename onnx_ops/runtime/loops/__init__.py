@@ -1,1 +1,1 @@
-"""Native code for the loops that ops declare: maps and sums."""
+"""Native code for `Loop`: elementwise outputs and sums."""

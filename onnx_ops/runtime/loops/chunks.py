@@ -1,7 +1,4 @@
-"""Brings chunks of the operands to an op's loop.
-
-Each operand is brought into the computing dtype, one element after another, unless it lies in memory like that already.
-"""
+"""Passes operands to a core chunk by chunk, converted to the computing dtype and made contiguous where necessary."""
 
 from __future__ import annotations
 
@@ -16,26 +13,25 @@ from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import OPERANDS
 
 PARAMETERS = 8
-# What a task keeps from chunk to chunk: pointers to the operands, what fills which buffer, the parameters in the
-# computing dtype, where the buffers are and how far apart, and then the buffers, one for each operand and one more. A
-# buffer holds two chunks, which would not fit on the stack of a small thread, and what `stretch` writes beyond them; or
-# a single number, where operands are read in place.
+# State of a task: pointers to the operands, the content of each buffer, the parameters in the computing dtype, address
+# and distance of the buffers, then one buffer per operand and a spare one. A buffer holds two chunks, too large for the
+# stack of a small thread, and what `duplicate` writes beyond them; or one element, for operands read in place.
 POINTERS = 8 * OPERANDS
 PARAMETERS_AT = 2 * POINTERS
-MISSING_AT = PARAMETERS_AT + 8 * PARAMETERS
-PLACE_AT = MISSING_AT + 8
+DEFAULT_AT = PARAMETERS_AT + 8 * PARAMETERS
+PLACE_AT = DEFAULT_AT + 8
 BUFFERS_AT = (PLACE_AT + 16 + LINE - 1) // LINE * LINE
 BUFFER, SMALL_BUFFER = (2 * CHUNK + LONG) * 8, 8
-RECURRING = -1
-"""Marks a buffer that holds elements which recur, a chunk of them from each of them on."""
+PERIODIC = -1
+"""Content of a buffer that holds one period plus CHUNK elements, so that any start within the period is contiguous."""
 STATE_BYTES, SMALL_STATE_BYTES = (BUFFERS_AT + (OPERANDS + 1) * step for step in (BUFFER, SMALL_BUFFER))
 
 
 @njit(**OPTIONS)
-def stretch(data, source_type, size, start, count, inner, width, load, buffer, spare):
-    """Elements each of which stands `inner` times in a row, less than LONG.
+def duplicate(data, source_type, size, start, count, inner, width, load, buffer, spare):
+    """Repeat each element `inner` < LONG times: out[k] = data[(start + k) // inner].
 
-    Each is written LONG times, which takes a few vectors; the next ones go over what is too much.
+    Each is written LONG times as a few vectors, the excess overwritten by the next one.
     """
     first = start // inner
     call(load, (data + first * size, source_type, 1, (start + count - 1) // inner + 1 - first, spare))
@@ -54,7 +50,7 @@ def stretch(data, source_type, size, start, count, inner, width, load, buffer, s
 
 @njit(**OPTIONS)
 def tile(buffer, period, count, width):
-    """Repeat the first elements of a buffer, `period` of them, until there are `count`."""
+    """Extend a buffer with the first `period` elements to `count` elements periodically."""
     while period < count:
         size = min(period, count - period) * width
         source, target = u1_at(buffer), u1_at(buffer + period * width)
@@ -65,11 +61,10 @@ def tile(buffer, period, count, width):
 
 @njit(**OPTIONS)
 def gather(layout, i, start, count, width, element_type, load, buffer, spare, filled, single):
-    """Address of elements [start, start + count) of a strided operand, in the core's dtype.
+    """Address of elements [start, start + count) of a strided operand, in the dtype of the core.
 
-    They are brought into the buffer, unless they are there to be used in place. filled[i] tells what is in the buffer
-    already: the address of one element that fills it, or RECURRING. With `single` an element that fills the whole
-    stretch is wanted only once.
+    Elements that cannot be used in place are copied to the buffer. filled[i] is its content: the address of the element
+    that fills it, PERIODIC, or 0. With `single`, an element equal for the whole block is needed only once.
     """
     source_type, axes = layout.source_type[i], layout.operand_axes[i]
     inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
@@ -77,15 +72,15 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
         period = 1
         for axis in range(1, axes):
             period *= layout.operand_extent[i, axis]
-        if period <= CHUNK:  # elements from any of them on are found in the buffer
-            if filled[i] != RECURRING:
-                filled[i] = RECURRING
+        if period <= CHUNK:
+            if filled[i] != PERIODIC:
+                filled[i] = PERIODIC
                 collect(layout, i, 0, period, width, load, buffer)
                 tile(buffer, period, min(CHUNK, layout.size) + period, width)
             return buffer + (start % period) * width
     offset = (start % inner) * step + (element_offset(layout, i, start // inner, axes - 1) if axes > 1 else 0)
     source = layout.data[i] + offset * item_size(source_type)
-    if start % inner + count <= inner:  # a single run of memory
+    if start % inner + count <= inner:  # contiguous
         if source_type == element_type and (step == 1 or (step == 0 and single)):
             return source
         if step == 0 and inner >= CHUNK:
@@ -95,7 +90,7 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
             return buffer
     filled[i] = 0
     if axes == 2 and inner < LONG and layout.operand_stride[i, 0] == 1 and step == 0 and count > inner:
-        stretch(layout.data[i], source_type, item_size(source_type), start, count, inner, width, load, buffer, spare)
+        duplicate(layout.data[i], source_type, item_size(source_type), start, count, inner, width, load, buffer, spare)
     else:
         collect(layout, i, start, count, width, load, buffer)
     return buffer
@@ -103,7 +98,7 @@ def gather(layout, i, start, count, width, element_type, load, buffer, spare, fi
 
 @njit(**OPTIONS)
 def collect(layout, i, start, count, width, load, buffer):
-    """Bring elements [start, start + count) of a strided operand into the buffer, one run of memory after another."""
+    """Copy elements [start, start + count) of a strided operand to the buffer, one contiguous run after another."""
     source_type, axes = layout.source_type[i], layout.operand_axes[i]
     inner, step = layout.operand_extent[i, axes - 1], layout.operand_stride[i, axes - 1]
     size = item_size(source_type)
@@ -119,12 +114,12 @@ def collect(layout, i, start, count, width, load, buffer):
 
 @njit(**OPTIONS)
 def evaluate(kernel, layout, start, count, element_type, load, core, uniform, state, out):
-    """The op's loop over elements [start, start + count) of the index space, at most CHUNK if not all are direct.
+    """Run the core on elements [start, start + count) of the index space, at most CHUNK unless all are direct.
 
-    With `uniform` the core reads a single element of what is the same for a channel, and of inputs that the op names.
+    With `uniform` the core reads one element of per-channel operands and of the inputs in `loop.uniform`.
     """
     loop, pointers, filled, place = loop_at(kernel.loop), i8_at(state), i8_at(state + POINTERS), i8_at(state + PLACE_AT)
-    channel_at = -1  # all per-channel operands lie alike, so the place of the channel is looked for once
+    channel_at = -1  # offset of the channel, the same for all per-channel operands
     for i in range(layout.operands):
         kind = layout.kind[i]
         if i < kernel.inputs and loop.role[i] & (UNREAD | COUNT):
@@ -150,26 +145,26 @@ def evaluate(kernel, layout, start, count, element_type, load, core, uniform, st
             pointers[i] = gather(layout, i, start, count, width, own_type, own_load, buffer, spare, filled, single)
             if single and of_channel and pointers[i] != buffer:
                 channel_at = pointers[i] - layout.data[i]
-        elif filled[i] == 0:  # one value throughout
+        elif filled[i] == 0:  # scalar or omitted
             filled[i] = 1
             wanted = 1 if single else CHUNK
             if kind == SCALAR:
                 call(own_load, (layout.data[i], layout.source_type[i], 0, wanted, buffer))
             else:
-                f8_at(state + MISSING_AT)[0] = kernel.missing[i]
-                call(own_load, (state + MISSING_AT, DOUBLE, 0, wanted, buffer))
+                f8_at(state + DEFAULT_AT)[0] = kernel.default[i]
+                call(own_load, (state + DEFAULT_AT, DOUBLE, 0, wanted, buffer))
     apply(core, count, state, out)
 
 
 @njit(**OPTIONS)
 def apply(core, count, state, out):
-    """The op's loop over `count` elements that the state points to."""
+    """Run the core on `count` elements at the pointers in the state."""
     call(core, (state, out, count, state + PARAMETERS_AT))
 
 
 @njit(**OPTIONS)
 def start_task(layout, width, state, buffer):
-    """Nothing fills a buffer, of `buffer` bytes, yet; the parameters in the computing dtype."""
+    """Initialize the state: empty buffers of `buffer` bytes, and the parameters in the computing dtype."""
     place = i8_at(state + PLACE_AT)
     place[0], place[1] = state + BUFFERS_AT, buffer
     filled = i8_at(state + POINTERS)

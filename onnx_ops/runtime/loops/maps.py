@@ -1,4 +1,4 @@
-"""Terms as elements of the output."""
+"""Elementwise outputs."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from onnx_ops.runtime.loops.chunks import (
 )
 from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, STRIDED
 from onnx_ops.runtime.loops.plan import ROW
-from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, settle
+from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, store_fence
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
 
-# Before the state of a task: the addresses of what a chunk gives, one for each output, and of the operands of the next
-# one. Behind it: buffers for the results.
+# Before the state of a task: addresses of the results of a chunk, one per output, and of the operands of the next one;
+# after it: buffers for the results.
 AHEAD_AT = 8 * MAX_OUTPUTS
 STATE_AT = (AHEAD_AT + 8 * OPERANDS + LINE - 1) // LINE * LINE
 RESULTS_AT = STATE_AT + STATE_BYTES
 MAP_BYTES = RESULTS_AT + MAX_OUTPUTS * BUFFER
 DIRECT_BYTES = STATE_AT + SMALL_STATE_BYTES
-STRETCH = 2048
-"""Bytes that are written past the caches at a time, so that these, the operands and the next ones stay in the first."""
+COPY_BYTES = 2048
+"""Bytes per call of `copy_past_caches`, so that they, the operands and the next operands stay in the first cache."""
 
 
 @njit(**OPTIONS)
 def map_task(kernel, loop, job, layout, number, memory):
-    """The terms of one block are elements of the outputs.
+    """A block of elementwise outputs.
 
-    memory: DIRECT_BYTES if it is direct and results do not go past the caches, else MAP_BYTES.
+    memory: address of DIRECT_BYTES for direct access without `past_caches`, else of MAP_BYTES.
     """
     width, uniform, state = item_size(loop.compute_type), layout.uniform, memory + STATE_AT
     start_task(layout, width, state, SMALL_BUFFER if layout.direct else BUFFER)
     core = loop.core_uniform if uniform else loop.core
     step = layout.block if layout.direct else CHUNK
     if layout.past_caches:
-        step = STRETCH // width
+        step = COPY_BYTES // width
     table, results = i8_at(memory), memory + RESULTS_AT
     position, stop = number * layout.block, min((number + 1) * layout.block, layout.size)
     while position < stop:
         count = min(step, stop - position)
-        for i in range(kernel.inputs):  # up to where a long run of an operand ends, which then needs no copy
+        for i in range(kernel.inputs):  # up to the end of a long contiguous run of an operand, which avoids a copy
             if layout.kind[i] == STRIDED:
                 inner = layout.operand_extent[i, layout.operand_axes[i] - 1]
                 of_channel = uniform and loop.role[i] & CHANNEL
@@ -68,12 +68,12 @@ def map_task(kernel, loop, job, layout, number, memory):
                 call(loop.store, (table[k], element_type, count, target))
         position += count
     if layout.past_caches:
-        settle()
+        store_fence()
 
 
 @njit(**OPTIONS)
 def write_past_caches(kernel, loop, job, layout, position, count, memory):
-    """The results of a chunk to the outputs, while the operands of the next one are brought to the caches."""
+    """Write the results of a chunk with non-temporal stores, and prefetch the operands of the next one."""
     width, table, ahead, operands = item_size(loop.compute_type), i8_at(memory), i8_at(memory + AHEAD_AT), 0
     for i in range(kernel.inputs):
         if layout.kind[i] == LINEAR:

@@ -1,4 +1,4 @@
-"""Brings numbers of any dtype to the computing dtype of a loop, and back."""
+"""Conversion to and from the computing dtype of a loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ NUMBERS = {
     FLOAT16: Numbers16(FLOAT16),
     BFLOAT16: Numbers16(BFLOAT16),
 }
-"""How the computing dtypes lie in memory. 16-bit numbers are computed with in float32, each as it is read."""
+"""Element types in memory by computing dtype. 16-bit elements are converted to float32 as they are read."""
 
 LOAD = {
     dtype: types.void(types.int64, types.int64, types.int64, types.int64, numbers) for dtype, numbers in NUMBERS.items()
 }
-"""Signature of a load to a computing dtype: (source, element type, step, count, destination)."""
+"""Signature of a load by computing dtype: (source, element type, step, count, destination)."""
 STORE = {dtype: types.void(NUMBERS[dtype], types.int64, types.int64, types.int64) for dtype in NUMBERS}
-"""Signature of a store: (source, element type, count, destination)."""
+"""Signature of a store by computing dtype: (source, element type, count, destination)."""
 
 
 @njit(**OPTIONS)
 def bring(numbers, step, count, out):
-    """Numbers of any dtype, `step` apart, into the computing dtype."""
+    """out[k] = numbers[k * step], converted to the computing dtype."""
     if step == 1:
         for i in range(count):
             out[i] = numbers[i]
@@ -39,7 +39,7 @@ def bring(numbers, step, count, out):
 
 
 def load(source, element_type, step, count, out):
-    """From a tensor of any dtype into the computing dtype, the type of `out`."""
+    """Convert elements of any dtype to the computing dtype, the type of `out`."""
     if element_type == FLOAT:
         bring(f4_at(source), step, count, out)
     elif element_type == DOUBLE:
@@ -53,7 +53,7 @@ def load(source, element_type, step, count, out):
 
 
 def store(source, element_type, count, destination):
-    """From the computing dtype into a tensor of any dtype, rounded once."""
+    """Convert elements of the computing dtype to a dtype, rounded once."""
     if element_type == FLOAT:
         bring(source, 1, count, f4_at(destination))
     elif element_type == DOUBLE:

@@ -1,4 +1,4 @@
-"""The index space of one run, and how each operand lies in it."""
+"""The index space of a run, and the strides of each operand in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx_ops.core.types import MAX_RANK
 from onnx_ops.runtime.memory import i8_at, number_at, stack
 from onnx_ops.runtime.native import OPTIONS
 
-# How an operand lies in the index space.
+# Kinds of operands.
 ABSENT, SCALAR, LINEAR, STRIDED = 0, 1, 2, 3
 
 SHAPE, INTO, SAME, CHANNEL, COUNT, UNREAD = (
@@ -20,7 +20,7 @@ AXES = 8 * MAX_RANK
 
 @njit(**OPTIONS)
 def broadcast_shapes(kernel, loop, job, layout):
-    """The index space: the shapes of all inputs with a shaping role, broadcast. False if they do not."""
+    """Set the index space, the broadcast shape of inputs with a shaping role; False if they do not broadcast."""
     rank = 0
     for i in range(kernel.inputs):
         if loop.role[i] & SHAPE and kernel.element_type[i] != 0:
@@ -45,7 +45,7 @@ def broadcast_shapes(kernel, loop, job, layout):
 
 @njit(**OPTIONS)
 def fits(loop, job, layout, i):
-    """Whether the shape of an input suits its role in the index space."""
+    """Whether the shape of an input fits its role in the index space."""
     role = loop.role[i]
     if role & COUNT:
         return True
@@ -63,9 +63,9 @@ def fits(loop, job, layout, i):
 
 @njit(**OPTIONS)
 def lay_out(layout, i, dims, lead, rank, order):
-    """Strides of an operand over the index space, axes in `order`, neighbouring axes merged where they are contiguous.
+    """Set the strides of an operand over the index space, axes in `order`, contiguous neighbours merged.
 
-    The operand's own axes, whose sizes are `dims`, stand at `lead` of the index space and after.
+    The operand's axes, of sizes `dims`, are axes `lead` and following of the index space.
     """
     steps_address = stack(AXES)
     steps = i8_at(steps_address)
@@ -110,7 +110,7 @@ def count_up(job, i, element_type):
 
 @njit(**OPTIONS)
 def element_offset(layout, i, index, axes):
-    """How far from the first element of an operand the one is that an index over its first `axes` axes stands for."""
+    """Offset of an operand, in elements, at a linear index over its first `axes` axes."""
     offset = 0
     for axis in range(axes - 1, 0, -1):
         extent = layout.operand_extent[i, axis]

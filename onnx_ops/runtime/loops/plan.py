@@ -1,7 +1,7 @@
-"""Plans one run of a loop: shapes of the outputs, the layout of the operands, and how the work is cut into tasks.
+"""Plans a run of a loop: shapes of outputs, layout of operands, and tasks.
 
-Results do not depend on the number of threads: tasks of sums go by the sizes alone, and what a map gives for an element
-is the same in any task.
+Results do not depend on the number of threads: tasks of sums depend on sizes alone, and an elementwise result is the
+same in any task.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import LAYOUT, OPERANDS
 
 BLOCK = 16384
-"""Elements of a task, at the least."""
+"""Least number of elements per task."""
 MANY, LARGEST_BLOCK = 64, 8 * BLOCK
-"""Where there would be more blocks than MANY, blocks are larger, since longer runs of memory are read faster."""
+"""Above MANY blocks, blocks grow up to LARGEST_BLOCK, since longer contiguous reads are faster."""
 MAX_SLICES = 64
 LONG_RUN = 16384
-"""A run of memory of this length is read as fast as one that goes on."""
+"""Elements of a contiguous run that is read at full speed."""
 SAMPLES, SAMPLED_EVERY = 5, 128
-"""Elements at the most of which a pivot is the median, and how many there must be for each two of them: they are read
-one by one. Where there are few elements, few digits can be lost."""
+"""A pivot is the median of at most SAMPLES elements, two per SAMPLED_EVERY elements: with few elements, little is lost
+to cancellation."""
 SAMPLES_BYTES = 8 * SAMPLES
 LONG = 32
-"""Runs of memory below this length are not worth a call each: they are stretched, tiled, or laid out as a pattern."""
+"""Contiguous runs shorter than this are repeated, tiled or expanded to a pattern instead of one call each."""
 PATTERN, LARGEST_PATTERN, ROW = 256, 32768, 256
-"""Least and greatest length of a pattern of channels: a chunk has few of them, and they stay in cache. From ROW on the
-elements of one channel are worth going through by themselves."""
+"""Least and greatest length of a pattern of channels, which stays in cache. From ROW elements per channel on, channels
+are processed one by one."""
 DIVISOR = 0
-"""Place of the reciprocal of the divisor among the parameters; those of the loop follow."""
+"""Index of the reciprocal of the divisor in the parameters, followed by those of the loop."""
 POINTERS = 8 * OPERANDS
 
 BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
@@ -69,7 +69,7 @@ DIMS = offset(JOB, "dims")
 
 
 def plan(kernel_address, job_address):
-    """From the shapes of the inputs to what the tasks need."""
+    """Plan a run from the shapes of the inputs."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not broadcast_shapes(kernel, loop, job, layout):
@@ -102,7 +102,7 @@ def plan(kernel_address, job_address):
         layout.patterned = layout.inner < LONG or (
             layout.inner < ROW and layout.inner * layout.extent[1] <= LARGEST_PATTERN
         )
-        if layout.patterned:  # `begin` lays the channels out as they recur along the elements
+        if layout.patterned:  # `begin` expands the channels to the period of the elements
             layout.pattern *= layout.inner
             layout.pattern *= (PATTERN + layout.pattern - 1) // layout.pattern
 
@@ -116,7 +116,7 @@ def plan(kernel_address, job_address):
         layout.source_type[i] = kernel.element_type[i]
         layout.data[i] = job.data[i]
         if role & CHANNEL:
-            layout.source_type[i] = narrowed_type  # as `begin` leaves it
+            layout.source_type[i] = narrowed_type  # the dtype that `begin` writes
             if role & UNREAD:
                 layout.kind[i] = ABSENT
             elif layout.patterned:
@@ -153,25 +153,25 @@ def plan(kernel_address, job_address):
 
 @njit(**OPTIONS)
 def block_of_map(loop, size):
-    """Elements of a task.
+    """Elements per task.
 
-    What waits for memory is cut into few tasks, the same number for each core: it is done so soon that the start of a
-    task counts, and an odd one, for which the other cores wait.
+    Memory-bound work is split into few tasks, the same number per core: it is so short that starting a task matters, as
+    does a last task that the other cores wait for.
     """
     if not loop.memory_bound:
         return min(max(BLOCK, (size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
     most = loop.cores * LARGEST_BLOCK
     tasks = loop.cores * max((size + most - 1) // most, 1)
-    return max(BLOCK, ((size + tasks - 1) // tasks + LINE - 1) // LINE * LINE)  # a block begins where a line does
+    return max(BLOCK, ((size + tasks - 1) // tasks + LINE - 1) // LINE * LINE)  # a multiple of a cache line
 
 
 @njit(**OPTIONS)
 def plan_map(kernel, loop, layout):
-    """Which core serves, and whether operands are read, and results written, where they lie.
+    """Select the core, and whether operands are read and results written in place.
 
-    Where operands and results are twice as large as the last cache, next to nothing of them is still there at the end.
-    So the results of a core that waits for memory go past it, which saves that memory is read before it is written to.
-    That takes short chunks, for which it costs too much to look up where a broadcast operand goes on.
+    If operands and results are twice as large as the last-level cache, results of a memory-bound core are written with
+    non-temporal stores, which saves reading memory before writing. That needs short chunks, for which computing the
+    offset of a broadcast operand costs too much.
     """
     layout.uniform = loop.core_uniform != 0
     for i in range(kernel.inputs):
@@ -199,18 +199,18 @@ def plan_map(kernel, loop, layout):
 
 @njit(**OPTIONS)
 def kept_axis(loop, job, layout, axis):
-    """Whether an axis of the index space is one of the sums, not one that is summed over."""
+    """Whether sums keep an axis of the index space."""
     if loop.kept == LIKE_INPUT:
         own = axis - (layout.axes - job.rank[loop.like])
         return own >= 0 and (job.dims[loop.like, own] != 1 or layout.extent[axis] == 1)
-    if loop.kept == CHANNELS:  # where runs along the other axes are short, they are added up at the end
+    if loop.kept == CHANNELS:  # short runs along the other axes are summed at the end
         return axis == 1 or (axis > 1 and 0 < layout.inner < LONG)
     return False
 
 
 @njit(**OPTIONS)
 def shape_outputs(kernel, loop, job, layout):
-    """The shapes of the outputs, and whether they are sums."""
+    """Set the shapes of the outputs; returns whether they are sums."""
     layout.summed = loop.sums
     rank = layout.axes
     for k in range(kernel.outputs):
@@ -236,7 +236,7 @@ def shape_outputs(kernel, loop, job, layout):
 
 @njit(**OPTIONS)
 def order_axes(loop, job, layout, order):
-    """The index space as rows and columns: the axes that are summed over come last unless the innermost is kept."""
+    """Order axes into rows and columns: summed axes last, unless the innermost axis is kept."""
     last = layout.axes - 1
     while last > 0 and layout.extent[last] == 1:
         last -= 1
@@ -256,7 +256,7 @@ def order_axes(loop, job, layout, order):
 
 @njit(**OPTIONS)
 def plan_sums(loop, job, layout):
-    """Cut the sums into tasks, and find room for what several tasks add to."""
+    """Split the sums into tasks, with scratch memory for sums that several tasks share."""
     layout.folded = layout.inner if loop.kept == CHANNELS and layout.summed_rows else 1
     if layout.summed_rows:
         layout.places = layout.columns // layout.folded
@@ -268,7 +268,7 @@ def plan_sums(loop, job, layout):
             layout.slice = max(least, (layout.rows + MAX_SLICES - 1) // MAX_SLICES)
             layout.slices = (layout.rows + layout.slice - 1) // layout.slice
     elif loop.kept == CHANNELS and layout.columns > CHUNK and layout.inner < LONG_RUN:
-        # Rows take turns in memory with short runs: a task reads a stretch of it, in which all its rows have a slice.
+        # Rows of short runs are interleaved in memory: a task reads a block of it with a slice of each of its rows.
         layout.places = layout.rows
         samples = layout.columns // layout.inner
         least, most = (CHUNK + layout.inner - 1) // layout.inner, (samples + MAX_SLICES - 1) // MAX_SLICES
@@ -284,14 +284,14 @@ def plan_sums(loop, job, layout):
         if layout.blocks < MAX_SLICES and layout.rows_of_task == 1:
             layout.slice = max(BLOCK, (layout.columns + MAX_SLICES - 1) // MAX_SLICES)
             layout.slices = (layout.columns + layout.slice - 1) // layout.slice
-    layout.slices = max(layout.slices, 1)  # a sum of nothing is still to be stored
+    layout.slices = max(layout.slices, 1)  # an empty sum is stored as well
     job.tasks = layout.blocks * layout.slices
-    # The per-channel operands in float64 and as the core reads them, the pivot too; then two numbers for each sum.
+    # Per-channel operands and pivot, in float64 and as the core reads them; then two parts of each sum.
     kept = layout.extent[1] if loop.kept == CHANNELS else 1
     held = 16 * (layout.channel_inputs * layout.channels + (kept if loop.pivot >= 0 else 0))
     layout.totals = 0
     if layout.slices > 1 or loop.finish != 0 or loop.divided or loop.terms > 1:
-        layout.totals = 1  # `begin` knows the address
+        layout.totals = 1  # replaced by the address in `begin`
         held += 16 * layout.slices * loop.terms * layout.places
         if loop.finish != 0:
             held += 8 * MAX_OUTPUTS * layout.places
@@ -299,7 +299,7 @@ def plan_sums(loop, job, layout):
 
 
 def begin(kernel_address, job_address):
-    """Per-channel inputs in the scratch memory: worked over by the op in float64, then in the computing dtype."""
+    """Write per-channel inputs to the scratch memory: prepared in float64, then converted to the computing dtype."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     free_at = job.scratch
@@ -318,7 +318,7 @@ def begin(kernel_address, job_address):
                     call(kernel.read, (job.data[i], kernel.element_type[i], 1, channels, free_at))
                 else:
                     for c in range(channels):
-                        f8_at(free_at)[c] = kernel.missing[i]
+                        f8_at(free_at)[c] = kernel.default[i]
                 free_at += 8 * channels
                 place += 1
         if loop.prepare != 0:
@@ -331,7 +331,7 @@ def begin(kernel_address, job_address):
             if loop.role[i] & CHANNEL:
                 layout.data[i] = free_at
                 if layout.patterned:
-                    recur(pointers[place], free_at, channels, layout, loop.compute_type)
+                    repeat_channels(pointers[place], free_at, channels, layout, loop.compute_type)
                     free_at += 8 * (layout.pattern + LONG)
                 else:
                     narrow(pointers[place], free_at, channels, loop.sum_type if layout.summed else loop.compute_type)
@@ -351,7 +351,7 @@ def begin(kernel_address, job_address):
 
 @njit(**OPTIONS)
 def narrow(source, target, count, element_type):
-    """float64 numbers into a computing dtype."""
+    """Convert float64 elements to a computing dtype."""
     wide = f8_at(source)
     if element_type == DOUBLE:
         for i in range(count):
@@ -362,10 +362,10 @@ def narrow(source, target, count, element_type):
 
 
 @njit(**OPTIONS)
-def recur(source, target, channels, layout, element_type):
-    """float64 numbers, one per channel, into a computing dtype, in the pattern in which they recur along the elements.
+def repeat_channels(source, target, channels, layout, element_type):
+    """Convert float64 per-channel elements to a computing dtype, repeated to the period of the elements.
 
-    There is room for LONG numbers behind the pattern.
+    LONG elements after the pattern may be overwritten.
     """
     size, inner, period = item_size(channel_type(element_type)), layout.inner, channels * layout.inner
     if inner == 1:
@@ -373,7 +373,7 @@ def recur(source, target, channels, layout, element_type):
     else:
         for c in range(channels):
             value = f8_at(source)[c]
-            for k in range(0, inner, LONG):  # what is too much belongs to the next channels, which come after
+            for k in range(0, inner, LONG):  # the excess is overwritten by the next channel
                 if size == 8:
                     repeat(value, LONG, target + 8 * (c * inner + k))
                 else:
@@ -387,10 +387,10 @@ def recur(source, target, channels, layout, element_type):
 
 @njit(**OPTIONS)
 def find_pivots(kernel, loop, job, layout, target, kept):
-    """For each kept place the median of a few elements that lie far from each other.
+    """For each kept index the median of a few distant elements.
 
-    It is 0 where the median is no further from 0 than the elements on either side of it are from each other, so that a
-    sum of differences is the sum itself, and where the median is not finite.
+    It is 0 where that median is closer to 0 than its neighbours are to each other, so that a sum of differences is the
+    sum itself, and where it is not finite.
     """
     source, element_type = job.data[loop.pivot], kernel.element_type[loop.pivot]
     count = layout.size // max(kept, 1)
@@ -399,7 +399,7 @@ def find_pivots(kernel, loop, job, layout, target, kept):
     samples, pivots = f8_at(samples_address), f8_at(target)
     taken = min(count, 1 + 2 * (count // SAMPLED_EVERY), SAMPLES)
     places_address = stack(SAMPLES_BYTES)
-    places = i8_at(places_address)  # of the samples of the first kept place
+    places = i8_at(places_address)  # offsets of the samples of the first kept index
     for k in range(taken):
         index = count * k // taken
         places[k] = index // inner * kept * inner + index % inner

@@ -1,4 +1,4 @@
-"""Terms that are added up: each sum is kept as two float64 numbers, the second of which is what rounding took."""
+"""Sums of terms by pairwise two-sum (Knuth): a sum is a pair of float64, the second one its rounding error."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
 PART_AT = TERMS_AT + 8 * CHUNK * MAX_TERMS
 SUM_BYTES = PART_AT + 8 * CHUNK * MAX_TERMS
 LEAST_TOTAL = 128
-"""Rows below this length are evaluated several at a time."""
+"""Rows shorter than this are evaluated several at a time."""
 LONGEST = 16 * CHUNK
-"""So many elements are added up at a time where the order does not matter, before what rounding takes is kept."""
+"""Elements summed by `totals` at a time, before the rounding error is tracked."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
 OPERANDS_BYTES = 8 * OPERANDS
 
 
 @njit(**OPTIONS)
 def add_up(values, unit, count, lost):
-    """Add up `count` runs of `unit` numbers by halves, in place of the first run; `lost` gets what rounding took."""
+    """Pairwise sum of `count` runs of `unit` elements, into the first run; `lost` receives the rounding errors."""
     for i in range(unit * count):
         lost[i] = 0.0
     while count > 1:
@@ -47,7 +47,7 @@ def add_up(values, unit, count, lost):
 
 @njit(**OPTIONS)
 def add_up_rounded(values, unit, count):
-    """As `add_up`, but what rounding takes is lost."""
+    """`add_up` without rounding errors."""
     while count > 1:
         half = count // 2
         upper = (count - half) * unit
@@ -58,7 +58,7 @@ def add_up_rounded(values, unit, count):
 
 @njit(**OPTIONS)
 def accumulate(high, low, values, lost, count):
-    """Add numbers in two parts to others."""
+    """Add sums in two parts to others."""
     for i in range(count):
         a, b = high[i], values[i]
         total = a + b
@@ -69,7 +69,7 @@ def accumulate(high, low, values, lost, count):
 
 @njit(**OPTIONS)
 def join(high, low, count):
-    """The two parts as one number, in place of the first; where there is infinity, the second part is NaN."""
+    """Round the two parts to one, into `high`; where it is infinite, the low part is NaN and ignored."""
     for i in range(count):
         total = high[i] + low[i]
         high[i] = total if low[i] == low[i] else high[i]
@@ -82,7 +82,7 @@ def evaluate_terms(kernel, loop, layout, start, count, core, state, out):
 
 @njit(**OPTIONS)
 def sum_task(kernel, loop, job, layout, number, state):
-    """The sums of one block of places, over one slice of what is summed."""
+    """The sums of a block of results over one slice."""
     start_task(layout, item_size(loop.sum_type), state, BUFFER)
     piece, block = number // layout.blocks, number % layout.blocks
     columns, lost = layout.columns, f8_at(state + LOST_AT)
@@ -90,7 +90,7 @@ def sum_task(kernel, loop, job, layout, number, state):
         first = block * layout.block
         count = min(layout.block, columns - first)
         begin_row, stop = piece * layout.slice, min((piece + 1) * layout.slice, layout.rows)
-        # What is added up in any order, over few enough rows, has no second part.
+        # Few enough rows added by `totals` have no low part.
         in_parts = loop.sum_totals == 0 or stop - begin_row > LONGEST or begin_row >= stop
         if in_parts:
             clear(loop, state, count)
@@ -132,13 +132,13 @@ def sum_task(kernel, loop, job, layout, number, state):
 
 @njit(**OPTIONS)
 def rows_of_chunk(columns):
-    """Whole rows that make one chunk, or the one of which a chunk is a part."""
+    """Number of rows per chunk, at least 1."""
     return CHUNK // columns if 0 < columns <= CHUNK else 1
 
 
 @njit(**OPTIONS)
 def add_rows(kernel, loop, layout, row, stop, first, count, state):
-    """Add rows to the places that lie side by side in them: one chunk, or as many rows as are added up in any order."""
+    """Add rows elementwise to adjacent results: one chunk at a time, or LONGEST elements where order is free."""
     lost = f8_at(state + LOST_AT)
     if loop.sum_totals != 0:
         add_rows_rounded(kernel, loop, layout, row, stop, first, count, state, state + PART_AT)
@@ -156,8 +156,8 @@ def add_rows(kernel, loop, layout, row, stop, first, count, state):
 
 @njit(**OPTIONS)
 def add_rows_rounded(kernel, loop, layout, row, stop, first, count, state, out):
-    """Sums over rows, at least one, to `out`; what rounding takes is lost."""
-    terms = out  # of the first chunk, which need not be added to others
+    """Elementwise sum of at least one row, to `out`, without rounding errors."""
+    terms = out  # the first chunk is stored
     while row < stop:
         rows = min(rows_of_chunk(layout.columns), stop - row)
         start, elements = row * layout.columns + first, rows * count
@@ -198,7 +198,7 @@ def clear(loop, state, count):
 
 @njit(**OPTIONS)
 def add_row(state, term, place, start, count, lost):
-    """Add a row of terms to one place."""
+    """Add a row of terms to one result."""
     if count == 0:
         return
     row = f8_at(state + TERMS_AT + 8 * (CHUNK * term + start))
@@ -209,7 +209,7 @@ def add_row(state, term, place, start, count, lost):
 
 @njit(**OPTIONS)
 def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
-    """Add columns of one row to one place, a chunk at a time."""
+    """Add columns of one row to one result, a chunk at a time."""
     while column < end:
         count = min(CHUNK, end - column)
         start = row * layout.columns + column
@@ -225,10 +225,10 @@ def add_long_row(kernel, loop, layout, row, place, column, end, state, lost):
 
 @njit(**OPTIONS)
 def add_rows_in_place(kernel, loop, layout, row, rows, column, end, state, lost):
-    """Add columns of rows to a place for each, as far at a time as operands can be read where they lie.
+    """Add columns of rows to one result each, for as long as operands can be read in place.
 
-    Memory is read from front to back: after a run of one row comes that of the next one. All rows lie along one axis,
-    so that each operand is as far from one to the next.
+    Memory is read sequentially: a run of one row is followed by that of the next one. All rows lie along one axis, so
+    operands have a constant distance between rows.
     """
     steps_address = stack(OPERANDS_BYTES)
     pointers, steps = i8_at(state), i8_at(steps_address)
@@ -257,7 +257,7 @@ def add_rows_in_place(kernel, loop, layout, row, rows, column, end, state, lost)
 
 @njit(**OPTIONS)
 def add_terms(loop, place, state, lost):
-    """Add one of each term to one place."""
+    """Add one element of each term to one result."""
     for k in range(loop.terms):
         lost[0] = 0.0
         high, low = state + HIGH_AT + 8 * (CHUNK * k + place), state + LOW_AT + 8 * (CHUNK * k + place)
@@ -266,7 +266,7 @@ def add_terms(loop, place, state, lost):
 
 @njit(**OPTIONS)
 def are_in_place(kernel, loop, layout):
-    """Whether operands can be read where they lie, in long runs; of one number per channel `totals` reads the first."""
+    """Whether operands can be read in place, in long runs; of per-channel operands `totals` reads the first element."""
     for i in range(layout.operands):
         per_place = i >= kernel.inputs or loop.role[i] & CHANNEL
         unread = i < kernel.inputs and loop.role[i] & (UNREAD | COUNT)
@@ -284,7 +284,7 @@ def are_in_place(kernel, loop, layout):
 
 @njit(**OPTIONS)
 def deliver(kernel, loop, job, layout, piece, first, count, state):
-    """The sums of places [first, first + count), to the output or to where `finish` looks."""
+    """Write the sums of results [first, first + count) to the output, or to the memory that `finish` reads."""
     if layout.totals == 0:
         join(high_at(state, 0), low_at(state, 0), count)
         target = job.output[0] + first * item_size(kernel.output_type[0])
@@ -299,13 +299,13 @@ def deliver(kernel, loop, job, layout, piece, first, count, state):
 
 @njit(**OPTIONS)
 def totals_at(loop, layout, piece, term):
-    """The two parts of the sums of one term over one slice."""
+    """The two parts of the sums of a term over a slice."""
     high = layout.totals + 8 * (piece * loop.terms + term) * layout.places
     return f8_at(high), f8_at(high + 8 * layout.slices * loop.terms * layout.places)
 
 
 def finish(kernel_address, job_address):
-    """From the sums of slices, always added up in the same order, to the outputs."""
+    """Compute the outputs from the sums of slices, added in a fixed order."""
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not layout.summed or layout.totals == 0:
@@ -345,7 +345,7 @@ def finish(kernel_address, job_address):
 
 @njit(**OPTIONS)
 def fold(high, low, folded, kept):
-    """Add up each `folded` sums that follow each other."""
+    """Sum each group of `folded` adjacent sums."""
     for i in range(kept):
         total, lost = high[i * folded], low[i * folded]
         for j in range(1, folded):
@@ -359,7 +359,7 @@ def fold(high, low, folded, kept):
 
 @njit(**OPTIONS)
 def fold_rounded(high, low, folded, kept):
-    """As `fold`, but of sums in one part, and what rounding takes is lost."""
+    """`fold` for sums without a low part."""
     for i in range(kept):
         total = 0.0
         for j in range(folded):

@@ -1,4 +1,4 @@
-"""A `Loop` that an op declares, compiled."""
+"""Compiles a `Loop`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FINISH = types.void(*[types.CPointer(F8)] * 3, types.int64, types.int64, F8)
 
 
 def task_of_terms(job_address, number):
-    """One block of the index space, for a loop without sums."""
+    """A block of elements, for a loop without sums."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     run_map(kernel, loop_at(kernel.loop), job, layout_at(job.layout), number)
 
 
 def task_of_sums(job_address, number):
-    """One block of the sums over the index space, or of the space itself where nothing is to be summed."""
+    """A block of sums, or of elements where there is nothing to sum."""
     job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
@@ -72,7 +72,7 @@ def aligned(memory):
 
 
 def functions(loop: Loop) -> dict[str, int]:
-    """The native functions of a kernel, fields of `KERNEL`."""
+    """Addresses of the native functions of a kernel, by field of `KERNEL`."""
     found = {"plan": compile_native(plan, PLAN)}
     if loop.sums:
         found |= {"task": compile_native(task_of_sums, TASK), "finish": compile_native(finish, ALONE)}
@@ -85,7 +85,7 @@ def functions(loop: Loop) -> dict[str, int]:
 
 
 def record(loop: Loop, outputs: int) -> np.ndarray:
-    """The `LOOP` record of an op with so many outputs."""
+    """The `LOOP` record of an op with `outputs` outputs."""
     made = np.zeros(1, LOOP)
     inputs = list(loop.space.roles)
     fields: dict[str, Any] = {
@@ -133,21 +133,21 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
 
 @functools.cache
 def cache_bytes() -> int:
-    """The size of the last cache before memory, a common one where the system does not tell."""
+    """Size of the last-level cache; a common one if the system does not report it."""
     sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _core(dtype: int, out: types.Type) -> types.Type:
-    """Signature of a core for a computing dtype: (operands, out, count, parameters)."""
+    """Signature of a core: (operands, out, count, parameters)."""
     parameters = NUMBERS[DOUBLE if dtype == DOUBLE else FLOAT]
     return types.void(types.CPointer(NUMBERS[dtype]), out, types.int64, parameters)
 
 
-def _padded(values: list[Any]) -> list[Any]:
+def _padded(values: list[float]) -> list[float]:
     return values + [0] * (MAX_INPUTS - len(values))
