@@ -163,8 +163,13 @@ def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
         if all(line.startswith("    ") for line in text.splitlines()):
             current.append(fenced("text", textwrap.dedent(text)))
         else:
-            current.append(prose(text[:1].upper() + text[1:] if title else text))
+            current.append(prose(sentence(text) if title else text))
     return prose(summary), definition, sections
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter at its start, unless it starts with a name such as grad_output."""
+    return text if "_" in text.split()[0] else text[:1].upper() + text[1:]
 
 
 def headline(op: Op) -> str:

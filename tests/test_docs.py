@@ -243,7 +243,7 @@ def test_page_signature_is_a_node(op: Op) -> None:
     (text,) = [block for block in _blocks(_page(op), "text") if f" = {onnx_ops.DOMAIN}.{op.name} " in block]
     for name, value in op.required_attributes.items():
         assert not re.search(rf"\b{name}: \w+ =", text)
-        text = re.sub(rf"\b{name}: \w+", f"\\g<0> = {value}", text)
+        text = re.sub(rf"\b{name}: \w+", f"\\g<0> = {list(value) if isinstance(value, tuple) else value}", text)
     node = onnx.parser.parse_node(text)
     assert tuple(node.input) == op.input_names
     assert {attribute.name for attribute in node.attribute} == set(op.schema.attributes)

@@ -41,18 +41,18 @@ unchanged. The mask is a function of the seed.
     scale  = 1 / (1 - p), rounded to float; 0 for p = 1
 
 The word of element i is word i mod 4 of Philox4x32-10 (Salmon et al. 2011) for the counter (i/4, offset), of 64 bits
-each with the low half first, and the key `seed`. So the mask is the same on every machine, for any dtype and any number
-of threads.
+each with the low half first, and the key `seed`. So the mask is the same on every machine, for any dtype and for any
+number of threads.
 
 Shapes: `input`, `output` and `mask` of one shape, rank 0 to 8; `seed` a scalar.
 
 Dtypes: `input` float16, bfloat16, float or double, `output` the same; `seed` int64 or int32, with the same mask for
 equal values; `mask` bool.
 
-Edge rules: p = 0 gives the input, p = 1 zeros. Elements set to 0 are +0, also where `input` is NaN or infinite. `p` is
-a float32, rounded to a multiple of 2^-32. Several dropouts with one seed use different values of `offset`, of which
-there are 2^63. Masks of different shapes have equal beginnings. A `p` outside [0, 1] or a negative `offset` is an
-error. To drop whole channels, multiply by the dropout of a tensor of ones with one element per channel.
+Edge rules: `p` 0 keeps all elements, `p` 1 none. Elements set to 0 are +0, also where `input` is NaN or infinite. The
+probability is the float32 `p`, rounded to a multiple of 2^-32. Several dropouts with one seed use different values of
+`offset`, of which there are 2^63. Masks of different shapes have equal beginnings. A `p` outside [0, 1] or a negative
+`offset` is an error. To drop whole channels, multiply by the dropout of a tensor of ones with one element per channel.
 
 Without a kernel: the results are the same for inputs of less than 2^34 elements.
 """,
