@@ -126,7 +126,7 @@ def page(op: Op) -> str:
         "## Signature",
         fenced("text", signature(op)),
         *(
-            ['To leave out an optional input or output, write `""` in its place; at the end of the list write nothing.']
+            ['To omit an optional input or output, write `""` in its place, or nothing at the end of the list.']
             if optional
             else []
         ),
@@ -283,7 +283,7 @@ def function_body(op: Op) -> list[str]:
     body = example_body(op)
     text = "\n".join(wrapped(line) for line in text_of(body).splitlines())
     kinds = {value.name: kind_of_type(value) for value in example_model(op).graph.input}
-    kinds.update((name, Kind.SETTLED) for name in body.input if name not in kinds)
+    kinds.update((name, Kind.CONSTANT) for name in body.input if name not in kinds)
     picture = Picture(body.node, {name: kinds[name] for name in body.input}, list(body.output))
     return [
         "## Function body",
@@ -306,7 +306,7 @@ def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
 class Kind(enum.IntEnum):
     """What a value depends on. Of several kinds the last one in this list counts."""
 
-    SETTLED = 0  # constants and attributes
+    CONSTANT = 0  # constants and attributes
     SHAPE = 1  # shapes of inputs
     WHOLE = 2  # whole numbers in inputs
     REAL = 3  # floating-point numbers in inputs
@@ -324,9 +324,9 @@ def kind_of_type(value: onnx.ValueInfoProto) -> Kind:
 class Picture:
     """A flowchart of the way from floating-point inputs to the outputs.
 
-    A box is a statement of the body. Values are followed through operators that only cast or lay out anew; an operator
-    that works on one tensor for one other operator shares the box of that one. What shapes, attributes and whole
-    numbers settle has no box: its names stand in the boxes that use it, and below the picture.
+    A box is a statement of the body. Operators that only cast or reshape are skipped; an operator with one operand and
+    one user is merged into the box of its user. Values that depend only on shapes, attributes and integers have no box:
+    their names are in the boxes that use them, and below the picture.
 
     Args:
         nodes: in the order they run.
@@ -370,7 +370,7 @@ class Picture:
 
     def _kind(self, node: onnx.NodeProto) -> Kind:
         kinds = [self.kinds[name] for name in used_names(node)]
-        highest = max(kinds, default=Kind.SETTLED)
+        highest = max(kinds, default=Kind.CONSTANT)
         if node.op_type in ("Shape", "Size"):
             return min(highest, Kind.SHAPE)
         if node.op_type == "CastLike":
@@ -467,10 +467,10 @@ class Picture:
         names = sorted(name for name in written if constant(self.makers[name]) is None)
         if not names:
             return []
-        settled_by = "shapes and attributes"
+        sources_of_all = "shapes and attributes"
         if inputs := self._whole_inputs(names):
-            settled_by = f"shapes, attributes and {listed(inputs)}"
-        return [filled(f"Not drawn, as {settled_by} alone settle them: {listed(names)}.")]
+            sources_of_all = f"shapes, attributes and {listed(inputs)}"
+        return [filled(f"Not drawn, as they depend only on {sources_of_all}: {listed(names)}.")]
 
     def _whole_inputs(self, names: Sequence[str]) -> list[str]:
         """The inputs that the values depend on by what they hold."""

@@ -15,7 +15,7 @@ from llvmlite import binding
 from native import natively
 
 from onnx_ops.loops.primitives import LANES, array_at, bfloats_at, floats_at, fma, halves_at
-from onnx_ops.loops.tables import log_parts, near_softplus, softplus_parts
+from onnx_ops.loops.tables import log_parts, softplus_approx, softplus_parts
 from onnx_ops.loops.vectors import (
     QUAD,
     Table,
@@ -177,7 +177,7 @@ def softplus(a: int, count: int, out: int) -> None:
         high, low = softplus_parts(load(x, i))
         store(high, results, i)
         store(low, results, count + i)
-        store(near_softplus(load(x, i)), results, 2 * count + i)
+        store(softplus_approx(load(x, i)), results, 2 * count + i)
 
 
 def test_softplus_by_table() -> None:

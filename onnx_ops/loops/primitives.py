@@ -55,18 +55,18 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return dtype(1), root, root
 
 
-def near_exp_parts(x: Any) -> tuple[Any, Any]:
+def exp_excess_parts(x: Any) -> tuple[Any, Any]:
     """(excess, power) with exp(x) = power * (1 + excess), power a power of 2; float32 x in [-87, 87]."""
     power = np.exp2(np.rint(x / np.log(np.float32(2))))
     return np.float32(np.exp(np.float64(x)) / np.float64(power) - 1), power
 
 
-def near_exp(x: Any) -> Any:
+def exp_approx(x: Any) -> Any:
     """exp(x) in float32 for float32 x in [-87, 87], relative error <= 3e-6: enough for 16-bit results."""
     return np.exp(x)
 
 
-def short_exp(x: Any) -> Any:
+def exp_of_float32(x: Any) -> Any:
     """exp(x) in float64 for float32 x, relative error <= 2e-10: enough for float32 results.
 
     inf for x > 709, 0 for x < -745; in [-745, -708] the result is at least exp(-708).
@@ -75,7 +75,7 @@ def short_exp(x: Any) -> Any:
     return np.inf if x > 709 else 0.0 if x < -745 else value
 
 
-def normal_exp(x: Any) -> Any:
+def exp_in_range(x: Any) -> Any:
     """exp(x) in float64 for float64 x in [-708, 709], relative error <= 2e-10; unspecified for other x."""
     return np.exp(x)
 
@@ -92,31 +92,31 @@ def log(x: Any) -> Any:
         return np.log(np.float64(x))
 
 
-def short_log(x: Any) -> Any:
+def log_float32(x: Any) -> Any:
     """Natural logarithm of a float32 in float32, for 16-bit results; -inf for 0, NaN for x < 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(x)
 
 
-def normal_log(x: Any) -> Any:
-    """`short_log` for float32 x in [2**-126, inf); unspecified for other x."""
-    return short_log(x)
+def log_float32_normal(x: Any) -> Any:
+    """`log_float32` for float32 x in [2**-126, inf); unspecified for other x."""
+    return log_float32(x)
 
 
-def near_log(x: Any) -> Any:
+def log_approx(x: Any) -> Any:
     """Natural logarithm in float32 for float32 x in [2**-126, inf), for 16-bit results; unspecified for other x.
 
-    abs(near_log(x) - log(x)) <= max(3e-6, 0.5 ulp).
+    abs(log_approx(x) - log(x)) <= max(3e-6, 0.5 ulp).
     """
-    return short_log(x)
+    return log_float32(x)
 
 
-def near_log1p(x: Any) -> Any:
+def log1p_approx(x: Any) -> Any:
     """log1p(x) in float32 for float32 x in [0, 1], abs error <= 4e-7: enough for 16-bit results."""
     return np.log1p(x)
 
 
-def softplus_of_falling(x: Any) -> Any:
+def softplus_of_nonpositive(x: Any) -> Any:
     """log1p(exp(x)) in float64 for x <= 0 or NaN; relative error <= 4e-10 for float32 x."""
     return np.log1p(np.exp(np.float64(x)))
 
@@ -160,7 +160,7 @@ def of_channels(operand: Any) -> Any:
     return operand
 
 
-def falling_exp_parts(x: Any) -> tuple[Any, Any, Any]:
+def exp_parts_of_nonpositive(x: Any) -> tuple[Any, Any, Any]:
     """`exp_parts` for x <= 0 or NaN."""
     return exp_parts(x)
 
@@ -180,7 +180,7 @@ def choose(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
-def size_up_to(x: Any, most: Any) -> Any:
+def abs_up_to(x: Any, most: Any) -> Any:
     """min(abs(x), most) of a float32; most where x is NaN."""
     return abs(x) if abs(x) < most else most
 

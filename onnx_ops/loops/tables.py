@@ -81,7 +81,7 @@ FINE_LOW = tuple(map(Table, COEFFICIENTS[-2:] - COEFFICIENTS[-2:].astype(f4)))
 
 
 @inlined
-def near_softplus(size: Any) -> Any:
+def softplus_approx(size: Any) -> Any:
     """log1p(exp(-size)) for float32 size >= 0, abs error <= 3e-5; constant 2e-7 for size > 15.5."""
     index, u = nearest(size, COARSE, COARSE_LAST)
     return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]

@@ -31,7 +31,7 @@ ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
 @njit(**OPTIONS)
-def _falling4(x):
+def _exp_parts4_of_nonpositive(x):
     low = x < f4(-174)
     y = f4(-174) if low else x
     shifted = y * f4(LOG2E) + ROUND4
@@ -51,7 +51,7 @@ def _falling4(x):
 @njit(**OPTIONS)
 def _exp_parts4(x):
     high = x > f4(176)
-    value, first, second = _falling4(f4(176) if high else x)
+    value, first, second = _exp_parts4_of_nonpositive(f4(176) if high else x)
     return value, first, f4(np.inf) if high else second
 
 
@@ -87,15 +87,15 @@ def _exp_parts8(x):
     return value, _power8(half), second
 
 
-@overload(primitives.falling_exp_parts, jit_options=OPTIONS)
-def _falling_exp_parts(x):
+@overload(primitives.exp_parts_of_nonpositive, jit_options=OPTIONS)
+def _exp_parts_of_nonpositive(x):
     if x == types.float32:
-        return lambda x: _falling4(x)
+        return lambda x: _exp_parts4_of_nonpositive(x)
     return lambda x: _exp_parts8(x)
 
 
 @njit(**OPTIONS)
-def _near_exp_parts(x):
+def _exp_excess_parts(x):
     shifted = x * f4(LOG2E) + ROUND4
     n = shifted - ROUND4
     r = fused(-n, LN2_LOW4, fused(-n, LN2_HIGH4, x))
@@ -104,9 +104,9 @@ def _near_exp_parts(x):
     return q * (r * r) + r, bitcast(i4(power << i4(23)), f4(0))
 
 
-@overload(primitives.near_exp_parts, jit_options=OPTIONS)
-def _near_exp_parts_of_float(x):
-    return (lambda x: _near_exp_parts(x)) if x == types.float32 else None
+@overload(primitives.exp_excess_parts, jit_options=OPTIONS)
+def _exp_excess_parts_of_float(x):
+    return (lambda x: _exp_excess_parts(x)) if x == types.float32 else None
 
 
 # exp(r) for abs(r) <= log(2)/2, relative error <= 2.6e-6.
@@ -116,7 +116,7 @@ E4 = tuple(
 
 
 @njit(**OPTIONS)
-def _near_exp(x):
+def _exp_approx(x):
     shifted = x * f4(LOG2E) + ROUND4
     r = x - (shifted - ROUND4) * f4(LN2)  # error: 87 roundings of log(2), 2e-7
     p = (((E4[0] * r + E4[1]) * r + E4[2]) * r + E4[3]) * r + E4[4]
@@ -124,9 +124,9 @@ def _near_exp(x):
     return bitcast(i4(bitcast(p, i4(0)) + i4(bitcast(shifted, i4(0)) << i4(23))), f4(0))
 
 
-@overload(primitives.near_exp, jit_options=OPTIONS)
-def _near_exp_of_float(x):
-    return (lambda x: _near_exp(x)) if x == types.float32 else None
+@overload(primitives.exp_approx, jit_options=OPTIONS)
+def _exp_approx_of_float(x):
+    return (lambda x: _exp_approx(x)) if x == types.float32 else None
 
 
 @overload(primitives.exp_parts, jit_options=OPTIONS)
@@ -144,7 +144,7 @@ Q6 = (
 
 
 @njit(**OPTIONS)
-def _normal_exp(y):
+def _exp_in_range(y):
     """exp(y) of a float64 in [-708, 709], or NaN."""
     shifted = y * LOG2E + ROUND8
     r = y - (shifted - ROUND8) * LN2
@@ -154,15 +154,15 @@ def _normal_exp(y):
     return bitcast(bitcast((q * s + r) + 1.0, i8(0)) + (bitcast(shifted, i8(0)) << i8(52)), f8(0))
 
 
-@overload(primitives.normal_exp, jit_options=OPTIONS)
-def _normal_exp_of_double(x):
-    return (lambda x: _normal_exp(x)) if x == types.float64 else None
+@overload(primitives.exp_in_range, jit_options=OPTIONS)
+def _exp_in_range_of_double(x):
+    return (lambda x: _exp_in_range(x)) if x == types.float64 else None
 
 
 @njit(**OPTIONS)
-def _falling_exp(x):
+def _exp_of_nonpositive(x):
     y = f8(x)
-    return _normal_exp(-708.0 if y < -708.0 else y)
+    return _exp_in_range(-708.0 if y < -708.0 else y)
 
 
 # exp(r) = 1 + r + r*r*q(r), relative error <= 3e-9.
@@ -188,15 +188,15 @@ def _one_plus_exp_of_double(x):
 
 
 @njit(**OPTIONS)
-def _short_exp(x):
-    value = _normal_exp(max(min(f8(x), 709.0), -708.0))
+def _exp_of_float32(x):
+    value = _exp_in_range(max(min(f8(x), 709.0), -708.0))
     value = 0.0 if x < f4(-745) else value
     return np.inf if x > f4(709) else value
 
 
-@overload(primitives.short_exp, jit_options=OPTIONS)
-def _short_exp_of_float(x):
-    return (lambda x: _short_exp(x)) if x == types.float32 else None
+@overload(primitives.exp_of_float32, jit_options=OPTIONS)
+def _exp_of_float32_of_float(x):
+    return (lambda x: _exp_of_float32(x)) if x == types.float32 else None
 
 
 # --- logarithms --------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _with_limits(logarithm, x):
 
 
 @njit(**OPTIONS)
-def _normal_log8(x):
+def _log8_in_range(x):
     """log(x) for x in [2**-1022, inf), error <= 6 ulp."""
     mantissa, exponent = _mantissa_and_exponent(x)
     s = (mantissa - 1.0) / (mantissa + 1.0)
@@ -260,7 +260,7 @@ def _normal_log8(x):
 @njit(**OPTIONS)
 def _log4(x):
     """log(x) of a float64 that is not subnormal, error <= 2e-10."""
-    return _with_limits(_normal_log8(x), x)
+    return _with_limits(_log8_in_range(x), x)
 
 
 @njit(**OPTIONS)
@@ -295,7 +295,7 @@ FROM_ROOT_HALF4 = i4(0x3F800000 - 0x3F3504F3)
 
 
 @njit(**OPTIONS)
-def _normal_log(x):
+def _log_float32_normal(x):
     bits = i4(bitcast(x, i4(0)) + FROM_ROOT_HALF4)
     f = bitcast(i4((bits & i4(0x7FFFFF)) + ROOT_HALF4), f4(0)) - f4(1)
     exponent = f4(i4(bits >> i4(23)) - i4(127))
@@ -318,7 +318,7 @@ ONE4 = i4(0x3F800000)
 
 
 @njit(**OPTIONS)
-def _near_log(x):
+def _log_approx(x):
     bits = bitcast(x, i4(0))
     u = bitcast(i4((bits & i4(0x7FFFFF)) | ONE4), f4(0)) - f4(1.5)
     p = (((((G6[0] * u + G6[1]) * u + G6[2]) * u + G6[3]) * u + G6[4]) * u + G6[5]) * u + G6[6]
@@ -326,28 +326,28 @@ def _near_log(x):
     return f4(i4(bits - ONE4)) * f4(LN2 / 8388608) + p
 
 
-@overload(primitives.near_log, jit_options=OPTIONS)
-def _near_log_of_float(x):
-    return (lambda x: _near_log(x)) if x == types.float32 else None
+@overload(primitives.log_approx, jit_options=OPTIONS)
+def _log_approx_of_float(x):
+    return (lambda x: _log_approx(x)) if x == types.float32 else None
 
 
 @njit(**OPTIONS)
-def _short_log(x):
+def _log_float32(x):
     subnormal = x < f4(1.17549435e-38)
-    logarithm = _normal_log(x * f4(16777216) if subnormal else x)
+    logarithm = _log_float32_normal(x * f4(16777216) if subnormal else x)
     logarithm = logarithm - f4(24 * LN2) if subnormal else logarithm
     inside = logarithm if x < f4(np.inf) else x
     return inside if x > 0 else (f4(-np.inf) if x == 0 else f4(np.nan))
 
 
-@overload(primitives.short_log, jit_options=OPTIONS)
-def _short_log_of_float(x):
-    return (lambda x: _short_log(x)) if x == types.float32 else None
+@overload(primitives.log_float32, jit_options=OPTIONS)
+def _log_float32_of_float(x):
+    return (lambda x: _log_float32(x)) if x == types.float32 else None
 
 
-@overload(primitives.normal_log, jit_options=OPTIONS)
-def _normal_log_of_float(x):
-    return (lambda x: _normal_log(x)) if x == types.float32 else None
+@overload(primitives.log_float32_normal, jit_options=OPTIONS)
+def _log_float32_normal_of_float(x):
+    return (lambda x: _log_float32_normal(x)) if x == types.float32 else None
 
 
 @overload(primitives.log, jit_options=OPTIONS)
@@ -379,14 +379,14 @@ P7 = tuple(
 
 
 @njit(**OPTIONS)
-def _near_log1p(x):
+def _log1p_approx(x):
     p = ((((((P7[0] * x + P7[1]) * x + P7[2]) * x + P7[3]) * x + P7[4]) * x + P7[5]) * x + P7[6]) * x + P7[7]
     return p * x
 
 
-@overload(primitives.near_log1p, jit_options=OPTIONS)
-def _near_log1p_of_float(x):
-    return (lambda x: _near_log1p(x)) if x == types.float32 else None
+@overload(primitives.log1p_approx, jit_options=OPTIONS)
+def _log1p_approx_of_float(x):
+    return (lambda x: _log1p_approx(x)) if x == types.float32 else None
 
 
 @njit(**OPTIONS)
@@ -402,10 +402,10 @@ def _log1p8(x):
     return ((odd * z + even) * z * s + 2.0 * lost * reciprocal) + 2.0 * s
 
 
-@overload(primitives.softplus_of_falling, jit_options=OPTIONS)
-def _softplus_of_falling(x):
+@overload(primitives.softplus_of_nonpositive, jit_options=OPTIONS)
+def _softplus_of_nonpositive(x):
     if x == types.float32:
-        return lambda x: _log1p4(_falling_exp(x))
+        return lambda x: _log1p4(_exp_of_nonpositive(x))
 
     def double(x):
         value, first, second = _exp_parts8(x)

@@ -209,8 +209,8 @@ def _choose(condition, a, b):
     return lambda condition, a, b: _select(condition, a, b)
 
 
-@overload(primitives.size_up_to, jit_options=OPTIONS)
-def _size_up_to(x, most):
+@overload(primitives.abs_up_to, jit_options=OPTIONS)
+def _abs_up_to(x, most):
     # Compare bits as integers: the order of nonnegative floats, with NaN last.
     def least(x, most):
         bits, limit = i4(bitcast(x, i4(0)) & i4(0x7FFFFFFF)), bitcast(most, i4(0))

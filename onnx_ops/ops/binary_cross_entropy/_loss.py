@@ -16,20 +16,20 @@ from onnx_ops.loops.primitives import (
     LANES,
     ONE,
     ZERO,
+    abs_up_to,
     add_any_order,
     choose,
+    exp_approx,
     helper,
     inlined,
     log,
+    log1p_approx,
     multiply_any_order,
-    near_exp,
-    near_log1p,
     one_plus_exp,
-    size_up_to,
-    softplus_of_falling,
+    softplus_of_nonpositive,
     wide,
 )
-from onnx_ops.loops.tables import near_softplus, softplus_parts
+from onnx_ops.loops.tables import softplus_approx, softplus_parts
 from onnx_ops.loops.vectors import (
     QUAD,
     any_negative,
@@ -46,7 +46,7 @@ from onnx_ops.loops.vectors import (
     store,
     total,
 )
-from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, INFINITE, NEAR, SHORT_BLOCK
+from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
 
 FACTORS = 1024
 """Factors 1 + exp(-abs(x)) per logarithm; their product, starting from FIRST, does not overflow in float64."""
@@ -59,13 +59,13 @@ LEAST = 2.0**-10
 LEAST_MEAN = 2.0**-7
 """Least ratio of the loss to the sum of the factors of softplus for a float32 result from `softplus_parts`."""
 LEAST_SHORT = 2.0**-9
-"""Least ratio of the loss to the sum of the factors of softplus for a relative error <= 1e-4 from `near_softplus`."""
+"""Least ratio of the loss to the sum of the factors of softplus for a relative error <= 1e-4 from `softplus_approx`."""
 
 
 @inlined
 def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
     """A term in float64; a softplus with factor 0 contributes 0, infinite and NaN included."""
-    curved = softplus_of_falling(-abs(logit))
+    curved = softplus_of_nonpositive(-abs(logit))
     negative, positive = 1.0 - wide(y), wide(p) * wide(y)
     far, near = choose(logit < 0, positive, negative), choose(logit < 0, negative, positive)
     far_term = choose(far != 0, far * (curved + abs(wide(logit))), 0.0)
@@ -137,7 +137,7 @@ def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any
 def plain_term(logit: Any, y: Any) -> Any:
     """`term` for weights of 1; NaN where the formula has inf - inf."""
     far = choose(logit < 0, wide(y), 1.0 - wide(y))
-    curved = softplus_of_falling(-abs(logit)) + (wide(y) - wide(y))
+    curved = softplus_of_nonpositive(-abs(logit)) + (wide(y) - wide(y))
     return curved + choose(far != 0, far * abs(wide(logit)), 0.0)
 
 
@@ -179,9 +179,9 @@ def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None
 
 
 @inlined
-def near_size(x: Any) -> Any:
-    """min(abs(x), NEAR); NEAR for NaN."""
-    return size_up_to(x, NEAR)
+def clipped_abs(x: Any) -> Any:
+    """min(abs(x), EXP_LIMIT); EXP_LIMIT for NaN."""
+    return abs_up_to(x, EXP_LIMIT)
 
 
 @inlined
@@ -190,32 +190,32 @@ def straight_part(x: Any, y: Any) -> Any:
     return choose(x > 0, x, ZERO) - x * y
 
 
-def short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms for weights of 1 in float32, in float64 for blocks with an extreme logit or infinite target."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
-            result = near_log1p(near_exp(-near_size(x[i]))) + straight_part(x[i], target[i])
+            result = log1p_approx(exp_approx(-clipped_abs(x[i]))) + straight_part(x[i], target[i])
             out[i] = result
-            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(result) < INFINITE)
+            extreme = extreme | (not abs(x[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
             for i in range(start, stop):
                 out[i] = plain_term(x[i], target[i])
 
 
-def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Sum of the terms for weights of 1, in float32 if targets are in [0, 1] and the loss is not small."""
     x, target, loss = operands[0], operands[1], 0.0
-    for start in range(0, count, SHORT_BLOCK):
-        stop = min(start + SHORT_BLOCK, count)
+    for start in range(0, count, SUM_BLOCK):
+        stop = min(start + SUM_BLOCK, count)
         whole = stop - (stop - start) % LANES
         curved, straight, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
         for i in range(start, whole, LANES):
             logit = load(x, i)
             upper = floats(greater(bits(logit), np.int32(0)))  # max(logit, 0): the sign bit makes an int32 negative
             own = upper - logit * load(target, i)  # the product of two 16-bit values is exact
-            curved, straight, signs = curved + near_softplus(abs(logit)), straight + own, signs | bits(own)
+            curved, straight, signs = curved + softplus_approx(abs(logit)), straight + own, signs | bits(own)
         part = total(curved) + total(straight)
         moderate = not any_negative(signs) and (whole - start) * LEAST_SHORT <= part < math.inf
         loss += total_of_block(operands, whole if moderate else start, stop)
@@ -224,40 +224,42 @@ def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -
 
 
 @inlined
-def short_term(x: Any, y: Any, w: Any, p: Any) -> Any:
-    """A term in float32, for abs(x) < NEAR."""
-    curved = near_log1p(near_exp(-near_size(x)))
+def float32_term(x: Any, y: Any, w: Any, p: Any) -> Any:
+    """A term in float32, for abs(x) < EXP_LIMIT."""
+    curved = log1p_approx(exp_approx(-clipped_abs(x)))
     negative, positive = ONE - y, p * y
     far, near = choose(x < 0, positive, negative), choose(x < 0, negative, positive)
     return w * (far * (curved + abs(x)) + near * curved)
 
 
-def short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms in float32, in float64 for blocks with an extreme logit or weight; parameters[1]: bound of weights."""
     x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
     for start in range(0, count, BLOCK):
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
-            result = short_term(x[i], target[i], weight[i], pos_weight[i])
+            result = float32_term(x[i], target[i], weight[i], pos_weight[i])
             out[i] = result
-            extreme = extreme | (not abs(x[i]) < NEAR) | (not abs(weight[i]) <= most) | (not abs(result) < INFINITE)
+            extreme = (
+                extreme | (not abs(x[i]) < EXP_LIMIT) | (not abs(weight[i]) <= most) | (not abs(result) < INFINITE)
+            )
         if extreme:
             for i in range(start, stop):
                 out[i] = term(x[i], target[i], weight[i], pos_weight[i])
 
 
-def total_of_short_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Sum of the terms in float32, if no factor of softplus is negative and the loss is not small relative to them."""
     x, target, weight, pos_weight, loss = operands[0], operands[1], operands[2], operands[3], 0.0
-    for start in range(0, count, SHORT_BLOCK):
-        stop = min(start + SHORT_BLOCK, count)
+    for start in range(0, count, SUM_BLOCK):
+        stop = min(start + SUM_BLOCK, count)
         whole = stop - (stop - start) % LANES
         terms, factors, signs = spread(ZERO), spread(ZERO), bits(spread(ZERO))
         for i in range(start, whole, LANES):
             logit, y, w = load(x, i), load(target, i), load(weight, i)
             negative, positive, size = ONE - y, y * load(pos_weight, i), abs(logit)
             factor, far = w * (negative + positive), w * by_sign(logit, positive, negative)
-            terms, factors = terms + (factor * near_softplus(size) + far * size), factors + factor
+            terms, factors = terms + (factor * softplus_approx(size) + far * size), factors + factor
             signs = signs | bits(negative) | bits(positive) | bits(w)
         part = total(terms)
         moderate = not any_negative(signs) and total(factors) * LEAST_SHORT <= part < math.inf

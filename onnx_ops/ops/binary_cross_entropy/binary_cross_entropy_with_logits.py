@@ -131,11 +131,11 @@ def kernel(call: Call) -> Loop:
     core = _loss.weighted_terms if weighted else _loss.terms
     if reduction is Reduction.NONE:
         if short:
-            core = _loss.short_weighted_terms if weighted else _loss.short_terms
+            core = _loss.float32_weighted_terms if weighted else _loss.float32_terms
         return Loop(SIGNATURE.space, compute, core, parameters=parameters)
     # Reassociated sums are accurate to the last bit in float32, but not in double.
     if short:
-        total: Core | None = _loss.total_of_short_weighted_terms if weighted else _loss.total_of_short_terms
+        total: Core | None = _loss.total_of_float32_weighted_terms if weighted else _loss.total_of_float32_terms
     elif compute != TensorProto.DOUBLE:
         total = _loss.total_of_weighted_terms if weighted else _loss.total_of_terms
     else:

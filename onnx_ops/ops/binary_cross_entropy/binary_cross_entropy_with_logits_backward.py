@@ -17,7 +17,7 @@ from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, falling_exp_parts, fma, helper, like, near_exp, wide
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts_of_nonpositive, fma, helper, like, wide
 from onnx_ops.ops.binary_cross_entropy._rules import (
     GRAD_OUTPUT,
     LABELS,
@@ -27,7 +27,7 @@ from onnx_ops.ops.binary_cross_entropy._rules import (
     reduction_attribute,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import BLOCK, NEAR
+from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT
 from onnx_ops.ops.references import Scaled, rounded
 
 SIGNATURE = Signature(
@@ -171,7 +171,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
         stop, suspect = min(start + BLOCK, count), False
         for i in range(start, stop):
             g, y, w = grad_output[i], target[i], weight[i]
-            value, first, second = falling_exp_parts(-abs(x[i]))
+            value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
             e = (value * first) * second
             side = ONE / (ONE + e)
             side_lost = fma(-side, e, ONE - side)
@@ -219,7 +219,7 @@ def compute_block(operands: Any, scaled: Any, out: Any, start: int, stop: int, p
     suspect = False
     for i in range(start, stop):
         y = target[i]
-        value, first, second = falling_exp_parts(-abs(x[i]))
+        value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
         e = (value * first) * second
         side = ONE / (ONE + e)
         side_lost = fma(-side, e, ONE - side)
@@ -255,12 +255,12 @@ def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, paramete
         stop, suspect = min(start + BLOCK, count), False
         for i in range(start, stop):
             y, size = target[i], abs(x[i])
-            e = near_exp(-size)
+            e = exp_approx(-size)
             negative, positive = scale * (ONE - y), positive_scale * y
             near, far = (positive, negative) if x[i] < 0 else (negative, positive)
             result = (far * e + near) * (ONE / (ONE + e))
             out[i] = result
-            suspect = suspect | (not size < NEAR) | (result - result != 0)
+            suspect = suspect | (not size < EXP_LIMIT) | (result - result != 0)
         if suspect:
             compute_block(operands, scaled, out, start, stop, parameters)
 
@@ -272,7 +272,7 @@ def compute_block_of_16_bits(operands: Any, out: Any, start: int, stop: int, par
     share, suspect = parameters[0], False
     for i in range(start, stop):
         y = target[i]
-        value, first, second = falling_exp_parts(-abs(x[i]))
+        value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
         side = ONE / (ONE + (value * first) * second)
         scale = (grad_output[i] * weight[i]) * share * side
         positive_scale = -scale * pos_weight[i]
@@ -291,14 +291,14 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
         stop, suspect, far_off = min(start + BLOCK, count), False, False
         for i in range(start, stop):
             y, size = target[i], abs(x[i])
-            e = near_exp(-size)
+            e = exp_approx(-size)
             scale = (grad_output[i] * weight[i]) * share * (ONE / (ONE + e))
             positive_scale = -scale * pos_weight[i]
             negative, positive = scale * (ONE - y), positive_scale * y
             near, far = (positive, negative) if x[i] < 0 else (negative, positive)
             out[i] = far * e + near
             suspect = suspect | (not near * near + (far * far + SQUARE) < abs(scale * positive_scale) * SPREAD)
-            far_off = far_off | (not size < NEAR)
+            far_off = far_off | (not size < EXP_LIMIT)
         if far_off:
             suspect = compute_block_of_16_bits(operands, out, start, stop, parameters)
         if suspect and is_extreme(operands, start, stop, share):

@@ -20,18 +20,18 @@ from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
     choose,
+    exp_approx,
     helper,
     like,
-    near_exp,
-    near_log1p,
-    softplus_of_falling,
+    log1p_approx,
+    softplus_of_nonpositive,
     wide,
 )
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
-from onnx_ops.ops.binary_cross_entropy._loss import near_size
+from onnx_ops.ops.binary_cross_entropy._loss import clipped_abs
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, WEIGHTS, check_reduction, reduction_attribute
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import BLOCK, INFINITE, NEAR
+from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.references import Scaled, rounded
 
 SIGNATURE = Signature(
@@ -115,7 +115,7 @@ def compute_block(operands: Any, out: Any, start: int, stop: int, parameters: An
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(start, stop):
         x, p = wide(logits[i]), wide(pos_weight[i])
-        curved = (p - 1.0) * softplus_of_falling(-abs(logits[i])) if x != -math.inf else 0.0
+        curved = (p - 1.0) * softplus_of_nonpositive(-abs(logits[i])) if x != -math.inf else 0.0
         straight = p * x if x < 0 else x
         out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * (curved - straight)
 
@@ -134,10 +134,10 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
             x, p, g, w = logits[i], pos_weight[i], grad_output[i], weight[i]
             scale = (g * w) * share
             straight = choose(x < 0, p * x, x)
-            result = scale * ((p - ONE) * near_log1p(near_exp(-near_size(x))) - straight)
+            result = scale * ((p - ONE) * log1p_approx(exp_approx(-clipped_abs(x))) - straight)
             out[i] = result
             unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
-            extreme = extreme | unusual | (not abs(x) < NEAR) | (not abs(result) < INFINITE)
+            extreme = extreme | unusual | (not abs(x) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
             compute_block(operands, out, start, stop, parameters)
 

@@ -13,12 +13,12 @@ from onnx_ops.loops.primitives import (
     DOUBLE,
     FLOAT,
     array_at,
+    exp_of_float32,
     exp_parts,
     helper,
     item_size,
     number_at,
     read_numbers,
-    short_exp,
     total_of,
     write_numbers,
 )
@@ -92,7 +92,7 @@ def write_row(
     if element_type == FLOAT and through:  # in place
         given, written = array_at(source, classes, np.float32), array_at(target, classes, np.float32)
         for k in range(classes):
-            written[k] = np.float32(grad * short_exp(given[k]))
+            written[k] = np.float32(grad * exp_of_float32(given[k]))
         for i in range(count):
             written[carried[i]] = np.float32(result[i])
         return
@@ -105,7 +105,7 @@ def write_row(
                 exponentials(exponents, whole(size), numbers)
             else:
                 for k in range(whole(size)):
-                    numbers[k] = short_exp(np.float32(exponents[k]))
+                    numbers[k] = exp_of_float32(np.float32(exponents[k]))
             for k in range(size):
                 numbers[k] *= grad
         else:

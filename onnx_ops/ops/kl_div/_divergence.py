@@ -12,22 +12,22 @@ from onnx_ops.loops.primitives import (
     ZERO,
     add_any_order,
     choose,
+    exp_approx,
+    exp_excess_parts,
+    exp_in_range,
     exp_parts,
     fma,
     helper,
     inlined,
     log,
-    near_exp,
-    near_exp_parts,
-    near_log,
-    normal_exp,
-    normal_log,
-    short_log,
+    log_approx,
+    log_float32,
+    log_float32_normal,
     wide,
 )
 from onnx_ops.loops.tables import log_parts
 from onnx_ops.loops.vectors import QUAD, any_negative, bits, load, load_wide, prefetch, scratch, spread, store, total
-from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, INFINITE, LEAST_NORMAL, NEAR, SHORT_BLOCK
+from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL, SUM_BLOCK
 
 DOUBT = np.float32(64)
 """abs(error of sum(q * d)) <= 7e-8 * sum(q * (d**2 + DOUBT)) in float32, where d = log(q) - x."""
@@ -36,7 +36,7 @@ LEAST_SHARE = np.float32(2.0**-10)
 LEAST = np.float32(2.0**-80)
 """Least abs(sum) for which terms of subnormal targets, whose logarithms are wrong, are negligible."""
 LEAST_MEAN = 2.0**-4
-"""Least abs(sum(q * d)) / sum(q) for which a float32 result is accurate, as abs(log_approx(q) - log(q)) <= 2e-9."""
+"""Least abs(sum(q * d)) / sum(q) for which a float32 result is accurate, as `log_parts` has an error <= 2e-9."""
 LEAST_LEFT = 2.0**-6
 """Least abs(sum) / sum(abs) for which a float32 result is accurate, as terms have a relative error <= 2e-10."""
 LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
@@ -69,37 +69,37 @@ def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: An
         out[i] = term_of_logarithm(x[i], target[i])
 
 
-def short_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms in float32."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q = target[i]
-            out[i] = choose(q != 0, q * (normal_log(q) - x[i]), ZERO)
+            out[i] = choose(q != 0, q * (log_float32_normal(q) - x[i]), ZERO)
             extreme = extreme | ((q != 0) & ((not q >= LEAST_NORMAL) | (not q < INFINITE)))
         if extreme:
             for i in range(start, stop):
                 q = target[i]
-                out[i] = choose(q != 0, q * (short_log(q) - x[i]), ZERO)
+                out[i] = choose(q != 0, q * (log_float32(q) - x[i]), ZERO)
 
 
 @inlined
-def short_term_of_logarithm(x: Any, q: Any) -> Any:
-    """exp(q) * (q - x) in float32, for abs(q) < NEAR."""
-    excess, power = near_exp_parts(q)
+def float32_term_of_logarithm(x: Any, q: Any) -> Any:
+    """exp(q) * (q - x) in float32, for abs(q) < EXP_LIMIT."""
+    excess, power = exp_excess_parts(q)
     return fma((q - x) * power, excess, (q - x) * power)
 
 
-def short_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """Terms in float32, in float64 for blocks with an element out of range."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
-            result = short_term_of_logarithm(x[i], target[i])
+            result = float32_term_of_logarithm(x[i], target[i])
             out[i] = result
-            extreme = extreme | (not abs(target[i]) < NEAR) | (not abs(result) < INFINITE)
+            extreme = extreme | (not abs(target[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
             for i in range(start, stop):
                 out[i] = term_of_logarithm(x[i], target[i])
@@ -128,9 +128,9 @@ def total_of_any_block_of_logarithms(operands: Any, start: int, stop: int) -> An
 
 @helper
 def total_of_block(operands: Any, start: int, stop: int) -> Any:
-    """Sum of the terms of at most SHORT_BLOCK elements, in vectors with `log_parts`; exactly if terms cancel."""
+    """Sum of the terms of at most SUM_BLOCK elements, in vectors with `log_parts`; exactly if terms cancel."""
     x, target = operands[0], operands[1]
-    high, low = scratch(SHORT_BLOCK), scratch(SHORT_BLOCK)
+    high, low = scratch(SUM_BLOCK), scratch(SUM_BLOCK)
     whole = (stop - start) // LANES * LANES
     weight, seen = spread(ZERO), bits(spread(ZERO))
     for i in range(0, whole, LANES):
@@ -171,7 +171,7 @@ def total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
     x, target, large, total, size = operands[0], operands[1], False, 0.0, 0.0
     for i in range(start, stop):
         q = wide(choose(target[i] < LEAST_POWER, LEAST_POWER, target[i]))
-        value = (q - wide(x[i])) * normal_exp(q)
+        value = (q - wide(x[i])) * exp_in_range(q)
         total = add_any_order(total, value)
         size = add_any_order(size, abs(value))
         large = large | (target[i] > GREATEST_POWER)
@@ -204,7 +204,7 @@ def if_good(total: Any, doubt: Any, extreme: Any) -> Any:
 
 
 @helper
-def short_total_of_block(operands: Any, start: int, stop: int) -> Any:
+def float32_total_of_block(operands: Any, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop) in float32; NaN unless its relative error is <= 7e-5.
 
     The error of d = log(q) - x is at most 4e-6 plus some roundings of abs(d), and abs(d) <= (d**2 + DOUBT) / 16.
@@ -212,7 +212,7 @@ def short_total_of_block(operands: Any, start: int, stop: int) -> Any:
     x, target, negative, total, doubt = operands[0], operands[1], False, ZERO, ZERO
     for i in range(start, stop):
         q = target[i]
-        difference = near_log(q) - x[i]
+        difference = log_approx(q) - x[i]
         total = add_any_order(total, q * difference)
         doubt = add_any_order(doubt, q * (difference * difference + DOUBT))
         negative = negative | (q < 0)
@@ -220,45 +220,45 @@ def short_total_of_block(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def short_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """As `short_total_of_block`, for log-probabilities; terms have a relative error <= 4e-6."""
+def float32_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """As `float32_total_of_block`, for log-probabilities; terms have a relative error <= 4e-6."""
     x, target, extreme, total, size = operands[0], operands[1], False, ZERO, ZERO
     for i in range(start, stop):
-        value = (target[i] - x[i]) * near_exp(target[i])
+        value = (target[i] - x[i]) * exp_approx(target[i])
         total = add_any_order(total, value)
         size = add_any_order(size, abs(value))
-        extreme = extreme | (not abs(target[i]) < NEAR)
+        extreme = extreme | (not abs(target[i]) < EXP_LIMIT)
     return if_good(total, DOUBT * size, extreme)
 
 
 @helper
-def near_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop) with float32 terms added in float64, for abs(target) < NEAR."""
+def float32_terms_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+    """Sum of the terms of elements [start, stop) with float32 terms added in float64, for abs(target) < EXP_LIMIT."""
     x, target, extreme, total = operands[0], operands[1], False, 0.0
     for i in range(start, stop):
-        total = add_any_order(total, wide(short_term_of_logarithm(x[i], target[i])))
-        extreme = extreme | (not abs(target[i]) < NEAR)
+        total = add_any_order(total, wide(float32_term_of_logarithm(x[i], target[i])))
+        extreme = extreme | (not abs(target[i]) < EXP_LIMIT)
     moderate = not extreme and abs(total) < math.inf
     return total if moderate else total_of_block_of_logarithms(operands, start, stop)
 
 
-def total_of_short_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """After a block that is not accurate in float32, the following ones are computed in float64."""
     total, careful = 0.0, False
-    for start in range(0, count, SHORT_BLOCK):
-        stop = min(start + SHORT_BLOCK, count)
-        part = math.nan if careful else short_total_of_block(operands, start, stop)
+    for start in range(0, count, SUM_BLOCK):
+        stop = min(start + SUM_BLOCK, count)
+        part = math.nan if careful else float32_total_of_block(operands, start, stop)
         careful = not abs(part) < math.inf
         total += total_of_block(operands, start, stop) if careful else part
     out[0] = total
 
 
-def total_of_short_terms_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """As `total_of_short_terms`, for log-probabilities."""
+def total_of_float32_terms_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """As `total_of_float32_terms`, for log-probabilities."""
     total, careful = 0.0, False
-    for start in range(0, count, SHORT_BLOCK):
-        stop = min(start + SHORT_BLOCK, count)
-        part = math.nan if careful else short_total_of_block_of_logarithms(operands, start, stop)
+    for start in range(0, count, SUM_BLOCK):
+        stop = min(start + SUM_BLOCK, count)
+        part = math.nan if careful else float32_total_of_block_of_logarithms(operands, start, stop)
         careful = not abs(part) < math.inf
-        total += near_total_of_block_of_logarithms(operands, start, stop) if careful else part
+        total += float32_terms_total_of_block_of_logarithms(operands, start, stop) if careful else part
     out[0] = total

@@ -16,7 +16,7 @@ REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
 LEAST = np.float32(2.0**-100)
 """Smaller float32 products may lose precision to underflow."""
 LARGE = np.float32(2.0**100)
-"""A number below it times exp(x) with x <= NEAR is finite in float32, or the product with exp(x) overflows anyway."""
+"""Bound of factors whose product with the power of 2 of exp(x), abs(x) < EXP_LIMIT, overflows only with the result."""
 
 
 def attributes() -> list[OpSchema.Attribute]:

@@ -116,12 +116,14 @@ def kernel(call: Call) -> Loop:
     core = _divergence.divergence_of_logarithms if of_logarithms else _divergence.divergence
     if reduction is Reduction.NONE:
         if not in_double:
-            core = _divergence.short_divergence_of_logarithms if of_logarithms else _divergence.short_divergence
+            core = _divergence.float32_divergence_of_logarithms if of_logarithms else _divergence.float32_divergence
         return Loop(SIGNATURE.space, compute, core)
     # Reassociated sums are accurate to the last bit in float32, but not in double.
     total: Core | None = None
     if narrow:
-        total = _divergence.total_of_short_terms_of_logarithms if of_logarithms else _divergence.total_of_short_terms
+        total = (
+            _divergence.total_of_float32_terms_of_logarithms if of_logarithms else _divergence.total_of_float32_terms
+        )
     elif not in_double:
         total = _divergence.total_divergence_of_logarithms if of_logarithms else _divergence.total_divergence
     sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)

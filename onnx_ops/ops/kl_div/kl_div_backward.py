@@ -19,17 +19,17 @@ from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
+    exp_approx,
+    exp_excess_parts,
+    exp_of_float32,
     exp_parts,
     fma,
     helper,
     like,
-    near_exp,
-    near_exp_parts,
-    short_exp,
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import BLOCK, INFINITE, NEAR
+from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, divisor, sum_to
 from onnx_ops.ops.references import Scaled, rounded
@@ -130,7 +130,7 @@ def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int,
     grad_output, target = operands[0], operands[2]
     share = -(wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
     for i in range(start, stop):
-        out[i] = (wide(grad_output[i * step]) * share) * short_exp(target[i])
+        out[i] = (wide(grad_output[i * step]) * share) * exp_of_float32(target[i])
 
 
 def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
@@ -141,10 +141,10 @@ def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) 
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * share
-            excess, power = near_exp_parts(q)
+            excess, power = exp_excess_parts(q)
             result = fma(scale * power, excess, scale * power)
             out[i] = result
-            extreme = extreme | (not abs(q) < NEAR) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
+            extreme = extreme | (not abs(q) < EXP_LIMIT) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
             extreme = extreme | (not abs(result) < INFINITE)
         if extreme:
             compute_in_double(operands, 1, out, start, stop, parameters)
@@ -160,10 +160,10 @@ def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int,
         stop, extreme = min(start + BLOCK, count), small
         for i in range(start, stop):
             q = target[i]
-            excess, power = near_exp_parts(q)
+            excess, power = exp_excess_parts(q)
             result = fma(scale * power, excess, scale * power)
             out[i] = result
-            extreme = extreme | (not abs(q) < NEAR) | (not abs(result) < INFINITE)
+            extreme = extreme | (not abs(q) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
             compute_in_double(operands, 0, out, start, stop, parameters)
 
@@ -176,8 +176,8 @@ def product_of_logarithms_in_16_bits(operands: Any, out: Any, count: int, parame
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * share
-            out[i] = scale * near_exp(q)
-            extreme = extreme | (not abs(q) < NEAR) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
+            out[i] = scale * exp_approx(q)
+            extreme = extreme | (not abs(q) < EXP_LIMIT) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
         if extreme:
             compute_in_double(operands, 1, out, start, stop, parameters)
 
@@ -190,8 +190,8 @@ def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, 
         stop, extreme = min(start + BLOCK, count), small
         for i in range(start, stop):
             q = target[i]
-            out[i] = scale * near_exp(q)
-            extreme = extreme | (not abs(q) < NEAR)
+            out[i] = scale * exp_approx(q)
+            extreme = extreme | (not abs(q) < EXP_LIMIT)
         if extreme:
             compute_in_double(operands, 0, out, start, stop, parameters)
 

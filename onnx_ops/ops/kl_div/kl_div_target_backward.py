@@ -21,18 +21,18 @@ from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
     choose,
+    exp_excess_parts,
     exp_parts,
     fma,
     inlined,
     like,
     log,
-    near_exp_parts,
-    normal_log,
-    short_log,
+    log_float32,
+    log_float32_normal,
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import BLOCK, INFINITE, LEAST_NORMAL, NEAR
+from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
 from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, divisor, exponential, sum_to
 from onnx_ops.ops.references import Scaled, rounded
@@ -113,16 +113,16 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
 
 
-def short_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """`gradient` with logarithms in float32, for terms that are not summed."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
     for i in range(count):
-        out[i] = (wide(grad_output[i]) * share) * wide((short_log(target[i]) - x[i]) + ONE)
+        out[i] = (wide(grad_output[i]) * share) * wide((log_float32(target[i]) - x[i]) + ONE)
 
 
-def short_gradient_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
-    """`short_gradient` for a scalar grad_output."""
+def float32_gradient_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+    """`float32_gradient` for a scalar grad_output."""
     grad_output, x, target = operands[0][0], operands[1], operands[2]
     exact = wide(grad_output) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
     scale = like(exact, parameters[0])
@@ -131,11 +131,11 @@ def short_gradient_with_one_gradient(operands: Any, out: Any, count: int, parame
         stop, extreme = min(start + BLOCK, count), not moderate
         for i in range(start, stop):
             q = target[i]
-            out[i] = scale * ((normal_log(q) - x[i]) + ONE)
+            out[i] = scale * ((log_float32_normal(q) - x[i]) + ONE)
             extreme = extreme | (not q >= LEAST_NORMAL) | (not q < INFINITE)
         if extreme:
             for i in range(start, stop):
-                out[i] = exact * wide((short_log(target[i]) - x[i]) + ONE)
+                out[i] = exact * wide((log_float32(target[i]) - x[i]) + ONE)
 
 
 @inlined
@@ -154,7 +154,7 @@ def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any)
         out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
 
 
-def short_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
     """`gradient_of_logarithms` in float32, in float64 for blocks with an element out of range."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -162,11 +162,11 @@ def short_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters
         stop, extreme = min(start + BLOCK, count), False
         for i in range(start, stop):
             q, scale = target[i], grad_output[i] * parameters[0]
-            excess, power = near_exp_parts(q)
+            excess, power = exp_excess_parts(q)
             product = scale * ((q - x[i]) + ONE)
             out[i] = fma(product * power, excess, product * power)
             small = (abs(scale) < LEAST) & (scale != 0)
-            extreme = extreme | small | (not abs(q) < NEAR) | (not abs(product) < LARGE)
+            extreme = extreme | small | (not abs(q) < EXP_LIMIT) | (not abs(product) < LARGE)
         if extreme:
             for i in range(start, stop):
                 out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
@@ -198,11 +198,11 @@ def kernel(call: Call) -> Loop:
     in_double = compute == TensorProto.DOUBLE
     if call.attributes["log_target"]:
         summed: Core = gradient_of_logarithms
-        core: Core = summed if in_double else short_gradient_of_logarithms
+        core: Core = summed if in_double else float32_gradient_of_logarithms
     else:
         summed = gradient
-        core = gradient if in_double else short_gradient
-        core_uniform = None if in_double else short_gradient_with_one_gradient
+        core = gradient if in_double else float32_gradient
+        core_uniform = None if in_double else float32_gradient_with_one_gradient
     return Loop(
         SIGNATURE.space,
         compute,

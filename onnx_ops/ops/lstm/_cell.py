@@ -10,7 +10,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import ONE, choose, falling_exp_parts, helper, inlined, like, near_exp_parts
+from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts_of_nonpositive, helper, inlined, like
 from onnx_ops.loops.records import MAX_OUTPUTS
 from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
@@ -26,7 +26,7 @@ TWO = np.float32(2)
 @inlined
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)) of a float32 or float64, accurate where it is subnormal."""
-    value, first, second = falling_exp_parts(-abs(x))
+    value, first, second = exp_parts_of_nonpositive(-abs(x))
     power = (value * first) * second
     return choose(x < 0, power, like(1, power)) / (ONE + power)
 
@@ -36,7 +36,7 @@ def tanh_of_float(x: Any) -> Any:
     """tanh of a float32, by expm1(2x), which is accurate for small x."""
     power = x + x
     power = choose(power > SATURATED, SATURATED, choose(power < -SATURATED, -SATURATED, power))
-    excess, scale = near_exp_parts(power)
+    excess, scale = exp_excess_parts(power)
     less_one = (scale - ONE) + scale * excess
     return less_one / (less_one + TWO)
 
