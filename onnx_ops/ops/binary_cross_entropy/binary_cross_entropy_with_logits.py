@@ -43,10 +43,10 @@ Dtypes: each input float16, bfloat16, float or double; `out` has the dtype of `t
 if all inputs have 16 bits, and rounded once. Sums are accumulated in double.
 
 Edge rules: an omitted `weight` or `pos_weight` is 1. A `target` outside [0, 1] is no special case. No logit overflows,
-and the small loss of a confident correct logit keeps its relative precision. Where a factor 1 - y, p*y or w is 0, the
-term is 0 for any logit, infinite and NaN included; so an infinite correct logit has loss 0. Other NaN and infinities
-propagate as in the formula. In double, `softplus(x)` or its product with 1 - y or p*y may overflow to infinity, or
-underflow, even if its product with w would not. The sum of no terms is 0, their mean is NaN.
+and the small loss of a confident correct logit keeps its relative precision. Where a factor `1 - y`, `p*y` or w is 0,
+the term is 0 for any logit, infinite and NaN included; so an infinite correct logit has loss 0. Other NaN and
+infinities propagate as in the formula. In double, `softplus(x)` or its product with `1 - y` or `p*y` may overflow to
+infinity, or underflow, even if its product with w would not. The sum of no terms is 0, their mean is NaN.
 
 Without a kernel: the results are the same up to the last place. Shapes known only at run time are not checked; they
 broadcast as in ONNX operators.

@@ -52,7 +52,7 @@ The loss of each sample; there is no reduction.
 
 Shapes: T time steps, N samples, C classes, S labels. `log_probs` (T, N, C); `targets` padded (N, S), or concatenated
 (sum of `target_lengths`); `input_lengths` and `target_lengths` (N); `neg_log_likelihood` and `loss` (N); `log_alpha`
-(N, T, A) with A = 2*S+1 states, and A = 2*max(target_lengths)+1 for concatenated targets.
+(N, T, A) with A = `2*S + 1` states, and A = `2*max(target_lengths) + 1` for concatenated targets.
 
 Dtypes: `log_probs` and `loss` one of float16, bfloat16, float, double; `neg_log_likelihood` and `log_alpha` as given by
 `stash_type`; `targets` int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64. Computed in

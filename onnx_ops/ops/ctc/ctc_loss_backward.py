@@ -59,9 +59,9 @@ With `through_log_softmax` 1, the convention of aclnn and PyTorch, this is the g
 log_probs = log_softmax(logits). With 0, the first term, `exp(log_probs)`, is dropped: this is the derivative with
 respect to `log_probs` itself.
 
-Shapes: T time steps, N samples, C classes, S labels, A >= 2*max(target_lengths)+1 states. `grad_out` (N); `log_probs`
-(T, N, C); `targets` padded (N, S), or concatenated (sum of `target_lengths`); `input_lengths` and `target_lengths` (N);
-`neg_log_likelihood` (N); `log_alpha` (N, T, A); `out` (T, N, C).
+Shapes: T time steps, N samples, C classes, S labels, A >= `2*max(target_lengths) + 1` states. `grad_out` (N);
+`log_probs` (T, N, C); `targets` padded (N, S), or concatenated (sum of `target_lengths`); `input_lengths` and
+`target_lengths` (N); `neg_log_likelihood` (N); `log_alpha` (N, T, A); `out` (T, N, C).
 
 Dtypes: `grad_out`, `log_probs` and `out` one of float16, bfloat16, float, double; `neg_log_likelihood` and `log_alpha`
 the same or a wider one; `targets` int64, int32, bool, float or float16; lengths uint8, int8, int16, int32 or int64.

@@ -55,7 +55,7 @@ double or if terms are summed, else in float; rounded once.
 
 Edge rules: of `self` only the shape is used. A `target` of 0 or below is no special case. NaN and infinities propagate
 as in the formula. Empty inputs give an empty output; the sum of no terms is 0. With `log_target` 1 a mean loses
-precision where `grad_output * exp(target / 2) / n` is below 2**-126 (float), or 2**-1022 (double).
+precision where `grad_output * exp(target / 2) / n` is below `2**-126` (float) or `2**-1022` (double).
 
 Without a kernel: as above, except that `exp(target)` may be 0 below the smallest normal number and is infinite above
 the largest number, and that precision is lost where `grad_output / n` is below the smallest normal number. Shapes known
