@@ -17,7 +17,7 @@ COUNTS = (TensorProto.INT32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 
 
 MODERATE = np.float32(2.0**40)
-"""Bound of three factors whose product with a float16 value cannot overflow float32."""
+"""Bound of the three per-channel factors for which the formulas cannot overflow float32 with a float16 input."""
 
 
 def sum_type(call: Call) -> int | None:

@@ -77,7 +77,7 @@ Without a kernel: shapes known only at run time broadcast as in ONNX operators.
         Input("beta1_power", "`beta1` to the power of the number of steps."),
         Input("beta2_power", "`beta2` to the power of the number of steps.", like="beta1_power"),
         Input("lr", "Learning rate.", like="beta1_power"),
-        Input("weight_decay", "Decoupled weight decay, times `lr`.", like="beta1_power"),
+        Input("weight_decay", "Decoupled weight decay, multiplied by `lr`.", like="beta1_power"),
         Input("beta1", "Decay rate of `m`.", like="beta1_power"),
         Input("beta2", "Decay rate of `v`.", like="beta1_power"),
         Input("epsilon", "Added to the denominator.", like="beta1_power"),
