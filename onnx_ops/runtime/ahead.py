@@ -19,7 +19,7 @@ from pathlib import Path
 
 from onnx_ops.runtime import cache
 from onnx_ops.runtime.compiler import Function, compiled, entry_name, is_kept
-from onnx_ops.runtime.loops.engine import available_cores
+from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.progress import Advance, reporter
 from onnx_ops.runtime.signatures import PLAN, TASK
