@@ -76,38 +76,36 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "DepthwiseConv2DBackpropFilter",
     """
-Gradient of a depthwise convolution, one in which each channel has filters of its own, by these filters (CANN's operator
-of this name, whose tensors are laid out here as those of ONNX's Conv and of PyTorch).
+Gradient of a depthwise convolution, whose channels have filters of their own, with respect to the filters (CANN's
+operator of this name, with the tensor layout of ONNX's Conv and of PyTorch).
 
     filter_grad[c*M + m, 0, a, b] = sum of out_backprop[n, c*M + m, i, j] * padded[n, c, h, w]  over all n, i, j
     h                             = strides[0]*i + dilations[0]*a
     w                             = strides[1]*j + dilations[1]*b
-    padded                        = input, with zeros around it as pads says
+    padded                        = input, zero-padded by pads
 
-Shapes: input (N, C, H, W); out_backprop (N, C*M, I, J), where M, the number of filters of a channel, is 1 or more;
-filter_grad (C*M, 1, KH, KW) with (KH, KW) = filter_size. I and J are
+Shapes: `input` (N, C, H, W); `out_backprop` (N, C*M, I, J), where M >= 1 is the number of filters per channel;
+`filter_grad` (C*M, 1, KH, KW) with (KH, KW) = `filter_size`. I and J are
 
     (H + pads - dilations*(filter_size - 1) - 1) / strides + 1
 
-rounded down, with what pads says for both ends of the axis. The number of spatial axes is that of the numbers in
-filter_size, 1 to 3.
+rounded down, where pads is the sum for both ends of the axis. `filter_size` has one number per spatial axis, 1 to 3.
 
-Dtypes: input and out_backprop float16, bfloat16, float or double; filter_grad has the dtype of input. Sums are taken in
-double where an input is double, else in float for the numbers of a few rows of an image, and in double over these; they
-are rounded once, always taken in the same order, and do not depend on the number of threads.
+Dtypes: `input` and `out_backprop` float16, bfloat16, float or double; `filter_grad` has the dtype of `input`. Computed
+in double if an input is double; else products are summed in float over a few rows of an image, and these sums in
+double. Rounded once. The order of summation is fixed and does not depend on the number of threads.
 
-Edge rules: NaN and infinities give what the formula gives; so an infinite out_backprop that meets the padding gives
-NaN. Without samples the gradient is 0. A size in which no filter fits is an error. So are a number above 2147483647 in
-an attribute, and pads that add more than 268435456 elements to a plane with fewer.
+Edge rules: NaN and infinities propagate as in the formula; an infinite `out_backprop` that meets the padding gives NaN.
+Without samples the gradient is 0. A size in which no filter fits is an error, as are a number above 2147483647 in an
+attribute, and `pads` that add more than 268435456 elements to a plane with fewer.
 
-Without a kernel: the order of the sums is that of the runtime's MatMul. Shapes that are known only at run time are not
-checked.
+Without a kernel: the order of summation is that of the runtime's MatMul. Shapes known only at run time are not checked.
 """,
     inputs=(
         Input("input", "Input of the convolution, (N, C, H, W)."),
-        Input("out_backprop", "Gradient of the loss by its result, (N, C*M, I, J)."),
+        Input("out_backprop", "Gradient of the loss with respect to the output, (N, C*M, I, J)."),
     ),
-    outputs=(Output("filter_grad", "Gradient of the loss by the filters, (C*M, 1, KH, KW).", "input"),),
+    outputs=(Output("filter_grad", "Gradient of the loss with respect to the filters, (C*M, 1, KH, KW).", "input"),),
     attributes=(
         required_attribute("filter_size", OpSchema.AttrType.INTS, "Size of a filter along each spatial axis."),
         *window_attributes(),

@@ -75,38 +75,38 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "DepthwiseConv2DBackpropInput",
     """
-Gradient of a depthwise convolution, one in which each channel has filters of its own, by its input (CANN's operator of
-this name, whose tensors are laid out here as those of ONNX's Conv and of PyTorch).
+Gradient of a depthwise convolution, whose channels have filters of their own, with respect to its input (CANN's
+operator of this name, with the tensor layout of ONNX's Conv and of PyTorch).
 
     input_grad[n, c, h, w] = sum of filter[c*M + m, 0, a, b] * padded[n, c*M + m, i, j]  over all m, a, b, i, j
                              with  strides[0]*i = h + pads[0] - dilations[0]*a
                              and   strides[1]*j = w + pads[1] - dilations[1]*b
     padded                 = out_backprop, with zeros on all sides
 
-Shapes: filter (C*M, 1, KH, KW), where M, the number of filters of a channel, is 1 or more; out_backprop (N, C*M, I, J);
-input_grad (N, C, H, W) with (C, H, W) = input_size. I and J are
+Shapes: `filter` (C*M, 1, KH, KW), where M >= 1 is the number of filters per channel; `out_backprop` (N, C*M, I, J);
+`input_grad` (N, C, H, W) with (C, H, W) = `input_size`. I and J are
 
     (H + pads - dilations*(filter_size - 1) - 1) / strides + 1
 
-rounded down, with what pads says for both ends of the axis. The number of spatial axes is 1 to 3, one less than the
-numbers in input_size.
+rounded down, where pads is the sum for both ends of the axis. `input_size` has the number of channels and one number
+per spatial axis, of which there are 1 to 3.
 
-Dtypes: filter and out_backprop float16, bfloat16, float or double; input_grad has the dtype of out_backprop. Sums are
-taken in double where an input is double, else in float, in the order of m, a and b, and rounded once; they do not
-depend on the number of threads.
+Dtypes: `filter` and `out_backprop` float16, bfloat16, float or double; `input_grad` has the dtype of `out_backprop`.
+Sums are computed in double if an input is double, else in float, in the order of m, a and b, and rounded once; they do
+not depend on the number of threads.
 
-Edge rules: NaN and infinities give what the formula gives; so an infinite filter that meets a zero beside out_backprop
-gives NaN. A size in which no filter fits is an error. So are a number above 2147483647 in an attribute, and pads that
+Edge rules: NaN and infinities propagate as in the formula; an infinite `filter` that meets a zero beside `out_backprop`
+gives NaN. A size in which no filter fits is an error, as are a number above 2147483647 in an attribute, and `pads` that
 add more than 268435456 elements to a plane with fewer.
 
-Without a kernel: an infinite filter also gives NaN where strides leave elements of input out. Shapes that are known
-only at run time are not checked.
+Without a kernel: an infinite `filter` also gives NaN in elements that the strides skip. Shapes known only at run time
+are not checked.
 """,
     inputs=(
         Input("filter", "The filters, (C*M, 1, KH, KW)."),
-        Input("out_backprop", "Gradient of the loss by the result, (N, C*M, I, J)."),
+        Input("out_backprop", "Gradient of the loss with respect to the output, (N, C*M, I, J)."),
     ),
-    outputs=(Output("input_grad", "Gradient of the loss by the input, (N, C, H, W).", "out_backprop"),),
+    outputs=(Output("input_grad", "Gradient of the loss with respect to the input, (N, C, H, W).", "out_backprop"),),
     attributes=(
         required_attribute("input_size", OpSchema.AttrType.INTS, "Channels of the input and its spatial sizes."),
         *window_attributes(),

@@ -38,35 +38,35 @@ INDICES = (TensorProto.INT64, TensorProto.INT32)
 SIGNATURE = Signature(
     "EmbeddingDenseBackward",
     """
-Gradient of an embedding (aclnnEmbeddingDenseBackward), a lookup of rows of a table, by the table. Each row of the table
-gets the sum of the gradients of all places that it was looked up for.
+Gradient of an embedding, a lookup of rows of a table, with respect to the table (aclnnEmbeddingDenseBackward). Each row
+of the table gets the sum of the gradients at all places where it was looked up.
 
     out[v, d] = sum of grad[i, d] over all i with indices[i] = v
                 0  for v = padding_idx
 
-With scale_grad_by_freq = 1 the sum is divided by the number of its terms.
+With `scale_grad_by_freq` 1 the sum is divided by the number of its terms.
 
-Shapes: indices of any shape of rank 0 to 7; grad (..., D), the shape of indices and one more axis; out
+Shapes: `indices` of any shape of rank 0 to 7; `grad` (..., D), the shape of `indices` and one more axis; `out`
 (num_weights, D).
 
-Dtypes: grad float16, bfloat16, float or double, and out the same; indices int64 or int32. Sums are taken in double,
-always in the order of the indices, and rounded once; they do not depend on the number of threads.
+Dtypes: `grad` float16, bfloat16, float or double, and `out` the same; `indices` int64 or int32. Sums are computed in
+double, always in the order of `indices`, and rounded once; they do not depend on the number of threads.
 
-Edge rules: a row that was not looked up gets 0. padding_idx = -1 stands for none. Without indices, with num_weights = 0
-and with D = 0 there is nothing to add up. An index outside [0, num_weights) is an error, as is num_weights above
-2147483647. NaN and infinities give what the sum gives; in the row padding_idx they count for nothing.
+Edge rules: a row that was not looked up gets 0. `padding_idx` -1: no row is excluded. Without indices, with
+`num_weights` 0 and with D = 0 nothing is summed. An index outside `[0, num_weights)` is an error, as is a `num_weights`
+above 2147483647. NaN and infinities propagate as in the sum, except for the row `padding_idx`, which is 0.
 
-Without a kernel: values cannot be refused; an index outside its range makes all of out NaN. The order in which terms
-are added up is that of the runtime's ScatterElements.
+Without a kernel: values are not checked; an index outside its range makes all of `out` NaN. The order of summation is
+that of the runtime's ScatterElements.
 """,
     inputs=(
-        Input("grad", "Gradient of the loss by the rows that were looked up, (..., D)."),
-        Input("indices", "The row that each place was given.", dtypes=INDICES),
+        Input("grad", "Gradient of the loss with respect to the rows that were looked up, (..., D)."),
+        Input("indices", "The row looked up at each place.", dtypes=INDICES),
     ),
-    outputs=(Output("out", "Gradient of the loss by the table, (num_weights, D).", "grad"),),
+    outputs=(Output("out", "Gradient of the loss with respect to the table, (num_weights, D).", "grad"),),
     attributes=(
-        required_attribute("num_weights", OpSchema.AttrType.INT, "Rows of the table."),
-        attribute("padding_idx", -1, "A row that gets no gradient; -1: there is none."),
+        required_attribute("num_weights", OpSchema.AttrType.INT, "Number of rows of the table."),
+        attribute("padding_idx", -1, "A row without a gradient; -1: none."),
         attribute("scale_grad_by_freq", 0, "1: divide each row by the number of times that it was looked up."),
     ),
 )

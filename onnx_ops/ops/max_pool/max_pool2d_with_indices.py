@@ -58,33 +58,33 @@ from onnx_ops.ops.references import rounded
 SIGNATURE = Signature(
     "MaxPool2dWithIndices",
     """
-Max pooling (aclnnMaxPool2dWithIndices): the maximum of each window, and where in its plane it is, for
+Max pooling (aclnnMaxPool2dWithIndices): the maximum of each window and its index in the plane, for
 MaxPool2dWithIndicesBackward.
 
     out[n, c, i, j]     = max of self[n, c, h, w] over the window (i, j)
     indices[n, c, i, j] = h*W + w of that element
     h                   = stride[0]*i - padding[0] + dilation[0]*a  for a from 0 to kernel_size[0] - 1, inside self
 
-Shapes: self (N, C, H, W) or (C, H, W); out and indices the same but for the spatial sizes, which are
+Shapes: `self` (N, C, H, W) or (C, H, W); `out` and `indices` the same except for the spatial sizes, which are
 
     (H + 2*padding - dilation*(kernel_size - 1) - 1) / stride + 1
 
-rounded down, or with ceil_mode = 1 up, where the last window has to begin before the end of self. The number of spatial
-axes is that of the numbers in kernel_size, 1 to 3.
+rounded down, or up with `ceil_mode` 1, where the last window has to begin before the end of `self`. `kernel_size` has
+one number per spatial axis, 1 to 3.
 
-Dtypes: self float16, bfloat16, float or double, and out the same; indices int64.
+Dtypes: `self` float16, bfloat16, float or double, and `out` the same; `indices` int64.
 
 Edge rules: of equal maxima the first one counts. A NaN is greater than any number, and the last one in the window
-counts. What windows reach beyond self is not looked at. A padding of more than half of the window, a size without
-windows, and a window without elements are errors. So are a number above 2147483647 in an attribute, and padding that
-adds more than 268435456 elements to a plane with fewer.
+counts. Padding is never the maximum. A `padding` of more than half of the window, a size without windows, and a window
+without elements are errors, as are a number above 2147483647 in an attribute, and `padding` that adds more than
+268435456 elements to a plane with fewer.
 
-Without a kernel: the results are the same. Shapes that are known only at run time are not checked.
+Without a kernel: the results are the same. Shapes known only at run time are not checked.
 """,
-    inputs=(Input("self", "Any floating tensor of one or two axes before the spatial ones."),),
+    inputs=(Input("self", "Input, with one or two axes before the spatial ones."),),
     outputs=(
         Output("out", "The maximum of each window.", "self"),
-        Output("indices", "Where it is in its plane.", OutputType("int64.", dtypes=(TensorProto.INT64,))),
+        Output("indices", "The index of the maximum in its plane.", OutputType("int64.", dtypes=(TensorProto.INT64,))),
     ),
     attributes=(
         required_attribute("kernel_size", OpSchema.AttrType.INTS, "Size of a window along each spatial axis."),

@@ -53,36 +53,36 @@ INDICES = (TensorProto.INT64, TensorProto.INT32)
 SIGNATURE = Signature(
     "MaxPool2dWithIndicesBackward",
     """
-Gradient of max pooling (aclnnMaxPool2dWithIndicesBackward) by its input. The gradient of each window goes to the
-element that was its maximum, as the indices tell; where windows overlap, an element gets the sum.
+Gradient of max pooling with respect to its input (aclnnMaxPool2dWithIndicesBackward). The gradient of each window goes
+to the element that `indices` names, its maximum; where windows overlap, an element gets the sum.
 
     out[n, c, h, w] = sum of grad_output[n, c, i, j] over all windows (i, j) with indices[n, c, i, j] = h*W + w
 
-The indices may be of either kind: places in the plane H*W, as MaxPool2dWithIndices and PyTorch have them, or in the
-whole tensor, n*C*H*W + c*H*W + h*W + w, as ONNX's MaxPool has them.
+Indices count either elements of the plane (H, W), as those of MaxPool2dWithIndices and PyTorch do, or elements of the
+whole tensor, `n*C*H*W + c*H*W + h*W + w`, as those of ONNX's MaxPool do.
 
-Shapes: self (N, C, H, W) or (C, H, W), and out the same; grad_output and indices the same but for the spatial sizes,
-which are numbers of windows. kernel_size tells by its length how many spatial axes there are, 1 to 3; if it is left
-out, there are two. Where it is given, the sizes are checked with it; stride, padding, dilation and ceil_mode mean
-nothing else here. So the op also serves other pools whose maxima have indices, such as adaptive ones; those of three
-axes by merging two of them.
+Shapes: `self` (N, C, H, W) or (C, H, W), and `out` the same; `grad_output` and `indices` the same except for the
+spatial sizes, which are numbers of windows. `kernel_size` has one number per spatial axis, 1 to 3; without it there are two
+axes. If it is given, sizes are checked against it; `stride`, `padding`, `dilation` and `ceil_mode` serve this check
+only. So the op also serves other pools whose maxima have indices, such as adaptive ones (those over three axes after
+two of them are merged).
 
-Dtypes: grad_output and self float16, bfloat16, float or double; out has the dtype of self; indices int64 or int32. The
-values of self are not looked at. Sums are taken in the order of the windows: in double where grad_output or self is
-double, else in float, and rounded once.
+Dtypes: `grad_output` and `self` float16, bfloat16, float or double; `out` has the dtype of `self`; `indices` int64 or
+int32. The values of `self` are not read. Sums are computed in the order of the windows, in double if `grad_output` or
+`self` is double, else in float, and rounded once.
 
 Edge rules: an element that is no maximum gets 0. An index outside the plane of its window is an error, as are
-attributes that MaxPool2dWithIndices refuses. NaN and infinities go where their indices tell.
+attributes that MaxPool2dWithIndices rejects. NaN and infinities propagate to the elements that `indices` names.
 
-Without a kernel: values cannot be refused; an index outside its plane makes all of that plane NaN. Shapes that are
-known only at run time are not checked.
+Without a kernel: values are not checked; an index outside its plane makes all of that plane NaN. Shapes known only at
+run time are not checked.
 """,
     inputs=(
-        Input("grad_output", "Gradient of the loss by the maxima."),
+        Input("grad_output", "Gradient of the loss with respect to the output of the pooling."),
         Input("self", "Input of the pooling."),
-        Input("indices", "The place of each maximum.", dtypes=INDICES),
+        Input("indices", "The index of each maximum.", dtypes=INDICES),
     ),
-    outputs=(Output("out", "Gradient of the loss by the input of the pooling.", "self"),),
+    outputs=(Output("out", "Gradient of the loss with respect to the input of the pooling.", "self"),),
     attributes=(
         attribute("kernel_size", (), "Size of a window along each spatial axis."),
         *window_attributes(),
