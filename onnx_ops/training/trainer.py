@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -13,9 +14,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
+from onnx_ops.core.errors import LinkError, OpError
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.files import embed_external_data, external_files, write_model
-from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.files import ModelFileError, embed_external_data, external_files, write_model
+from onnx_ops.graph.reading import load_model, one_line
 from onnx_ops.integrations.sessions import InferenceSession, registered_options
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
@@ -34,7 +36,7 @@ from onnx_ops.training.step import (
     numpy_dtype,
     with_inference,
 )
-from onnx_ops.training.workers import Communicator
+from onnx_ops.training.workers import Communicator, WorkerError
 
 SPINNING = "session.intra_op.allow_spinning"
 """Of onnxruntime's options: whether threads that wait keep their cores busy."""
@@ -92,10 +94,10 @@ class Trainer:
     Raises:
         StepError: what is no training step, or starts from a state that `load_state_dict` refuses; with a communicator,
             one without values named `grad.<parameter>`, or whose next state depends on the batch otherwise than by
-            these; batch norm that cannot be synchronized.
+            these; batch norm that cannot be synchronized; a model that onnxruntime refuses.
         WorkerError: workers whose steps differ.
         OSError, ModelFileError: a file, or external data, that cannot be read.
-        OpError, LinkError, onnxruntime's exceptions: as `onnx_ops.InferenceSession`.
+        OpError, LinkError: as `onnx_ops.InferenceSession`.
     """
 
     def __init__(
@@ -132,10 +134,12 @@ class Trainer:
             return InferenceSession(model, registered, providers)
 
         self._engine: WholeStep | SharedStep
-        if communicator is None:
-            self._engine = WholeStep(model, self._state.sets, session)
-        else:
-            self._engine = SharedStep(model, self._state.sets, session, communicator, counted, synchronize_batch_norm)
+        with _refusals_as_step_errors():
+            if communicator is None:
+                self._engine = WholeStep(model, self._state.sets, session)
+            else:
+                sets = self._state.sets
+                self._engine = SharedStep(model, sets, session, communicator, counted, synchronize_batch_norm)
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.
@@ -363,4 +367,18 @@ def _opened(
 def _start(tensor: TensorProto) -> np.ndarray:
     if tensor.data_location == TensorProto.EXTERNAL:
         raise StepError(f"'{tensor.name}' has its data in another file, which is found only if the path is given")
-    return numpy_helper.to_array(tensor)
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception as error:  # which of them depends on what is wrong with the tensor
+        raise StepError(f"the start of '{tensor.name}' cannot be read: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _refusals_as_step_errors() -> Iterator[None]:
+    """For a model that is a step by its metadata, but that onnx or onnxruntime refuses."""
+    try:
+        yield
+    except (StepError, OpError, LinkError, ModelFileError, WorkerError, OSError):
+        raise
+    except Exception as error:  # those of onnxruntime have no class in common
+        raise StepError(f"the step cannot be run: {one_line(error)}") from error
