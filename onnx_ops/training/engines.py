@@ -14,6 +14,7 @@ from onnx_ops.training.binding import BoundSession, Tensors
 from onnx_ops.training.ending import tell_at_exit
 from onnx_ops.training.exchanges import Exchange
 from onnx_ops.training.parts import GRADIENT, parts
+from onnx_ops.training.refusals import refusals_as_step_errors
 from onnx_ops.training.state import Version
 from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype
 from onnx_ops.training.values import Tensor
@@ -69,7 +70,9 @@ class SharedStep:
         counted: tuple[str, int] | None,
         synchronize_batch_norm: bool,
     ) -> None:
-        step, cut = Step.of(model), parts(model, synchronize_batch_norm=synchronize_batch_norm)
+        step = Step.of(model)
+        with refusals_as_step_errors("the step cannot be shared by workers"):
+            cut = parts(model, synchronize_batch_norm=synchronize_batch_norm)
         self._inputs = step.batch(model)
         self._counted = counted
         models = [*(own.model for own in cut.own), cut.shared]

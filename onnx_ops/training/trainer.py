@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -14,15 +13,15 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.core.errors import LinkError, OpError
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.files import ModelFileError, embed_external_data, external_files, write_model
-from onnx_ops.graph.reading import load_model, one_line
+from onnx_ops.graph.files import embed_external_data, external_files, write_model
+from onnx_ops.graph.reading import load_model
 from onnx_ops.integrations.sessions import InferenceSession, registered_options
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
 from onnx_ops.training.ending import end_all_by_exceptions
 from onnx_ops.training.engines import SharedStep, WholeStep
+from onnx_ops.training.refusals import refusals_as_step_errors
 from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.state import LEARNING_RATE, State, cast_rate, check_rates, learning_rate_names
 from onnx_ops.training.step import (
@@ -36,7 +35,7 @@ from onnx_ops.training.step import (
     numpy_dtype,
     with_inference,
 )
-from onnx_ops.training.workers import Communicator, WorkerError
+from onnx_ops.training.workers import Communicator
 
 SPINNING = "session.intra_op.allow_spinning"
 """Of onnxruntime's options: whether threads that wait keep their cores busy."""
@@ -131,15 +130,14 @@ class Trainer:
         self._state = State(self._types, start, [name for name in self._types if NEXT + name in outputs])
 
         def session(model: onnx.ModelProto) -> InferenceSession:
-            return InferenceSession(model, registered, providers)
+            with refusals_as_step_errors("the step cannot be run"):
+                return InferenceSession(model, registered, providers)
 
         self._engine: WholeStep | SharedStep
-        with _refusals_as_step_errors():
-            if communicator is None:
-                self._engine = WholeStep(model, self._state.sets, session)
-            else:
-                sets = self._state.sets
-                self._engine = SharedStep(model, sets, session, communicator, counted, synchronize_batch_norm)
+        if communicator is None:
+            self._engine = WholeStep(model, self._state.sets, session)
+        else:
+            self._engine = SharedStep(model, self._state.sets, session, communicator, counted, synchronize_batch_norm)
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.
@@ -367,18 +365,5 @@ def _opened(
 def _start(tensor: TensorProto) -> np.ndarray:
     if tensor.data_location == TensorProto.EXTERNAL:
         raise StepError(f"'{tensor.name}' has its data in another file, which is found only if the path is given")
-    try:
+    with refusals_as_step_errors(f"the start of '{tensor.name}' cannot be read"):
         return numpy_helper.to_array(tensor)
-    except Exception as error:  # which of them depends on what is wrong with the tensor
-        raise StepError(f"the start of '{tensor.name}' cannot be read: {one_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _refusals_as_step_errors() -> Iterator[None]:
-    """For a model that is a step by its metadata, but that onnx or onnxruntime refuses."""
-    try:
-        yield
-    except (StepError, OpError, LinkError, ModelFileError, WorkerError, OSError):
-        raise
-    except Exception as error:  # those of onnxruntime have no class in common
-        raise StepError(f"the step cannot be run: {one_line(error)}") from error
