@@ -1056,3 +1056,15 @@ def test_sign_of_life_in_a_terminal_goes_away(good: Path) -> None:
 
 def test_reading_keeps_external_data_outside(tmp_path: Path) -> None:
     assert not read_model(save_external(tmp_path / "m.onnx")).graph.initializer[0].raw_data
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("onnx-ops do", ["doctor"]), ("onnx-ops show CtcL", ["CtcLoss", "CtcLossBackward"]), ("onnx-ops show Nope", [])],
+)
+def test_shell_completes_commands_and_ops(typed: str, completed: list[str]) -> None:
+    words = typed.split()
+    asked = {"_ONNX_OPS_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-m", "onnx_ops"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (completed, "")

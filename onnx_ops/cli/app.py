@@ -24,7 +24,6 @@ app = typer.Typer(
     With --json a command that is understood writes one JSON object, and nothing else, to standard output: what its help
     says, or {"error": text} where there is no answer; numbers that JSON does not have are "NaN", "Infinity" and
     "-Infinity". Without, errors go to standard error.""",
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -51,8 +51,18 @@ def list_ops(as_json: AsJson = False) -> None:
         print_op(console, description)
 
 
+def _completed_op(incomplete: str) -> list[str]:
+    """The ops whose names begin with what is typed."""
+    return [name for name in onnx_ops.OPS if name.startswith(incomplete)]
+
+
 def show(
-    op: Annotated[str, typer.Argument(metavar="OP", help="Name of the op; upper and lower case are the same.")],
+    op: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP", help="Name of the op; upper and lower case are the same.", autocompletion=_completed_op
+        ),
+    ],
     body: Annotated[bool, typer.Option("--body", help="The portable body too, as the example gets it.")] = False,
     as_json: AsJson = False,
 ) -> None:
