@@ -26,7 +26,7 @@ from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.trials import trials
-from onnx_ops.torch.verification import Graph, Updates, arrays, verify
+from onnx_ops.torch.verification import Graph, Updates, Verification, arrays
 from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.parts import GRADIENT
 from onnx_ops.training.step import NEXT, Bounds, InputRole, Step, step_model
@@ -72,14 +72,14 @@ def gradients(
         dynamic_shapes: the dimensions of the arguments that may change, as for torch.export.export. The sizes that
             `Dim("time", min=16, max=512)` allows are in the graph's metadata; `onnx_ops.Trainer` refuses others.
         opset_version: of the standard operators, at least 18.
-        check: compare the graph with PyTorch on the arguments.
+        check: compare the graph with PyTorch on the arguments, and after that step with other parameters and arguments.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers under their names in `state_dict` (tied ones once, under
         the first name), then the arguments under the names of the loss's parameters (`batch.x` for what is inside one).
         Outputs: `loss`, what else is reported (the keys of a dict, `output.1` of a tuple), `grad.<parameter>` for each
-        parameter that requires it, `grad.<argument>` for each argument that does, `next.<buffer>` for each buffer that
-        the step changes.
+        parameter that requires it, `grad.<argument>` for each argument that does, `next.<name>` for each buffer and
+        parameter that the loss changes.
 
     Raises:
         CaptureError: what cannot be captured, or a graph whose numbers are not those of PyTorch.
@@ -155,7 +155,9 @@ def _captured(
         updates = None
         if optimizer is not None and plan is not None:
             updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm)
-        verify(_step(exported, record), joint, (first, second), updates)
+        verification = Verification(_step(exported, record), joint, updates)
+        for trial in (first, second):
+            verification.step(trial)
     if plan is not None:
         _leave_out_gradients(exported)
     inference = None

@@ -85,9 +85,8 @@ def _others(joint: JointStep, first: Trial) -> Iterator[Tensors]:
     generator = torch.Generator().manual_seed(0)
     reached = {name.removeprefix(NEXT): value for name, value in first.expected.items() if name.startswith(NEXT)}
     state = {name: value for name, value in (first.values | reached).items() if name not in joint.arguments}
-    trained = joint.trained()
-    for name in joint.parameters:
-        state[name] = _perturbed(state[name], name in trained, generator)
+    state |= disturbed({name: state[name] for name in joint.parameters}, NOISE)
+    state |= {name: _away_from_zero(state[name], generator) for name in joint.trained()}
     arguments = {name: first.values[name] for name in joint.arguments}
     changed = {name: _fainter(value, generator) for name, value in arguments.items()}
     sizes = _other_sizes(joint.dynamic, arguments)
@@ -102,14 +101,19 @@ def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (2 * torch.rand(like.shape, generator=generator) - 1).to(like.dtype)
 
 
-def _perturbed(tensor: torch.Tensor, trained: bool, generator: torch.Generator) -> torch.Tensor:
+def disturbed(values: Tensors, amount: float) -> Tensors:
+    """Floating tensors each of whose elements is changed by so much of itself at most."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
+        for name, tensor in values.items()
+    }
+
+
+def _away_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not tensor.is_floating_point() or not tensor.numel():
         return tensor
-    noise = _noise(tensor, generator)
-    changed = tensor * (1 + NOISE * noise)
-    if not trained:
-        return changed
-    return torch.where(tensor == 0, AWAY_FROM_ZERO * (tensor.abs().max() or 1.0) * noise, changed)
+    return torch.where(tensor == 0, AWAY_FROM_ZERO * (tensor.abs().max() or 1.0) * _noise(tensor, generator), tensor)
 
 
 def _fainter(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

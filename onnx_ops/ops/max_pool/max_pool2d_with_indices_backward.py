@@ -62,8 +62,8 @@ Indices count either elements of the plane (H, W), as those of MaxPool2dWithIndi
 whole tensor, `n*C*H*W + c*H*W + h*W + w`, as those of ONNX's MaxPool do.
 
 Shapes: `self` (N, C, H, W) or (C, H, W), and `out` the same; `grad_output` and `indices` the same except for the
-spatial sizes, which are numbers of windows. `kernel_size` has one number per spatial axis, 1 to 3; without it there are two
-axes. If it is given, sizes are checked against it; `stride`, `padding`, `dilation` and `ceil_mode` serve this check
+spatial sizes, which are numbers of windows. `kernel_size` has one number per spatial axis, 1 to 3; without it there are
+two axes. If it is given, sizes are checked against it; `stride`, `padding`, `dilation` and `ceil_mode` serve this check
 only. So the op also serves other pools whose maxima have indices, such as adaptive ones (those over three axes after
 two of them are merged).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,6 +290,30 @@ def _columns_to_image(
     columns = op.Reshape(x, out.after(0, sizes(x)[1] // count, count))
     return _scattered(columns, x, window, out, space.minus(out.times(window.stride)))
 
+
+def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution as a function of the inputs and attributes that `Window.attributes` gives its node."""
+
+    def translated(
+        x: Any,
+        weight: Any,
+        *,
+        kernel_shape: Sequence[int],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        group: int,
+        output_padding: Sequence[int] | None = None,
+        auto_pad: bytes = b"NOTSET",
+    ) -> Any:
+        window = Window(kernel_shape, strides, pads[: len(kernel_shape)], dilations, group)
+        return translate(x, weight, window, *([] if output_padding is None else [output_padding]))
+
+    return translated
+
+
+NODES = {"Conv": _of_node(_forward), "ConvTranspose": _of_node(_by_input)}
+"""The nodes written above that onnxruntime does not have for doubles, and what is written in their place."""
 
 TABLE = {
     torch.ops.aten.convolution.default: _convolution,

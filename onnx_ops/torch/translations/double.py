@@ -269,3 +269,16 @@ TABLE = {
     aten.asinh.default: _asinh,
     aten.acosh.default: _acosh,
 }
+NODES = {
+    "Acos": _acos,
+    "Acosh": _acosh,
+    "Asin": _asin,
+    "Asinh": _asinh,
+    "Atan": _atan,
+    "Atanh": _atanh,
+    "Cosh": _of_exponentials("Cosh", 1.0),
+    "Erf": _erf,
+    "Sinh": _of_exponentials("Sinh", -1.0),
+    "Tan": _tan,
+}
+"""The nodes that onnxruntime does not have for doubles, and what is written for doubles in their place."""

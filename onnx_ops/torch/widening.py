@@ -1,0 +1,89 @@
+"""A captured graph with float64 in place of float32: what it computes without the rounding of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper, numpy_helper
+from onnxscript import evaluator, opset18
+from torch.onnx._internal.exporter._building import OpRecorder
+
+from onnx_ops.torch.translations import convolution, double
+
+NODES: Mapping[str, Callable[..., Any]] = convolution.NODES | double.NODES
+DTYPES = ("to", "dtype")
+"""Attributes that are dtypes."""
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model whose tensors of float32 are of float64, constants and casts included.
+
+    Attributes of numbers, such as an epsilon, keep the value that they have in float32. Nodes that onnxruntime has not
+    for float64 are written in others.
+    """
+    wide = onnx.shape_inference.infer_shapes(model)  # values that translations have put in lack them
+    for function in wide.functions:
+        _widen(function.node, function.value_info)
+    _widen_graph(wide.graph)
+    return wide
+
+
+def _widen_graph(graph: onnx.GraphProto) -> None:
+    for i, tensor in enumerate(graph.initializer):
+        graph.initializer[i].CopyFrom(_tensor(tensor))
+    _widen(graph.node, [*graph.input, *graph.output, *graph.value_info], graph.initializer)
+
+
+def _widen(nodes: Any, values: Iterable[onnx.ValueInfoProto], initializers: Iterable[TensorProto] = ()) -> None:
+    shapes: dict[str, list[int | str]] = {tensor.name: list(tensor.dims) for tensor in initializers}
+    for value in values:
+        kind = value.type.tensor_type
+        if kind.elem_type == TensorProto.FLOAT:
+            kind.elem_type = TensorProto.DOUBLE
+        shapes[value.name] = [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+    written: list[onnx.NodeProto] = []
+    for node in nodes:
+        for attribute in node.attribute:
+            _widen_attribute(node, attribute)
+        written += _rewritten(node, shapes) if not node.domain and node.op_type in NODES else [node]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in written]
+    del nodes[:]
+    nodes.extend(kept)
+
+
+def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        _widen_graph(attribute.g)
+    elif attribute.type == onnx.AttributeProto.TENSOR:
+        attribute.t.CopyFrom(_tensor(attribute.t))
+    elif attribute.name in DTYPES and attribute.i == TensorProto.FLOAT:
+        attribute.i = TensorProto.DOUBLE
+    elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        number = helper.get_attribute_value(attribute)
+        array = np.asarray(number, np.float32).astype(np.float64)
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
+
+
+def _tensor(tensor: TensorProto) -> TensorProto:
+    if tensor.data_type != TensorProto.FLOAT:
+        return tensor
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+
+
+def _rewritten(node: onnx.NodeProto, shapes: Mapping[str, list[int | str]]) -> Iterator[onnx.NodeProto]:
+    """Nodes that compute in float64 what a node computes in float32."""
+    inputs = [
+        ir.val(name, ir.DataType.DOUBLE, ir.Shape(shapes[name]) if name in shapes else None) for name in node.input
+    ]
+    recorder = OpRecorder(opset18, {})
+    with evaluator.default_as(recorder):
+        result = NODES[node.op_type](*inputs, **{a.name: helper.get_attribute_value(a) for a in node.attribute})
+    for i, written in enumerate(recorder.nodes):
+        for value in written.outputs:
+            value.name = node.output[0] if value is result else f"{node.output[0]}/double_{i}"
+    for written in recorder.nodes:
+        yield ir.to_proto(written)

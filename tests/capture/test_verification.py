@@ -1,0 +1,263 @@
+"""The check that follows a capture: which faults of a graph it finds, and what it puts down to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
+
+from onnx_ops.torch import CaptureError, gradients, training_step, verification
+from onnx_ops.torch import capture as capturing
+from onnx_ops.torch.steps import JointStep, Seen
+from onnx_ops.torch.trials import trials
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self.head(self.left(x).tanh() + functional.silu(self.right(x)))
+
+
+def classified(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x), labels)
+
+
+def output(graph: ir.Graph, name: str) -> int:
+    return next(i for i, value in enumerate(graph.outputs) if value.name == name)
+
+
+def replace(graph: ir.Graph, name: str, kind: str, *inputs: ir.Value) -> None:
+    """Let a node compute an output."""
+    place = output(graph, name)
+    old = graph.outputs[place]
+    node = ir.node(kind, inputs)
+    graph.append(node)
+    old.name, node.outputs[0].name = f"{name}.before", name
+    node.outputs[0].shape, node.outputs[0].type = old.shape, old.type
+    graph.outputs[place] = node.outputs[0]
+
+
+def constant(graph: ir.Graph, name: str, array: Any) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(np.asarray(array, np.float32), name=name))
+    graph.register_initializer(value)
+    return value
+
+
+def scaled(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    gradient = graph.outputs[output(graph, "grad.left.weight")]
+    replace(graph, "grad.left.weight", "Mul", gradient, constant(graph, "factor", 1.01))
+
+
+def not_updated(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    replace(graph, "next.head.bias", "Identity", next(v for v in graph.inputs if v.name == "head.bias"))
+
+
+def missing(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    del graph.outputs[output(graph, "next.steps")]
+
+
+def baked_in(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    parameter = next(v for v in graph.inputs if v.name == "left.weight")
+    fixed = constant(graph, "fixed", values["left.weight"].numpy())
+    for use in list(parameter.uses()):
+        if any(value.name and "next" in value.name for value in use.node.outputs):
+            continue
+        use.node.replace_input_with(use.idx, fixed)
+
+
+def swapped(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    one, other = (output(graph, f"grad.{name}.bias") for name in ("left", "right"))
+    graph.outputs[one].name, graph.outputs[other].name = "grad.right.bias.now", "grad.left.bias"
+    graph.outputs[one].name = "grad.right.bias"
+
+
+def detached(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    gradient = graph.outputs[output(graph, "grad.right.weight")]
+    replace(graph, "grad.right.weight", "Mul", gradient, constant(graph, "nothing", 0.0))
+
+
+def one_size(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    """A mean that divides by the number of rows of the example."""
+    factor = constant(graph, "rows", 1 / 8)
+    rows = ir.node("ReduceSum", [next(v for v in graph.inputs if v.name == "x")], {"keepdims": 0})
+    count = ir.node("Size", [next(v for v in graph.inputs if v.name == "labels")])
+    graph.extend([rows, count, cast := ir.node("Cast", count.outputs, {"to": 1})])
+    graph.append(share := ir.node("Mul", [cast.outputs[0], factor]))
+    replace(graph, "loss", "Mul", graph.outputs[output(graph, "loss")], share.outputs[0])
+
+
+FAULTS: dict[str, tuple[Callable[..., None], str]] = {
+    "one gradient times 1.01": (scaled, "grad.left.weight is off"),
+    "a missing update": (not_updated, "next.head.bias is off"),
+    "a missing buffer": (missing, "next.steps is missing"),
+    "a parameter as a constant": (baked_in, "is off"),
+    "two gradients in each other's place": (swapped, "grad.left.bias is off"),
+    "a detached branch": (detached, "grad.right.weight is off"),
+    "right for one size of the batch": (one_size, "loss is off"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_graphs_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, said = FAULTS[name]
+
+    def faulty(traced: Any, values: dict[str, Tensor], *rest: Any) -> ir.Model:
+        model = capturing_honestly(traced, values, *rest)
+        if "labels" in values:  # not the model alone
+            fault(model.graph, values)
+        return model
+
+    capturing_honestly = capturing.to_onnx
+    monkeypatch.setattr(capturing, "to_onnx", faulty)
+    torch.manual_seed(0)
+    model, rows = Branches(), Dim("rows")
+    with pytest.raises(CaptureError, match=f"{said}.*check=False"):
+        training_step(
+            model,
+            classified,
+            (torch.randn(8, 4), torch.randint(3, (8,))),
+            torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+            dynamic_shapes=({0: rows}, {0: rows}),
+        )
+
+
+# --- the second state -------------------------------------------------------------------------------------------------
+
+
+class Particular(nn.Module):
+    """Takes no other rows than those of the example, or makes NaNs of them."""
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        self.layer, self.raises = nn.Linear(4, 3), raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = float(x[0, 0]) if type(x) is Tensor else 1.0  # while it is traced, x has no numbers
+        if first != 1.0 and self.raises:
+            raise ValueError(f"the first number is {first}")
+        return self.layer(x) * (1.0 if first == 1.0 else float("nan"))
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_batch_that_pytorch_refuses_proves_nothing(raises: bool) -> None:
+    x = torch.arange(1.0, 21.0).reshape(5, 4)
+    model = Particular(raises)
+    training_step(model, lambda m, x: m(x).square().mean(), (x,), torch.optim.SGD(model.parameters(), 0.1))
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+class OnTheEdge(nn.Module):
+    """Its activation gets zeros, on whose other side a change of the weights puts them."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 3))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(torch.cat([x, -x], 1) @ self.weight)
+
+
+def captured_with_a_jump(activation: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of float32 is off by 3 percent, as where an activation's input has changed its sign."""
+
+    def run(graph: verification.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        got = honest(graph, values)
+        weight = values.get("weight")
+        if weight is not None and weight.dtype is torch.float32 and bool((weight == 1).all()):
+            got["grad.weight"] *= np.float32(1.03)
+        return got
+
+    honest = verification.Graph.run
+    monkeypatch.setattr(verification.Graph, "run", run)
+    torch.manual_seed(0)
+    model = OnTheEdge(activation)
+    training_step(
+        model,
+        lambda m, x: (m(x) + 1).square().mean(),
+        (torch.randint(1, 9, (7, 3)).float(),),
+        torch.optim.SGD([model.weight], 1),
+    )
+
+
+def test_jumps_where_rounding_can_change_signs_are_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured_with_a_jump(nn.ReLU(), monkeypatch)
+
+
+def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CaptureError, match=r"grad\.weight is off"):
+        captured_with_a_jump(nn.Tanh(), monkeypatch)
+
+
+class InvertedResidual(nn.Module):
+    """The block of MobileNetV2 (Sandler et al. 2018)."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * channels
+        self.skips = stride == 1 and channels == out
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.skips else self.layers(x)
+
+
+def inverted_residuals(depth: int = 16, width: int = 8) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU6()]
+    channels = width
+    for i in range(depth):
+        out = width * (1 + i // 4)
+        layers.append(InvertedResidual(channels, out, 2 if i in (4, 8) else 1))
+        channels = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+@pytest.mark.full
+def test_deep_networks_of_kinks() -> None:
+    """Rounding changes signs of inputs of ReLU6, and gradients with them; what is wrong in float64 is a fault."""
+    torch.manual_seed(5)
+    model, example = inverted_residuals(), (torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))
+    joint = JointStep(model, classified, example, None)
+    capture = gradients(model, classified, example, check=False)
+    broken = onnx.ModelProto()
+    broken.CopyFrom(capture.model)
+    name = "grad.5.layers.3.weight"
+    factor = broken.graph.initializer.add()
+    factor.CopyFrom(onnx.numpy_helper.from_array(np.float32(1.01), "factor"))
+    node = next(node for node in broken.graph.node if name in node.output)
+    node.output[list(node.output).index(name)] = "before"
+    broken.graph.node.append(onnx.helper.make_node("Mul", ["before", "factor"], [name]))
+    verifying = verification.Verification(capture.model, joint, None)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.data.mul_(1 + 0.1 * torch.randn(parameter.shape))
+        for trial in trials(joint, Seen()):
+            verifying.step(trial)
+    with pytest.raises(CaptureError, match=r"grad\.5\.layers\.3\.weight is off"):
+        verification.Verification(broken, joint, None).step(trial)
