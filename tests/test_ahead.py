@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
 from onnx_ops.linking.link import link_with_calls
-from onnx_ops.runtime import ahead, cache, callbacks, compiler, host, kernels, progress
+from onnx_ops.runtime import ahead, cache, callbacks, compiler, host, kernels, progress, worker
 from onnx_ops.runtime.process import STATE
 
 FUNCTIONS = [(callbacks.one, kind(kind)) for kind in (types.int8, types.uint8, types.uint32, types.float32)]
@@ -52,6 +53,17 @@ def test_workers_fill_the_cache(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {*map(compiler.entry_name, FUNCTIONS)}
     assert ahead.missing(FUNCTIONS) == []
     assert not {*FUNCTIONS} & compiler.compiled.keys()
+
+
+def test_worker_stops_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Its parent was killed, and could not end it."""
+    (tmp_path / "functions").write_bytes(pickle.dumps([]))
+    file, (queue, end) = os.open(tmp_path / "functions", os.O_RDONLY), os.pipe()
+    os.write(end, bytes(ahead.RECORD_BYTES))
+    worker.main(queue, file, parent=os.getpid())
+    assert os.read(queue, ahead.RECORD_BYTES) == bytes(ahead.RECORD_BYTES)
+    for descriptor in (file, queue, end):
+        os.close(descriptor)
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ def _alone(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator
             time.sleep(PAUSE)
         yield _done(folder, left) < len(left)
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
         os.close(descriptor)
 
 
@@ -133,8 +135,9 @@ def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> N
 def _started(queue: int, functions: int) -> subprocess.Popen[bytes]:
     """A worker that imports from where this process does; -P: and from nowhere else."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    arguments = map(str, (queue, functions, os.getpid()))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "onnx_ops.runtime.worker", str(queue), str(functions)],
+        [sys.executable, "-P", "-m", "onnx_ops.runtime.worker", *arguments],
         env=os.environ | {"PYTHONPATH": paths},
         pass_fds=(queue, functions),
         stdin=subprocess.DEVNULL,
