@@ -298,7 +298,7 @@ def test_function_that_imports_another_version_of_the_domain_is_refused() -> Non
 def test_attached_functions_say_what_they_are() -> None:
     portable, public = onnx_ops.link(model()).functions
     for function in (portable, public):
-        assert function.doc_string.startswith("aclnn.HardshrinkBackward: Gradient of hardshrink")
+        assert function.doc_string.startswith("aclnn.HardshrinkBackward: Gradient of Hardshrink")
         assert function.doc_string.endswith(f"Attached by onnx_ops {onnx_ops.__version__}.")
     assert "standard operators" in portable.doc_string
     assert "calls the kernel" in public.doc_string

@@ -17,7 +17,7 @@ ATTACHED_BY = "Attached by onnx_ops "
 
 def body_function(op: Op, body: Body, opset: int) -> FunctionProto:
     """The function body, named after the op's kernel; `opset`: version of the default domain."""
-    part = "This is what runs where the op's kernel is not registered: the op in standard operators."
+    part = "The op in standard operators, run where its kernel is not registered."
     imports = [helper.make_opsetid("", opset)]
     return body.function(KERNEL_DOMAIN, kernel_name(op.name), imports, _attributes(op), _documentation(op, part))
 
@@ -44,7 +44,7 @@ def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
         b.output(name, value if body.wants(name) else NOTHING)
     if not all(map(body.wants, body.outputs)):
         imports.append(helper.make_opsetid("", opset))
-    part = "It calls the kernel of the op where one is registered, else the function of that name."
+    part = "It calls the kernel of the op where it is registered, else the function of that name."
     return b.function(DOMAIN, op.name, imports, _attributes(op), _documentation(op, part))
 
 
