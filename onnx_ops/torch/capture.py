@@ -150,7 +150,8 @@ def _captured(
     joint.check_constants(traced.graph, seen.changed)
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
-    record = Step(_settled(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic))
+    ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
+    record = Step(_settled(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic), ranges)
     if check:
         updates = None
         if optimizer is not None and plan is not None:

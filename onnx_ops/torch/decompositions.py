@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 
-from onnx_ops.torch.composed import elementary, padding, pools, scattering
+from onnx_ops.torch.composed import elementary, likelihoods, padding, pools, scattering
 
 NAMES = (
-    "nll_loss_forward",  # its translation makes up total_weight, which the gradient divides by
-    "nll_loss_backward",
-    "nll_loss2d_forward",
-    "nll_loss2d_backward",
     "logsumexp",  # onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf
 )
 """Those that PyTorch takes apart itself, if asked."""
@@ -49,7 +45,7 @@ DOUBLE_NAMES = (
 )
 """Those of which onnxruntime has no kernel for doubles, or ONNX takes numbers as float32."""
 
-OWN = (elementary, padding, pools, scattering)
+OWN = (elementary, likelihoods, padding, pools, scattering)
 
 
 @functools.cache

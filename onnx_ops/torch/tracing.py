@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -37,6 +37,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import NoAutocast, Whereabouts, explained
+from onnx_ops.torch.indices import index_ranges
 from onnx_ops.torch.marking import TABLE as MARKS
 from onnx_ops.torch.marking import take_out_marks
 from onnx_ops.torch.preserving import preserved
@@ -44,6 +45,7 @@ from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.table import translation_table
 from onnx_ops.torch.translatable import check_translations
 from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
+from onnx_ops.training.ranges import IndexRange
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Any]]
@@ -92,11 +94,13 @@ class Traced:
         graph: from the tensors it was traced with, in their order, to those that the function returned.
         dynamic: the dimensions of those tensors for whose other sizes the graph is right too.
         symbols: what stands for a dynamic dimension in shapes, and what torch.export calls the dimension.
+        ranges: which numbers those tensors may have that are indices.
     """
 
     graph: torch.fx.GraphModule
     dynamic: Dynamic
     symbols: Mapping[Any, Any]
+    ranges: Sequence[IndexRange]
 
     def dimension(self, size: Any) -> Any:
         """What torch.export calls a size that the trace has met."""
@@ -124,7 +128,8 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
             graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
         _check_sizes(shapes, inputs)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
-    return Traced(graph, kept, {symbol: dim for given in inputs for symbol, dim in given.symbols()})
+    symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
+    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)))
 
 
 @dataclass(frozen=True)

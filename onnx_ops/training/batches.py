@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx_ops.core.types import Shape, TensorType
+from onnx_ops.training.ranges import IndexRange
 from onnx_ops.training.step import (
     Bounds,
     StepError,
@@ -29,6 +30,7 @@ class Batches:
     Args:
         inputs: the types of the arrays, by name.
         bounds: the sizes that named dimensions may have.
+        ranges: the values that indices may have.
         counted: the input, and its axis, whose size is the number of samples; None if that is not known.
         may_be_empty: whether a batch may have no sample. Such a one is not run, and may have any sizes.
     """
@@ -37,12 +39,14 @@ class Batches:
         self,
         inputs: Mapping[str, TensorType],
         bounds: Mapping[str, Bounds],
+        ranges: Sequence[IndexRange],
         counted: tuple[str, int] | None,
         may_be_empty: bool,
     ) -> None:
         self._types = inputs
         self._inputs = [_Input.of(name, tensor) for name, tensor in inputs.items()]
-        self._bounds, self._counted, self._may_be_empty = bounds, counted, may_be_empty
+        self._bounds, self._ranges = bounds, ranges
+        self._counted, self._may_be_empty = counted, may_be_empty
 
     def checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays of a batch as sessions take them; StepError if they are not what they need to be."""
@@ -60,6 +64,9 @@ class Batches:
                 name = sizes[dimension][1]
                 given, wanted = array_text(arrays[name]), tensor_text(self._types[name])
                 raise StepError(f"'{name}' is {given}, expected {wanted} with {dimension} {bounds}")
+        for found in self._ranges:
+            if problem := found.problem(arrays[found.input]):
+                raise StepError(problem)
         return arrays
 
 

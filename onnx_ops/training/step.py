@@ -27,6 +27,7 @@ from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.inlining import CARRIED_DOMAIN
 from onnx_ops.linking.link import link
+from onnx_ops.training.ranges import IndexRange
 
 METADATA = "onnx_ops.step"
 """The key of a model's metadata under which a step says what its inputs are."""
@@ -36,6 +37,12 @@ NEXT = "next."
 
 INFERENCE: Key = (CARRIED_DOMAIN, "inference", "")
 """The function that is the inference graph."""
+
+
+INTEGERS = (
+    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+)
 
 
 class StepError(ValueError):
@@ -74,11 +81,13 @@ class Step:
         roles: those of the state, by name of the input and in the order of the inputs; all other inputs are the batch.
         tied: other names of parameters and buffers, each with the name of the input that they denote.
         bounds: the sizes that named dimensions of the batch may have; dimensions without an entry may have any.
+        ranges: the values that indices among the inputs of the batch may have.
     """
 
     roles: Mapping[str, InputRole]
     tied: Mapping[str, str] = field(default_factory=dict)
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    ranges: tuple[IndexRange, ...] = ()
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Step:
@@ -97,9 +106,12 @@ class Step:
         """Let the metadata of a model say this; StepError where it does not fit the model."""
         self._check(model)
         entry = next((e for e in model.metadata_props if e.key == METADATA), None) or model.metadata_props.add()
-        record = {"roles": dict(self.roles), "tied": dict(self.tied)}
-        bounds = {"bounds": {name: bounds._asdict() for name, bounds in self.bounds.items()}} if self.bounds else {}
-        entry.key, entry.value = METADATA, json.dumps(record | bounds)
+        record: dict[str, Any] = {"roles": dict(self.roles), "tied": dict(self.tied)}
+        if self.bounds:
+            record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
+        if self.ranges:
+            record["ranges"] = [found.entry() for found in self.ranges]
+        entry.key, entry.value = METADATA, json.dumps(record)
 
     def names(self, *roles: InputRole) -> list[str]:
         """The inputs that have one of these roles."""
@@ -135,12 +147,16 @@ class Step:
                 raise StepError(f"'{other}' is tied to '{first}', which is no parameter and no buffer of the step")
             if other in inputs:
                 raise StepError(f"'{other}' is tied to '{first}', but is an input of its own")
+        for found in self.ranges:
+            if found.input not in inputs or found.input in self.roles:
+                raise StepError(f"'{found.input}' has a range of indices, but is no input of the batch")
+            _check_range(found, inputs[found.input])
 
 
 def _parsed(text: str) -> Step:
     found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() - {"bounds"} != {"roles", "tied"}:
-        raise ValueError('expected an object {"roles": ..., "tied": ...}, and perhaps "bounds"')
+    if not isinstance(found, dict) or found.keys() - {"bounds", "ranges"} != {"roles", "tied"}:
+        raise ValueError('expected an object {"roles": ..., "tied": ...}, and perhaps "bounds" and "ranges"')
     for key in ("roles", "tied"):
         entries = found[key]
         if not isinstance(entries, dict) or not all(isinstance(entry, str) for entry in entries.values()):
@@ -153,7 +169,15 @@ def _parsed(text: str) -> Step:
     bounds = found.get("bounds", {})
     if not isinstance(bounds, dict):
         raise ValueError("'bounds' is not an object")
-    return Step(roles, found["tied"], {name: _parsed_bounds(name, entry) for name, entry in bounds.items()})
+    entries = found.get("ranges", [])
+    if not isinstance(entries, list):
+        raise ValueError("'ranges' is not a list")
+    return Step(
+        roles,
+        found["tied"],
+        {name: _parsed_bounds(name, entry) for name, entry in bounds.items()},
+        tuple(map(IndexRange.of_entry, entries)),
+    )
 
 
 def _parsed_bounds(name: str, entry: Any) -> Bounds:
@@ -182,6 +206,11 @@ def _check_role(name: str, role: InputRole, tensor: TensorType) -> None:
     if role in scalars and (tensor.dtype not in scalars[role] or tensor.shape):
         wanted = " or ".join(tensor_text(TensorType(dtype, ())) for dtype in scalars[role])
         raise StepError(f"input '{name}' has the role '{role}' and is {tensor_text(tensor)}, expected {wanted}")
+
+
+def _check_range(found: IndexRange, tensor: TensorType) -> None:
+    if tensor.dtype not in INTEGERS or not found.fits(len(tensor.shape or ())):
+        raise StepError(f"input '{found.input}' is {tensor_text(tensor)}, which does not fit its range of indices")
 
 
 def _check_next(name: str, tensor: TensorType, before: TensorType) -> None:

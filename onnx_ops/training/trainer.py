@@ -125,7 +125,9 @@ class Trainer:
             registered.add_session_config_entry(SPINNING, "0")
         self.batch_inputs: dict[str, TensorType] = self._step.batch(model)
         counted = _counted(self.batch_inputs, batch_dimension, self._shared)
-        self._batches = Batches(self.batch_inputs, self._step.bounds, counted, may_be_empty=self._shared)
+        self._batches = Batches(
+            self.batch_inputs, self._step.bounds, self._step.ranges, counted, may_be_empty=self._shared
+        )
         outputs = {value.name for value in model.graph.output}
         self._state = State(self._types, start, [name for name in self._types if NEXT + name in outputs])
 
@@ -154,8 +156,9 @@ class Trainer:
 
         Raises:
             StepError: arrays of wrong names, dtypes or shapes, dimensions of one name that differ among them or are
-                beyond the bounds that the step was captured with, masked arrays; a batch without a sample, with a
-                communicator those of all workers; a loss that is NaN or infinite, unless `check_finite` is False.
+                beyond the bounds that the step was captured with, masked arrays; labels or other indices that are out
+                of range; a batch without a sample, with a communicator those of all workers; a loss that is NaN or
+                infinite, unless `check_finite` is False.
             WorkerError: another worker has failed in this step; workers that differ in learning rates, seed, or the
                 state that was loaded.
             onnxruntime's exceptions: what a kernel refuses; their text names op and input.

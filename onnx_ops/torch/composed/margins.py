@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onnx_ops.torch.whole.labels import checked
 from onnx_ops.torch.whole.reductions import reduction_of
 
 
@@ -28,6 +29,7 @@ def _multi_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     rows, labels = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.reshape(1))
+    labels, factor = checked(labels, rows.shape[1], rows.dtype)
     own = rows.gather(1, labels.unsqueeze(1))
     terms = (margin - own + rows).clamp(min=0)
     if p == 2:
@@ -35,7 +37,7 @@ def _multi_margin_loss(
     if weight is not None:
         terms = terms * weight.index_select(0, labels).unsqueeze(1)
     classes = torch.arange(rows.shape[1], device=rows.device)
-    loss = torch.where(classes == labels.unsqueeze(1), 0.0, terms).sum(1) / rows.shape[1]
+    loss = torch.where(classes == labels.unsqueeze(1), 0.0, terms).sum(1) * factor / rows.shape[1]
     return _reduced(loss if input.dim() == 2 else loss.reshape(target.shape), reduction, size_average, reduce)
 
 
@@ -49,13 +51,13 @@ def _multilabel_margin_loss(
     rows, labels = (input, target) if input.dim() == 2 else (input.reshape(1, -1), target.reshape(1, -1))
     count = rows.shape[1]
     listed = (labels < 0).to(torch.int64).cumsum(1) == 0  # up to the first -1
-    places = torch.where(listed, labels, 0)
+    places, factor = checked(labels, count, rows.dtype, -1)
     classes = torch.arange(count, device=rows.device)
     is_label = ((places.unsqueeze(2) == classes) & listed.unsqueeze(2)).any(1)
     own = rows.gather(1, places)
     terms = (1 - own.unsqueeze(2) + rows.unsqueeze(1)).clamp(min=0)
     wanted = listed.unsqueeze(2) & ~is_label.unsqueeze(1)
-    loss = torch.where(wanted, terms, 0.0).sum((1, 2)) / count
+    loss = torch.where(wanted, terms, 0.0).sum((1, 2)) * factor.prod(1) / count
     return _reduced(loss if input.dim() == 2 else loss.reshape(()), reduction, size_average, reduce)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from onnx_ops.torch.whole.labels import checked, known_or_ignored, scaled
 from onnx_ops.torch.whole.operators import Table
 
 TABLE: Table = {}  # it is written in PyTorch's operators
@@ -47,12 +48,14 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     if input.dim() != 2 or target.is_floating_point() or label_smoothing or (size_average, reduce) != (None, None):
-        return functional.cross_entropy(
-            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )
+        options = size_average, ignore_index, reduce, reduction, label_smoothing
+        if target.is_floating_point() or not label_smoothing:
+            return functional.cross_entropy(input, target, weight, *options)
+        known, factor = known_or_ignored(target, input, ignore_index)  # smoothing looks weights up too
+        return scaled(functional.cross_entropy(input, known, weight, *options), factor)
     counts = target != ignore_index
-    labels = torch.where(counts, target, 0)
-    weights = counts.to(input.dtype) if weight is None else torch.where(counts, weight[labels], 0.0)
+    labels, factor = checked(target, input.shape[1], input.dtype, ignore_index)
+    weights = torch.where(counts, factor if weight is None else factor * weight[labels], 0.0)
     losses = torch.where(counts, _CrossEntropy.apply(input, labels, weights), 0.0)
     if reduction == "none":
         return losses

@@ -1,0 +1,159 @@
+"""Where a traced graph looks something up by numbers among its inputs: labels, tokens, places.
+
+PyTorch refuses an index that is out of range when it runs. ONNX counts negative ones from the end, also in operators in
+which PyTorch does not: there they become indices that runtimes refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from onnx_ops.torch.whole.labels import TABLE as LABEL
+from onnx_ops.training.ranges import Cut, IndexRange
+
+aten = torch.ops.aten
+
+FROM_THE_START: dict[Any, tuple[int | None, int]] = {
+    aten.gather.default: (1, 2),
+    aten.index_select.default: (1, 2),
+    aten.scatter.src: (1, 2),
+    aten.scatter.value: (1, 2),
+    aten.scatter_add.default: (1, 2),
+    aten.scatter_reduce.two: (1, 2),
+    aten.embedding.default: (None, 1),
+}
+"""Operators that refuse negative indices: which of the arguments are the axis of the first one and the index."""
+
+FROM_EITHER_END = (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default)
+"""Those that take them: a tensor, and a list of indices for its axes."""
+
+SAME_SHAPE = (aten.alias.default, aten.clone.default, aten.detach.default, aten._to_copy.default)
+OTHER_SHAPE = (
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+)
+"""Operators whose results have the numbers of the first argument and no others."""
+
+END = 2**63 - 1
+LARGE = 2**31 - 1
+"""No tensor has an axis as long."""
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """An index, and which numbers it may have: those below `size`, and as many negative ones if they count too."""
+
+    index: Node
+    size: Any
+    negative: bool = False
+    ignored: int | None = None
+
+
+def index_ranges(traced: GraphModule, names: Sequence[str]) -> list[IndexRange]:
+    """The ranges of inputs that something is looked up by; an axis of a dynamic size has none.
+
+    Args:
+        traced: a graph, in which negative indices become others where PyTorch does not take them.
+        names: of its inputs.
+    """
+    inputs = dict(zip(traced.graph.find_nodes(op="placeholder"), names, strict=True))
+    given = _computed_from(filter(_whole, inputs), traced.graph.nodes)
+    found: dict[IndexRange, None] = {}
+    for node in list(traced.graph.nodes):
+        for lookup in _lookups(node):
+            source, cuts = _source(lookup.index)
+            if source in inputs and _whole(source) and cuts is not None and isinstance(lookup.size, int):
+                least = -lookup.size if lookup.negative else 0
+                found[IndexRange(inputs[source], least, lookup.size, lookup.ignored, cuts)] = None
+            if node.target in FROM_THE_START and lookup.index in given:
+                _refuse_negative(node, lookup.index)
+    traced.recompile()
+    return list(found)
+
+
+def _computed_from(inputs: Iterable[Node], nodes: Iterable[Node]) -> set[Node]:
+    """The inputs, and what is computed from them in whole numbers; labels that are looked up are in range already."""
+    found = set(inputs)
+    for node in nodes:
+        if node.target not in LABEL and _whole(node) and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _whole(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype is not torch.bool
+
+
+def _lookups(node: Node) -> Iterator[_Lookup]:
+    """What a node looks up."""
+    if node.target in LABEL:
+        index, classes, *ignored = node.args
+        yield _Lookup(index, classes, ignored=ignored[0] if ignored else None)
+    elif node.target in FROM_THE_START:
+        axis, place = FROM_THE_START[node.target]
+        shape = _shape(node.args[0]) or (1,)
+        yield _Lookup(node.args[place], shape[0 if axis is None else node.args[axis]])
+    elif node.target in FROM_EITHER_END:
+        indices = [index for index in node.args[1] if index is not None]
+        if not any(index.meta["val"].dtype is torch.bool for index in indices):  # one may be for several axes
+            for index, size in zip(node.args[1], _shape(node.args[0]), strict=False):
+                if index is not None:
+                    yield _Lookup(index, size, negative=True)
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _source(index: Node) -> tuple[Node, tuple[Cut, ...] | None]:
+    """The value that an index is or is a part of, and which part; None if that part is of another shape of it."""
+    cuts: list[Cut] | None = []
+    while index.op == "call_function":
+        if index.target in OTHER_SHAPE:
+            cuts = None if cuts else cuts
+        elif (cut := _cut(index)) is not None:
+            cuts = None if cuts is None or not all(isinstance(number, int) for number in cut) else [cut, *cuts]
+        elif index.target not in SAME_SHAPE:
+            break
+        index = index.args[0]
+    return index, None if cuts is None else tuple(cuts)
+
+
+def _cut(node: Node) -> tuple[Any, ...] | None:
+    """Which part of its argument a node takes."""
+    if node.target is aten.select.int:
+        return _axis(node), node.args[2]
+    if node.target is aten.slice.Tensor:
+        given: list[Any] = [*node.args[2:], None, None, None]
+        start, stop, step = given[:3]
+        return _axis(node), start or 0, END if stop is None else stop, 1 if step is None else step
+    return None
+
+
+def _axis(node: Node) -> int:
+    axis: Any = node.args[1] if len(node.args) > 1 else 0
+    return int(axis) % len(_shape(node.args[0]))
+
+
+def _refuse_negative(node: Node, index: Node) -> None:
+    """Let a negative index be too large."""
+    graph = node.graph
+    with graph.inserting_before(node):
+        negative = graph.call_function(aten.lt.Scalar, (index, 0))
+        refused = graph.call_function(aten.where.ScalarSelf, (negative, LARGE, index))
+    node.replace_input_with(index, refused)
