@@ -191,7 +191,7 @@ def test_as_many_classes_as_samples() -> None:
     rows = {0: torch.export.Dim("N")}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     capture = training_step(model, loss, (x, labels), optimizer, dynamic_shapes=(rows, rows))
-    trainer = onnx_ops.Trainer(capture, options())
+    trainer = onnx_ops.Trainer(capture, options(), check_finite=False)
     for count in (6, 3):
         wanted = loss(model, x[:count], labels[:count]).item()
         given = {"x": x[:count].numpy(), "labels": np.arange(count)}
