@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, distributions, nn
 from torch.export import Dim
@@ -62,8 +63,9 @@ def test_constants_may_be_branched_on() -> None:
     gradients(Integrated(), lambda model, x: model(x).square().sum(), (torch.ones(2, 3),))
 
 
-def test_distributions_check_no_arguments() -> None:
+def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of PPO, with a spread that is learnt, and that of a variational autoencoder."""
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)  # torch.compile sets it to False
 
     def loss(model: nn.Module, x: Tensor, actions: Tensor, choices: Tensor) -> Tensor:
         mean, spread = model(x).chunk(2, -1)
