@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -506,3 +508,21 @@ def test_time_grows_as_the_model(work: Callable[[onnx.ModelProto], Any], kind: s
     """Four times the nodes take four times as long; in quadratic time it would be sixteen."""
     small, large = (_seconds(work, chain(kind, count)) for count in (1000, 4000))
     assert large < 7 * small
+
+
+@pytest.mark.parametrize("size", [f"float[{2**40}] x", f"float[2, {2**39}] y"])
+def test_long_vectors_are_linked_without_propagating_their_elements(size: str) -> None:
+    """In a process with little memory: onnx's data propagation would take some for each element."""
+    code = f"""
+import resource, onnx, onnx_ops
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
+    long ({size}) => (float[N] out) {{
+        all = Constant <value = int64[1] {{-1}}> ()
+        {"" if size.endswith("x") else "x = Reshape (y, all)"}
+        square = Mul (x, x)
+        out = aclnn.Hardshrink (square)
+    }}''')
+onnx_ops.link(model)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -17,11 +17,13 @@ Types = ChainMap[str, onnx.TypeProto]
 
 LARGE = 1024
 """Number of elements above which an initializer is assumed not to hold a shape."""
+LONG_VECTOR = 2**20
+"""Length of a vector from which data propagation is left out: it takes 0.1 s."""
 
 
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
     """The nodes of the graph and its subgraphs, with the types of all values visible to them."""
-    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    graph = _inferred(model).graph
     pending: list[tuple[onnx.GraphProto, Types]] = [(graph, ChainMap())]
     while pending:
         graph, outer = pending.pop()
@@ -33,8 +35,24 @@ def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]
 
 def value_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     """The types of the values of the graph, without those of subgraphs."""
-    graph = shape_inference.infer_shapes(skeleton(model), data_prop=True).graph
+    graph = _inferred(skeleton(model)).graph
     return {name: TensorType.of_proto(proto) for name, proto in _types(graph).items()}
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with inferred types; without data propagation where a vector is too long to be a shape.
+
+    onnx propagates the elements of vectors one by one, those of unknown value too: 2**30 of them fill the memory.
+    """
+    inferred = shape_inference.infer_shapes(model)
+    if any(_is_long_vector(proto) for proto in _types(inferred.graph).values()):
+        return inferred
+    return shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _is_long_vector(proto: onnx.TypeProto) -> bool:
+    dims = proto.tensor_type.shape.dim
+    return len(dims) == 1 and dims[0].dim_value > LONG_VECTOR
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
