@@ -149,8 +149,8 @@ def test_installed_version_is_that_of_the_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    if importlib.util.find_spec("hatchling") is None:
-        pytest.skip("hatchling is not installed, and a build in isolation would download it")
+    if not all(map(importlib.util.find_spec, ("hatchling", "hatch_fancy_pypi_readme"))):
+        pytest.skip("hatchling or its plugin is not installed, and a build in isolation would download them")
     folder = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
@@ -176,6 +176,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.Path) -> None:
     assert {n for n in names if n.endswith(".py")} == {str(p.relative_to(ROOT)) for p in SHIPPED}
     assert "onnx_ops/py.typed" in names
     assert any(n.endswith("LICENSE") for n in metadata)
+
+
+def test_description_has_no_links_to_files(wheel: zipfile.Path) -> None:
+    """Package indexes show it without the repository around it."""
+    (metadata,) = [name for name in wheel.root.namelist() if name.endswith(".dist-info/METADATA")]
+    description = wheel.root.read(metadata).decode().partition("\n\n")[2]
+    assert description.startswith("# onnx_ops\n")
+    assert "[aclnn](https://" in description
+    assert "[The guide]" in (ROOT / "README.md").read_text()
+    assert "The guide goes from the capture" in description
+    assert not re.findall(r"\]\((?!https:|#)", description)
 
 
 def test_type_checkers_see_the_types_of_an_installed_wheel(wheel: zipfile.Path, tmp_path: Path) -> None:
