@@ -21,8 +21,9 @@ from models.line_reader import network as line_reader
 from models.multilabel import network as multilabel
 from models.sparse_coding import network as sparse_coding
 from models.torch_step import TorchStep, first_losses
+from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.torch import Capture
-from onnx_ops.training.step import METADATA, InputRole, Step
+from onnx_ops.training.step import Step
 
 STEPS: tuple[TorchStep, ...] = (
     batch_norm_workers.STEP,
@@ -92,7 +93,7 @@ def with_points(line: str) -> str:
 def wrapped(line: str) -> str:
     """A line of a model's text, broken where it is too long to read; the metadata stand in one string."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    if METADATA in line:
+    if STEP_METADATA in line:
         return line.rstrip()
     return textwrap.fill(line.rstrip(), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 

@@ -12,9 +12,10 @@ import onnx
 from onnx import TensorProto, helper
 
 import onnx_ops
+from onnx_ops.core.step_format import GRADIENT, LEARNING_RATE, LOSS, NEXT, InputRole, optimizer_name
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
-from onnx_ops.training.step import InputRole, Step, step_model
+from onnx_ops.training.step import Step, step_model
 
 ONNX_OPSET = 21
 IR_VERSION = 10
@@ -44,33 +45,34 @@ def perceptron_step(
     roles = dict.fromkeys(start, InputRole.PARAMETER)
     types = {name: TensorType.of(array) for name, array in start.items()}
     parameters = {name: b.input(name, tensor) for name, tensor in types.items()}
-    moving = {name: b.input(f"optimizer.momentum.{name}", tensor) for name, tensor in types.items()}
-    roles |= {f"optimizer.momentum.{name}": InputRole.OPTIMIZER for name in types}
-    start |= {f"optimizer.momentum.{name}": np.zeros_like(start[name]) for name in types}
-    learning_rate = b.input("learning_rate", TensorType(TensorProto.FLOAT, ()))
-    roles["learning_rate"], start["learning_rate"] = InputRole.SETTING, np.array(rate, np.float32)
+    momenta = {name: optimizer_name("momentum", name) for name in types}
+    moving = {name: b.input(momenta[name], tensor) for name, tensor in types.items()}
+    roles |= dict.fromkeys(momenta.values(), InputRole.OPTIMIZER)
+    start |= {momentum: np.zeros_like(start[name]) for name, momentum in momenta.items()}
+    learning_rate = b.input(LEARNING_RATE, TensorType(TensorProto.FLOAT, ()))
+    roles[LEARNING_RATE], start[LEARNING_RATE] = InputRole.SETTING, np.array(rate, np.float32)
 
     x = b.input("x", TensorType(TensorProto.FLOAT, ("N", sizes[0])))
     labels = b.input("labels", TensorType(TensorProto.FLOAT, ("N", sizes[-1])))
     *entering, logits = forward(b, x, parameters)
     b.output(
-        "loss",
+        LOSS,
         b.op("BinaryCrossEntropyWithLogits", logits, labels, domain=onnx_ops.DOMAIN),
         TensorType(TensorProto.FLOAT, ()),
     )
     grad = b.op("BinaryCrossEntropyWithLogitsBackward", 1.0, logits, labels, domain=onnx_ops.DOMAIN)
     for i in reversed(range(len(layers))):
         gradients = {
-            f"weight{i}": b.op("Gemm", entering[i], grad, transA=1, name=f"grad.weight{i}"),
-            f"bias{i}": b.op("ReduceSum", grad, [0], keepdims=0, name=f"grad.bias{i}"),
+            f"weight{i}": b.op("Gemm", entering[i], grad, transA=1, name=f"{GRADIENT}weight{i}"),
+            f"bias{i}": b.op("ReduceSum", grad, [0], keepdims=0, name=f"{GRADIENT}bias{i}"),
         }
         if i:
             before = b.op("Gemm", grad, parameters[f"weight{i}"], transB=1)
             grad = b.op("ThresholdBackward", before, entering[i], domain=onnx_ops.DOMAIN, threshold=0.0)
         for name, gradient in gradients.items():
             moved = moving[name] * momentum + gradient
-            b.output(f"next.{name}", parameters[name] - learning_rate * moved, types[name])
-            b.output(f"next.optimizer.momentum.{name}", moved, types[name])
+            b.output(NEXT + name, parameters[name] - learning_rate * moved, types[name])
+            b.output(NEXT + momenta[name], moved, types[name])
     model = made(b, "perceptron")
     Step(roles).write_into(model)
     return step_model(model, start, inference(types))

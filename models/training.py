@@ -21,9 +21,10 @@ import onnx
 from onnx import numpy_helper
 
 from onnx_ops import Trainer
+from onnx_ops.core.step_format import InputRole
 from onnx_ops.training.run import Run
 from onnx_ops.training.samples import Samples
-from onnx_ops.training.step import InputRole, Step, numpy_dtype
+from onnx_ops.training.step import Step, numpy_dtype
 
 Arrays = dict[str, np.ndarray]
 

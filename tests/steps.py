@@ -8,9 +8,10 @@ from linear_oracle import DECAY, MOMENTUM, State
 from onnx import TensorProto, helper
 
 from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
-from onnx_ops.training.step import InputRole, Step, step_model
+from onnx_ops.training.step import Step, step_model
 
 FEATURES, CLASSES = 3, 2
 

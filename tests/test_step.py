@@ -16,12 +16,11 @@ from linear_oracle import Oracle
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
+from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.graph.functions import function_key
 from onnx_ops.training.step import (
-    INFERENCE,
-    METADATA,
+    INFERENCE_FUNCTION,
     Bounds,
-    InputRole,
     Step,
     StepError,
     inference_model,
@@ -42,6 +41,7 @@ def test_metadata_are_read_as_written() -> None:
     model = steps.bare_step()
     assert Step.of(model) == steps.STEP
     assert json.loads(model.metadata_props[0].value) == {
+        "format": "1.0",
         "roles": {
             "linear.weight": "parameter",
             "linear.bias": "parameter",
@@ -68,22 +68,37 @@ def test_bounds_are_read_as_written() -> None:
     }
 
 
+@pytest.mark.parametrize("version", [None, "1.0", "1.7"])
+def test_other_keys_are_ignored(version: str | None) -> None:
+    """Those that a later minor version may add; files of before 1.0 was named have no version."""
+    model = steps.bare_step()
+    record = json.loads(model.metadata_props[0].value)
+    assert record.pop("format") == "1.0"
+    bounds = {"bounds": {"N": {"min": 2, "max": None, "multiple": 2}}}
+    named = {} if version is None else {"format": version}
+    model.metadata_props[0].value = json.dumps(named | record | bounds | {"more": []})
+    assert Step.of(model) == Step(steps.ROLES, steps.STEP.tied, {"N": Bounds(2)})
+
+
 def test_written_twice_is_there_once() -> None:
     model = steps.bare_step()
     Step(steps.ROLES).write_into(model)
-    assert [entry.key for entry in model.metadata_props] == [METADATA]
+    assert [entry.key for entry in model.metadata_props] == [STEP_METADATA]
     assert Step.of(model) == Step(steps.ROLES)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, f"the model is no training step: its metadata have no entry '{METADATA}'"),
+        (None, f"the model is no training step: its metadata have no entry '{STEP_METADATA}'"),
         ("{", "cannot be read: Expecting property name"),
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
-        ("[]", 'expected an object {"roles": ..., "tied": ...}'),
-        ('{"roles": {}}', 'expected an object {"roles": ..., "tied": ...}'),
-        ('{"roles": {}, "tied": {}, "more": {}}', 'expected an object {"roles": ..., "tied": ...}'),
+        ("[]", 'expected an object {"format": ..., "roles": ..., "tied": ...}'),
+        ('{"roles": {}}', 'expected an object {"format": ..., "roles": ..., "tied": ...}'),
+        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.0"'),
+        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.0"'),
+        ('{"format": "one", "roles": {}, "tied": {}}', 'its format version is "one", expected a string such as "1.0"'),
+        ('{"format": "2.0", "parts": []}', "its format version is 2.0, expected at most 1.0: update onnx_ops"),
         ('{"roles": {}, "tied": {}, "bounds": []}', "'bounds' is not an object"),
         ('{"roles": {}, "tied": {}, "bounds": {"N": 3}}', "'bounds' has 3 for 'N', expected {\"min\": ..., \"max\""),
         ('{"roles": {}, "tied": {}, "bounds": {"N": {"min": 3, "max": 2}}}', 'has {"min": 3, "max": 2} for \'N\''),
@@ -114,7 +129,7 @@ def test_metadata_that_do_not_fit_are_refused(text: str | None, problem: str) ->
     model = steps.bare_step()
     del model.metadata_props[:]
     if text is not None:
-        model.metadata_props.add(key=METADATA, value=text)
+        model.metadata_props.add(key=STEP_METADATA, value=text)
     with pytest.raises(StepError) as refused:
         Step.of(model)
     assert problem in str(refused.value)
@@ -193,7 +208,7 @@ def test_inference_model_computes_with_the_given_state(dtype: type) -> None:
     assert [given.name for given in model.graph.input] == ["x"]
     assert [dim.dim_param or dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim] == ["N", 2]
     assert {f.name for f in model.functions} == {"Hardshrink", "aclnn_Hardshrink"}  # none of the step's
-    assert METADATA not in [entry.key for entry in model.metadata_props]
+    assert STEP_METADATA not in [entry.key for entry in model.metadata_props]
     session = ort.InferenceSession(model.SerializeToString(), options(), providers=["CPUExecutionProvider"])
     outputs = run(session, {"x": batch["x"]})
     tolerance = FLOAT32 if dtype is np.float32 else 1e-14
@@ -205,8 +220,8 @@ def test_an_inlined_step_keeps_its_inference_graph() -> None:
     whole = steps.whole_step()
     inlined = onnx_ops.inline(whole)
     onnx.checker.check_model(inlined, full_check=True)
-    assert [function_key(f) for f in inlined.functions] == [INFERENCE]
-    assert {entry.domain for entry in inlined.opset_import} == {"", INFERENCE[0]}
+    assert [function_key(f) for f in inlined.functions] == [INFERENCE_FUNCTION]
+    assert {entry.domain for entry in inlined.opset_import} == {"", INFERENCE_FUNCTION[0]}
     assert {node.domain for node in (*inlined.graph.node, *inlined.functions[0].node)} == {""}
     assert Step.of(inlined) == Step.of(whole)
     assert onnx_ops.inline(inlined) == inlined

@@ -19,8 +19,9 @@ from linear_oracle import Oracle
 from test_cli import FAILED, answer, run
 
 from onnx_ops import StepError, Trainer
+from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
-from onnx_ops.training.run import METADATA, Checkpoint, Run
+from onnx_ops.training.run import Checkpoint, Run
 from onnx_ops.training.samples import Samples
 
 SAMPLES = 20
@@ -73,7 +74,7 @@ def test_training_follows_the_formulas(step: Path, data: Path, tmp_path: Path) -
     state, metadata = read_checkpoint(out)
     for name, array in state.items():
         assert_close(array, oracle.state[name].astype(array.dtype), rtol=2e-6, atol=2e-6)
-    assert list(metadata) == [METADATA]
+    assert list(metadata) == [RUN_METADATA]
     session = ort.InferenceSession(trained, options(), providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(None, {"x": whole["x"]})
     assert_close(probabilities, oracle.predict(whole["x"]).astype(np.float32), rtol=4e-6, atol=4e-6)
@@ -284,11 +285,11 @@ def record(**changes: Any) -> str:
     ("metadata", "problem"),
     [
         ({}, "is no checkpoint of a training in epochs: its metadata have no 'onnx_ops.training'"),
-        ({METADATA: "{"}, "does not say how far its training has come: "),
-        ({METADATA: '{"seed": 0}'}, "does not say how far its training has come: "),
-        ({METADATA: '{"losses": []}'}, "does not say how far its training has come: KeyError"),
-        ({METADATA: record(step="one")}, "does not say how far its training has come: ValueError"),
-        ({METADATA: record(losses=1)}, "does not say how far its training has come: TypeError"),
+        ({RUN_METADATA: "{"}, "does not say how far its training has come: "),
+        ({RUN_METADATA: '{"seed": 0}'}, "does not say how far its training has come: "),
+        ({RUN_METADATA: '{"losses": []}'}, "does not say how far its training has come: KeyError"),
+        ({RUN_METADATA: record(step="one")}, "does not say how far its training has come: ValueError"),
+        ({RUN_METADATA: record(losses=1)}, "does not say how far its training has come: TypeError"),
     ],
 )
 def test_checkpoint_of_no_training(metadata: dict[str, str], problem: str, tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_checkpoint_of_no_training(metadata: dict[str, str], problem: str, tmp_p
 
 
 def test_checkpoint_of_more_steps_than_an_epoch_has(step: Path, data: Path, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "out", steps.start(), {METADATA: record(step=3)})
+    write_checkpoint(tmp_path / "out", steps.start(), {RUN_METADATA: record(step=3)})
     problem = refusal(step, data, "--out", tmp_path / "out", "--resume")
     assert problem == "3 steps of an epoch are done, which has 3"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -24,10 +25,11 @@ from linear_oracle import Oracle, State
 from onnx import TensorProto, helper, parser
 
 from onnx_ops import StepError, Trainer, inline
+from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training import checkpoints
-from onnx_ops.training.step import Bounds, InputRole, Step, step_model
+from onnx_ops.training.step import Bounds, Step, step_model
 from scripts.trainings.threads import ThreadCommunicator
 
 WEIGHT = "linear.weight"
@@ -613,6 +615,22 @@ def test_checkpoint_with_any_other_bit_has_the_same_state_or_is_refused(trainer:
         loaded += 1
         assert_same_state(trainer.state_dict(), state)
     assert loaded <= len("onnx_ops.sha256"), "none but those without a checksum"
+
+
+def test_checkpoint_names_the_version_of_its_format(trainer: Trainer, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "checkpoint"
+    trainer.save(path, {"epoch": "3"})
+    content = path.read_bytes()
+    assert json.loads(content[8 : content.index(b"}") + 1] + b"}")["__metadata__"]["onnx_ops.format"] == "1.0"
+    assert trainer.load(path) == {"epoch": "3"}
+    for version, problem in (("2.0", "expected at most 1.0: update onnx_ops"), ("new", 'expected a string such as "1')):
+        numpy.save_file(steps.start(), path, {"onnx_ops.format": version, "onnx_ops.sha256": "of another kind"})
+        with pytest.raises(StepError, match=f"{path} cannot be read: its format version is .*{version}.*, {problem}"):
+            trainer.load(path)
+    for texts in ({"onnx_ops.format": "1.7"}, {}, None):
+        numpy.save_file(steps.start(), path, texts)
+        assert trainer.load(path) == {}
 
 
 def test_checkpoint_may_be_read_by_whom_the_user_lets(trainer: Trainer, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from linear_oracle import Oracle, State
 from onnx import parser
 
 from onnx_ops import StepError, Trainer, WorkerError
-from onnx_ops.training.step import InputRole, Step, step_model
+from onnx_ops.core.step_format import InputRole
+from onnx_ops.training.step import Step, step_model
 from scripts.trainings.threads import ThreadCommunicator, together
 
 SHARES = [[(8,)], [(4, 4)], [(5, 3), (1, 7), (0, 8)], [(3, 0, 5), (2, 4, 2), (0, 0, 8)], [(1, 0, 6, 1), (2, 2, 2, 2)]]

@@ -6,6 +6,7 @@ import os
 
 import onnx
 
+from onnx_ops.core.step_format import CARRIED_DOMAIN
 from onnx_ops.graph.functions import (
     check_calls,
     import_what_functions_do,
@@ -20,9 +21,6 @@ from onnx_ops.graph.walk import containers
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.link import link
 from onnx_ops.linking.sites import check_size, opset_of
-
-CARRIED_DOMAIN = "onnx_ops.training"
-"""Domain of functions that no node calls, which a model carries as data."""
 
 
 def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onnx_ops.core.step_format import INPUT
 from onnx_ops.torch.errors import CaptureError
 
 
@@ -20,7 +21,7 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...], *, skip: int = 0)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # built in, without a signature
-        return {f"input.{i}" if len(args) > 1 else "input": arg for i, arg in enumerate(args)}
+        return {f"{INPUT}.{i}" if len(args) > 1 else INPUT: arg for i, arg in enumerate(args)}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][skip:]
     rest = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     if len(args) > len(positional) and rest is None:

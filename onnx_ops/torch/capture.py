@@ -14,6 +14,7 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from onnx_ops.core.step_format import GRADIENT, NEXT, SEED, InputRole
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.arrays import to_array
@@ -23,13 +24,12 @@ from onnx_ops.torch.explanations import Whereabouts, refuse_compiled
 from onnx_ops.torch.marking import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.steps import SEED, JointStep, ModelCall, Seen
+from onnx_ops.torch.steps import JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.trials import trials
 from onnx_ops.torch.verification import Graph, Updates, Verification, arrays
 from onnx_ops.torch.whole.randomness import Random
-from onnx_ops.training.parts import GRADIENT
-from onnx_ops.training.step import NEXT, Bounds, InputRole, Step, step_model
+from onnx_ops.training.step import Bounds, Step, step_model
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from onnx_ops.core.step_format import LOSS
 from onnx_ops.torch.errors import CaptureError
 
 # Errors of sums in another order, relative to the largest entry of a tensor; wrong graphs are off by far more. The
@@ -35,7 +36,7 @@ def compare(
         got, wanted: arrays by name; those that PyTorch does not have are ignored.
         tolerance: largest errors, relative to a tensor's largest entry and to that of all; by default by dtype.
     """
-    largest = max((_largest(array) for name, array in wanted.items() if name != "loss"), default=0.0)
+    largest = max((_largest(array) for name, array in wanted.items() if name != LOSS), default=0.0)
     wrong = []
     for name, array in wanted.items():
         if name not in got:
@@ -66,7 +67,7 @@ def rounding(
         near: PyTorch's results in float64 for inputs that are changed by more than rounding changes them.
         exact: PyTorch's results in float64.
     """
-    largest = max((_largest(array) for name, array in exact.items() if name != "loss"), default=0.0)
+    largest = max((_largest(array) for name, array in exact.items() if name != LOSS), default=0.0)
     own, all_ = TOLERANCES[np.dtype(np.float32)]
     errors = [
         factor * (_difference(results[name], array) - all_ * largest) / _largest(array)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
+from onnx_ops.core.step_format import learning_rate_name, optimizer_name
 from onnx_ops.torch.arrays import to_array, to_tensor
 from onnx_ops.torch.errors import CaptureError
-from onnx_ops.torch.optimizers import CLOCK, named_parameters, rate_name, rule_of, state_name
+from onnx_ops.torch.optimizers import CLOCK, named_parameters, rule_of
 
 State = Mapping[str, np.ndarray]
 
@@ -33,7 +34,7 @@ def to_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimi
     if optimizer is None:
         return
     for i, group in enumerate(optimizer.param_groups):
-        group["lr"] = float(state[rate_name(i, len(optimizer.param_groups))])
+        group["lr"] = float(state[learning_rate_name(i, len(optimizer.param_groups))])
     for parameter, key, name in _entries(state, model, optimizer):
         if key == CLOCK and not _counts(optimizer):
             continue
@@ -62,7 +63,7 @@ def from_torch(
     if optimizer is None:
         return new
     for i, group in enumerate(optimizer.param_groups):
-        rate = rate_name(i, len(optimizer.param_groups))
+        rate = learning_rate_name(i, len(optimizer.param_groups))
         new[rate] = np.asarray(float(group["lr"]), state[rate].dtype)
     for parameter, key, name in _entries(state, model, optimizer):
         reached = optimizer.state.get(parameter, {})
@@ -98,10 +99,10 @@ def _entries(
     rule = rule_of(optimizer)
     for i, parameter_name, parameter in named_parameters(optimizer, dict(model.named_parameters())):
         keys = rule.initial(parameter.detach(), optimizer.param_groups[i])
-        own = {key: state_name(key, parameter_name) for key in keys}
+        own = {key: optimizer_name(key, parameter_name) for key in keys}
         updated = any(name in state for name in own.values())
         for key, name in own.items():
             if name in state:
                 yield parameter, key, name
-            elif key == CLOCK and updated and state_name(CLOCK) in state:
-                yield parameter, key, state_name(CLOCK)
+            elif key == CLOCK and updated and optimizer_name(CLOCK) in state:
+                yield parameter, key, optimizer_name(CLOCK)

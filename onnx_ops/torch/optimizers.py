@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onnx_ops.core.step_format import learning_rate_name, optimizer_name
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.whole.adam import apply_adam_w
 
@@ -152,11 +153,11 @@ class Plan:
         double = any(tensor.dtype is torch.float64 for tensor in self._parameters)
         dtype = torch.float64 if double else torch.float32
         rates = [torch.tensor(float(group["lr"]), dtype=dtype) for group in self._groups]
-        return {rate_name(i, len(rates)): rate for i, rate in enumerate(rates)}
+        return {learning_rate_name(i, len(rates)): rate for i, rate in enumerate(rates)}
 
     def state_name(self, member: Member, key: str) -> str:
         """The name of the input that is a member's state."""
-        return state_name(key, None if key == CLOCK and self._one_clock else member.name)
+        return optimizer_name(key, None if key == CLOCK and self._one_clock else member.name)
 
     def state(self) -> State:
         """The optimizer's state, by the names of the inputs."""
@@ -172,7 +173,7 @@ class Plan:
                 values[member.name],
                 -gradient if group.get("maximize") else gradient,
                 {key: values[self.state_name(member, key)] for key in member.state},
-                values[rate_name(member.group, len(self._groups))],
+                values[learning_rate_name(member.group, len(self._groups))],
                 group,
             )
             new |= {self.state_name(member, key): tensor for key, tensor in state.items()}
@@ -214,16 +215,6 @@ def named_parameters(
                     f" {tuple(parameter.shape)} that is none of the model's"
                 )
             yield i, names[parameter], parameter
-
-
-def state_name(key: str, parameter: str | None = None) -> str:
-    """The input that is an optimizer's state of a parameter, or of all of them."""
-    return f"optimizer.{key}" if parameter is None else f"optimizer.{key}.{parameter}"
-
-
-def rate_name(group: int, groups: int) -> str:
-    """The input that is a group's learning rate."""
-    return "learning_rate" if groups == 1 else f"learning_rate.{group}"
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
+from onnx_ops.core.step_format import GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.arguments import bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.effects import Effects, storage_of
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.tracing import Tensors
 from onnx_ops.torch.whole.randomness import Random
-
-SEED = "seed"
 
 
 class _Call(torch.nn.Module):
@@ -134,12 +133,12 @@ class JointStep:
 
         def differentiated(result: Any) -> Tensors:
             loss, reported = _outputs(result)
-            outputs = {"loss": loss.detach()} | {name: value.detach() for name, value in reported.items()}
+            outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
             found = _gradients(loss, wanted)
             seen.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
             filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
-            return outputs | {f"grad.{name}": gradient for name, gradient in filled.items()}
+            return outputs | {GRADIENT + name: gradient for name, gradient in filled.items()}
 
         with random, seen.effects if changed is None else contextlib.nullcontext(), _first_call(self.model, seen):
             outputs, after = torch.func.functional_call(
@@ -167,9 +166,9 @@ class JointStep:
                 or seen.effects.wrote(tensor)
             )
         ]
-        outputs |= {f"next.{name}": after[name].detach() for name in seen.changed}
+        outputs |= {NEXT + name: after[name].detach() for name in seen.changed}
         if random.used:
-            outputs[f"next.{SEED}"] = values[SEED] + 1
+            outputs[NEXT + SEED] = values[SEED] + 1
         return outputs
 
     def infer(self, values: Tensors, call: ModelCall) -> Tensors:
@@ -183,7 +182,7 @@ class JointStep:
         # Some models compute tensors from parameters when their mode changes; these are to be made of the given ones.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
         result, _ = torch.func.functional_call(whole, named, (lambda result: result,), tie_weights=True)
-        return {name: tensor.detach() for name, tensor in tensors(result, "output")}
+        return {name: tensor.detach() for name, tensor in tensors(result, OUTPUT)}
 
     def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
         """Refuse, with a CaptureError, a graph that has state of the step, or a view of it, as a constant.
@@ -271,7 +270,7 @@ def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
         held = children(result)
         if not held:
             raise CaptureError(f"the loss returned {type(result).__name__}, expected a scalar, a tuple or a dict")
-        prefix = "" if isinstance(result, Mapping) else "output."
+        prefix = "" if isinstance(result, Mapping) else f"{OUTPUT}."
         (_, loss), *others = held.items()
         rest = {n: t for key, value in others for n, t in tensors(value, f"{prefix}{key}")}
     if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.is_floating_point():

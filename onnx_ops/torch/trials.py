@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, Seen
 from onnx_ops.torch.tracing import Tensors, eager_mode
-from onnx_ops.training.step import NEXT
 
 NOISE = 0.05
 """By so much of itself a parameter or an element of the batch changes at most."""

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import torch
 
+from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
@@ -22,8 +23,7 @@ from onnx_ops.torch.steps import JointStep, Seen
 from onnx_ops.torch.tracing import Tensors, eager_mode
 from onnx_ops.torch.trials import Trial, disturbed
 from onnx_ops.torch.widening import in_double
-from onnx_ops.training.parts import GRADIENT
-from onnx_ops.training.step import NEXT, numpy_dtype
+from onnx_ops.training.step import numpy_dtype
 from onnx_ops.training.values import input_value, output_array
 
 Arrays = dict[str, np.ndarray]

@@ -13,6 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT, FORMAT_METADATA, UNVERSIONED, check_format
 from onnx_ops.graph.staging import staging_folder
 from onnx_ops.training.step import StepError
 
@@ -36,9 +37,6 @@ DTYPES: dict[str, np.dtype] = {
 }
 """The names that the format has for dtypes."""
 
-CHECKSUM = "onnx_ops.sha256"
-"""The key of a file's metadata under which the checksum of all else in it stands."""
-
 
 def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write contiguous arrays and texts; the file takes the place of one that is there when all of it is on disk.
@@ -55,7 +53,8 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
             raise StepError(f"'{name}' is of dtype {array.dtype}, which safetensors files do not have")
     try:
         with _taking_the_place_of(path) as staged:
-            texts = {**metadata, CHECKSUM: _checksum(arrays, metadata)}
+            texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
+            texts[CHECKSUM_METADATA] = _checksum(arrays, texts)
             safetensors.numpy.save_file(dict(arrays), staged, texts)
     except safetensors.SafetensorError as error:  # a full disk, say
         raise OSError(f"cannot write {path}: {error}") from error
@@ -64,12 +63,13 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a safetensors file, and its texts but for the checksum.
+    """The arrays of a safetensors file, and its texts but for checksum and format version.
 
     Raises:
         OSError: a file that cannot be read.
-        StepError: one that is no safetensors file, has arrays of a dtype that NumPy does not have, or other contents
-            than its checksum says; files without one, which other programs write, are read too.
+        StepError: one that is no safetensors file, has a format version that is not supported, arrays of a dtype that
+            NumPy does not have, or other contents than its checksum says; files without version and checksum, which
+            other programs write, are read too.
     """
     import safetensors
 
@@ -78,18 +78,23 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         arrays = dict(safetensors.deserialize(content))
     except safetensors.SafetensorError as error:
         raise StepError(f"{path} is no safetensors file: {error}") from error
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.get("__metadata__") or {}  # which may be null
+    try:
+        check_format(metadata.get(FORMAT_METADATA, str(UNVERSIONED)))
+    except ValueError as error:
+        raise StepError(f"{path} cannot be read: {error}") from error
     for name, array in arrays.items():
         if array["dtype"] not in DTYPES:
             raise StepError(f"'{name}' in {path} is of dtype {array['dtype']}, which NumPy does not have")
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     found = {
         name: np.frombuffer(array["data"], DTYPES[array["dtype"]]).reshape(array["shape"])
         for name, array in arrays.items()
     }
-    metadata = header.get("__metadata__") or {}  # which may be null
-    checksum = metadata.pop(CHECKSUM, None)
+    checksum = metadata.pop(CHECKSUM_METADATA, None)
     if checksum not in (None, _checksum(found, metadata)):
         raise StepError(f"{path} is damaged: its contents do not have the checksum that it was written with")
+    metadata.pop(FORMAT_METADATA, None)
     return found, metadata
 
 

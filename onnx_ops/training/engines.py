@@ -9,14 +9,15 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
+from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.training.binding import BoundSession, Tensors
 from onnx_ops.training.ending import tell_at_exit
 from onnx_ops.training.exchanges import Exchange
-from onnx_ops.training.parts import GRADIENT, parts
+from onnx_ops.training.parts import parts
 from onnx_ops.training.refusals import refusals_as_step_errors
 from onnx_ops.training.state import Version
-from onnx_ops.training.step import NEXT, InputRole, Step, numpy_dtype
+from onnx_ops.training.step import Step, numpy_dtype
 from onnx_ops.training.values import Tensor
 from onnx_ops.training.workers import Communicator, broadcast, check_agreement, mark_of
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
+from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.slices import following, part, values_read
 from onnx_ops.graph.types import value_types
 from onnx_ops.training.exchanges import Combined, Exchanged
-from onnx_ops.training.step import NEXT, InputRole, Step, StepError, tensor_text
+from onnx_ops.training.step import Step, StepError, tensor_text
 from onnx_ops.training.synchronizing import synchronized
-
-GRADIENT = "grad."
-"""What the name of a value begins with that is the gradient by a parameter."""
 
 
 @dataclass(frozen=True)

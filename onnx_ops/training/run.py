@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.training.checkpoints import read_checkpoint
 from onnx_ops.training.samples import Samples
 from onnx_ops.training.step import StepError
 from onnx_ops.training.trainer import Trainer
-
-METADATA = "onnx_ops.training"
-"""The key of a checkpoint's metadata under which stands how far the training has come."""
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Run:
         record = Record(
             self.seed, self.samples.count, self.samples.batch_size, tuple(self.losses), self.step, self.total
         )
-        self.trainer.save(path, {METADATA: json.dumps(asdict(record))})
+        self.trainer.save(path, {RUN_METADATA: json.dumps(asdict(record))})
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on where the training was that has written a checkpoint.
@@ -123,10 +121,10 @@ class Checkpoint:
     def read(cls, path: Path) -> Checkpoint:
         """Raises OSError and StepError as `Trainer.load`; StepError for a checkpoint of no training in epochs."""
         state, metadata = read_checkpoint(path)
-        if METADATA not in metadata:
-            raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{METADATA}'")
+        if RUN_METADATA not in metadata:
+            raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{RUN_METADATA}'")
         try:
-            found = json.loads(metadata[METADATA])
+            found = json.loads(metadata[RUN_METADATA])
             numbers = {name: int(found[name]) for name in ("seed", "samples", "batch_size", "step")}
             return cls(state, Record(losses=tuple(map(float, found["losses"])), total=float(found["total"]), **numbers))
         except (ValueError, TypeError, KeyError, RecursionError) as error:

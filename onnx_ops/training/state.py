@@ -16,9 +16,6 @@ from onnx_ops.training.values import Tensor
 Tensors = Mapping[str, Tensor]
 Arrays = Mapping[str, np.ndarray]
 
-LEARNING_RATE = "learning_rate"
-"""The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""
-
 
 class Version(NamedTuple):
     """Which state holds; one assignment takes a training from one to the next, so that no interrupt leaves a mixture.
@@ -99,11 +96,6 @@ class State:
         """Take over values of some names."""
         self._version = self.version._replace(pending=arrays)
         _ = self.version
-
-
-def learning_rate_names(names: Collection[str]) -> list[str]:
-    """Those of the settings of a step that are learning rates."""
-    return [name for name in names if name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}.")]
 
 
 def cast_rate(rate: float, dtype: np.dtype) -> np.ndarray:

@@ -9,7 +9,6 @@ nothing calls.
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,23 +18,26 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_ops.core.step_format import (
+    CARRIED_DOMAIN,
+    FORMAT,
+    INFERENCE,
+    NEXT,
+    STEP_METADATA,
+    UNVERSIONED,
+    InputRole,
+    check_format,
+)
 from onnx_ops.core.types import TensorType, shape_text
 from onnx_ops.graph.functions import Key, called_key, function_key, functions_needed, import_what_functions_do
 from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
-from onnx_ops.linking.inlining import CARRIED_DOMAIN
 from onnx_ops.linking.link import link
 from onnx_ops.training.ranges import IndexRange
 
-METADATA = "onnx_ops.step"
-"""The key of a model's metadata under which a step says what its inputs are."""
-
-NEXT = "next."
-"""What the name of an output begins with that is an input's next value."""
-
-INFERENCE: Key = (CARRIED_DOMAIN, "inference", "")
+INFERENCE_FUNCTION: Key = (CARRIED_DOMAIN, INFERENCE, "")
 """The function that is the inference graph."""
 
 
@@ -47,16 +49,6 @@ INTEGERS = (
 
 class StepError(ValueError):
     """A model that is no training step, or what does not fit one: state, batch, checkpoint or inference graph."""
-
-
-class InputRole(enum.StrEnum):
-    """What an input of a step is, unless it belongs to the batch."""
-
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    OPTIMIZER = "optimizer"
-    SEED = "seed"
-    SETTING = "setting"
 
 
 class Bounds(NamedTuple):
@@ -92,26 +84,26 @@ class Step:
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Step:
         """What the metadata of a model say; StepError where they say nothing, or what does not fit the model."""
-        text = next((entry.value for entry in model.metadata_props if entry.key == METADATA), None)
+        text = next((entry.value for entry in model.metadata_props if entry.key == STEP_METADATA), None)
         if text is None:
-            raise StepError(f"the model is no training step: its metadata have no entry '{METADATA}'")
+            raise StepError(f"the model is no training step: its metadata have no entry '{STEP_METADATA}'")
         try:
             step = _parsed(text)
         except (ValueError, RecursionError) as error:  # JSON's errors, and brackets nested too deep
-            raise StepError(f"the entry '{METADATA}' of the model's metadata cannot be read: {error}") from error
+            raise StepError(f"the entry '{STEP_METADATA}' of the model's metadata cannot be read: {error}") from error
         step._check(model)
         return step
 
     def write_into(self, model: onnx.ModelProto) -> None:
         """Let the metadata of a model say this; StepError where it does not fit the model."""
         self._check(model)
-        entry = next((e for e in model.metadata_props if e.key == METADATA), None) or model.metadata_props.add()
-        record: dict[str, Any] = {"roles": dict(self.roles), "tied": dict(self.tied)}
+        entry = next((e for e in model.metadata_props if e.key == STEP_METADATA), None) or model.metadata_props.add()
+        record: dict[str, Any] = {"format": str(FORMAT), "roles": dict(self.roles), "tied": dict(self.tied)}
         if self.bounds:
             record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
         if self.ranges:
             record["ranges"] = [found.entry() for found in self.ranges]
-        entry.key, entry.value = METADATA, json.dumps(record)
+        entry.key, entry.value = STEP_METADATA, json.dumps(record)
 
     def names(self, *roles: InputRole) -> list[str]:
         """The inputs that have one of these roles."""
@@ -155,8 +147,11 @@ class Step:
 
 def _parsed(text: str) -> Step:
     found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() - {"bounds", "ranges"} != {"roles", "tied"}:
-        raise ValueError('expected an object {"roles": ..., "tied": ...}, and perhaps "bounds" and "ranges"')
+    if not isinstance(found, dict):
+        raise ValueError('expected an object {"format": ..., "roles": ..., "tied": ...}')
+    check_format(found.get("format", str(UNVERSIONED)))
+    if not {"roles", "tied"} <= found.keys():
+        raise ValueError('expected an object {"format": ..., "roles": ..., "tied": ...}')
     for key in ("roles", "tied"):
         entries = found[key]
         if not isinstance(entries, dict) or not all(isinstance(entry, str) for entry in entries.values()):
@@ -181,7 +176,7 @@ def _parsed(text: str) -> Step:
 
 
 def _parsed_bounds(name: str, entry: Any) -> Bounds:
-    if isinstance(entry, dict) and entry.keys() == {"min", "max"}:
+    if isinstance(entry, dict) and {"min", "max"} <= entry.keys():
         least, most = entry["min"], entry["max"]
         if type(least) is int and least >= 0 and (most is None or (type(most) is int and most >= least)):
             return Bounds(least, most)
@@ -318,7 +313,7 @@ def array_text(array: np.ndarray) -> str:
 
 def inference_function(model: onnx.ModelProto) -> onnx.FunctionProto | None:
     """The inference graph of a step, if there is one."""
-    return next((f for f in model.functions if function_key(f) == INFERENCE), None)
+    return next((f for f in model.functions if function_key(f) == INFERENCE_FUNCTION), None)
 
 
 def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.ModelProto:
@@ -363,7 +358,8 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
         if tensor.name not in parameters and tensor.name not in {value.name for value in own}
     ]
     function = helper.make_function(
-        *INFERENCE[:2],
+        CARRIED_DOMAIN,
+        INFERENCE,
         [*taken, *(value.name for value in own)],
         [value.name for value in graph.output],
         [*constants, *graph.node],
@@ -375,7 +371,7 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
     whole.functions.extend(brought.functions)
     whole.functions.append(function)
     import_what_functions_do(whole)
-    add_import(whole, INFERENCE[0], 1)
+    add_import(whole, CARRIED_DOMAIN, 1)
     return link(whole)
 
 
@@ -433,7 +429,7 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
     function = inference_function(model)
     if function is None:
         raise StepError(
-            f"the step has no inference graph: there is no function {function_text(*INFERENCE)} in its model"
+            f"the step has no inference graph: there is no function {function_text(*INFERENCE_FUNCTION)} in its model"
         )
     step = Step.of(model)
     inferred = _inferred(step)
@@ -445,7 +441,7 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
         _check_typed(infos.get(name, onnx.ValueInfoProto(name=name)))
     graph = helper.make_graph(
         list(function.node),
-        model.graph.name or INFERENCE[1],
+        model.graph.name or INFERENCE,
         [infos[name] for name in function.input if name not in inferred],
         [infos[name] for name in function.output],
         [numpy_helper.from_array(state[name], name) for name in taken],

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
+from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import embed_external_data, external_files, write_model
 from onnx_ops.graph.reading import load_model
@@ -23,10 +24,8 @@ from onnx_ops.training.ending import end_all_by_exceptions
 from onnx_ops.training.engines import SharedStep, WholeStep
 from onnx_ops.training.refusals import refusals_as_step_errors
 from onnx_ops.training.samples import counted_axis
-from onnx_ops.training.state import LEARNING_RATE, State, cast_rate, check_rates, learning_rate_names
+from onnx_ops.training.state import State, cast_rate, check_rates
 from onnx_ops.training.step import (
-    NEXT,
-    InputRole,
     Step,
     StepError,
     check_state,

@@ -20,7 +20,8 @@ from models.distillation.data import Digits
 from models.distillation.training import STUDENT, STUDENT_RATE, TEACHER, TEACHER_RATE, softened
 from models.training import Training
 from onnx_ops import Trainer
-from onnx_ops.training.step import InputRole, Step
+from onnx_ops.core.step_format import InputRole
+from onnx_ops.training.step import Step
 from scripts.trainings import command, pictures
 from scripts.trainings.command import Options, Result
 

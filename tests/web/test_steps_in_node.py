@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +21,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
 
 import onnx_ops
+from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
-from onnx_ops.training.step import METADATA, InputRole, Step, step_model
+from onnx_ops.training.step import Step, step_model
 
 Array = np.ndarray[Any, Any]
 SelfContained = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -283,7 +285,7 @@ def test_no_inference_graph(node: Node) -> None:
 def test_no_step(node: Node) -> None:
     model = steps.whole_step()
     del model.metadata_props[:]
-    with pytest.raises(WebError, match=f"the model is no training step: its metadata have no entry '{METADATA}'"):
+    with pytest.raises(WebError, match=f"the model is no training step: its metadata have no entry '{STEP_METADATA}'"):
         Trainer(node, model)
 
 
@@ -292,6 +294,9 @@ def test_no_step(node: Node) -> None:
     [
         ("{", "cannot be read"),
         ("[]", "'roles' is no object of strings"),
+        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.0"'),
+        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.0"'),
+        ('{"format": "2.0", "parts": []}', r"its format version is 2\.0, expected at most 1\.0: update onnx_ops"),
         ('{"roles": {"x": 1}, "tied": {}}', "'roles' is no object of strings"),
         ('{"roles": {"mean": "constant"}, "tied": {}}', "'mean' has the role 'constant', expected one of parameter, "),
         ('{"roles": {"nowhere": "buffer"}, "tied": {}}', "the step has no input of that name"),
@@ -302,10 +307,20 @@ def test_no_step(node: Node) -> None:
 )
 def test_damaged_record(node: Node, text: str, message: str) -> None:
     model = steps.whole_step()
-    entry = next(entry for entry in model.metadata_props if entry.key == METADATA)
+    entry = next(entry for entry in model.metadata_props if entry.key == STEP_METADATA)
     entry.value = text
     with pytest.raises(WebError, match=message):
         Trainer(node, model)
+
+
+@pytest.mark.parametrize("version", [None, "1.7"])
+def test_record_of_another_minor_version(node: Node, version: str | None) -> None:
+    model = steps.whole_step()
+    entry = next(entry for entry in model.metadata_props if entry.key == STEP_METADATA)
+    record = json.loads(entry.value)
+    assert record.pop("format") == "1.0"
+    entry.value = json.dumps(({} if version is None else {"format": version}) | record | {"more": []})
+    Trainer(node, model)
 
 
 def test_damaged_bytes(node: Node) -> None:

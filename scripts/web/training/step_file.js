@@ -7,17 +7,26 @@
  * onnx.proto.
  */
 
+import {
+  BUFFER,
+  CARRIED_DOMAIN,
+  FORMAT,
+  INFERENCE,
+  NEXT,
+  OPTIMIZER,
+  PARAMETER,
+  SEED,
+  SETTING,
+  STEP_METADATA,
+  UNVERSIONED,
+} from "./format.js";
+
 /** What is no training step, or does not fit one. */
 export class StepError extends Error {
   name = "StepError";
 }
 
-const METADATA = "onnx_ops.step";
-const INFERENCE = { domain: "onnx_ops.training", name: "inference" };
-const ROLES = ["parameter", "buffer", "optimizer", "seed", "setting"];
-
-/** What the name of an output begins with that is an input's next value. */
-export const NEXT = "next.";
+const ROLES = [PARAMETER, BUFFER, OPTIMIZER, SEED, SETTING];
 
 /** By TensorProto.DataType: onnxruntime-web's name, the array, and the field of TensorProto beside raw_data. */
 const TYPES = new Map([
@@ -96,17 +105,19 @@ export function openStep(file) {
 
 /** What the model's metadata say of its inputs. */
 function record(model) {
-  const entry = model.messages(14, "the metadata").findLast((message) => message.text(1) === METADATA);
+  const entry = model.messages(14, "the metadata").findLast((message) => message.text(1) === STEP_METADATA);
   if (entry === undefined) {
-    throw new StepError(`the model is no training step: its metadata have no entry '${METADATA}'`);
+    throw new StepError(`the model is no training step: its metadata have no entry '${STEP_METADATA}'`);
   }
-  const cannot = (why) => new StepError(`the entry '${METADATA}' of the model's metadata cannot be read: ${why}`);
+  const cannot = (why) => new StepError(`the entry '${STEP_METADATA}' of the model's metadata cannot be read: ${why}`);
   let found;
   try {
     found = JSON.parse(entry.text(2));
   } catch (error) {
     throw cannot(error.message);
   }
+  const problem = formatProblem(found?.format);
+  if (problem !== null) throw cannot(problem);
   for (const key of ["roles", "tied"]) {
     const texts = found?.[key];
     if (typeof texts !== "object" || texts === null || !Object.values(texts).every((t) => typeof t === "string")) {
@@ -117,21 +128,29 @@ function record(model) {
     if (!ROLES.includes(role)) throw cannot(`'${name}' has the role '${role}', expected one of ${ROLES.join(", ")}`);
   }
   for (const [other, first] of Object.entries(found.tied)) {
-    if (!["parameter", "buffer"].includes(found.roles[first])) {
+    if (![PARAMETER, BUFFER].includes(found.roles[first])) {
       throw cannot(`'${other}' is tied to '${first}', which is no parameter and no buffer`);
     }
   }
   return found;
 }
 
+/** Why a file that names this version of the format cannot be read; null if it can. */
+function formatProblem(version = UNVERSIONED) {
+  const [, major] = (typeof version === "string" && /^([1-9][0-9]{0,8})\.[0-9]{1,9}$/.exec(version)) || [];
+  if (major === undefined) {
+    return `its format version is ${JSON.stringify(version)}, expected a string such as "${FORMAT}"`;
+  }
+  if (Number(major) <= Number.parseInt(FORMAT, 10)) return null;
+  return `its format version is ${version}, expected at most ${FORMAT}: update onnx_ops`;
+}
+
 /** The function that is the inference graph, as a model. Its nodes and types are copied as they stand. */
 function inferenceModel(model, roles) {
-  const named = ({ number, value }, { domain, name }) => {
-    if (number !== 25) return false;
+  const found = model.of(25).find(({ value }) => {
     const message = new Message(value, "a function");
-    return message.text(10) === domain && message.text(1) === name;
-  };
-  const found = model.fields.find((candidate) => named(candidate, INFERENCE));
+    return message.text(10) === CARRIED_DOMAIN && message.text(1) === INFERENCE;
+  });
   if (found === undefined) return null;
   const graph = new Message(found.value, "the inference graph");
   const infos = new Map(graph.of(12).map((one) => [new Message(one.value, "a type").text(1), one.value]));
@@ -140,10 +159,10 @@ function inferenceModel(model, roles) {
     return infos.get(name);
   };
   const names = graph.texts(4);
-  const imported = new Set(graph.messages(9, "an import").map((message) => message.text(1)).concat(INFERENCE.domain));
+  const imported = new Set(graph.messages(9, "an import").map((message) => message.text(1)).concat(CARRIED_DOMAIN));
   const whole = joined([
     ...graph.of(7).map(({ value }) => field(1, value)),
-    field(2, new TextEncoder().encode(INFERENCE.name)),
+    field(2, new TextEncoder().encode(INFERENCE)),
     ...names.map((name) => field(11, info(name))),
     ...graph.texts(5).map((name) => field(12, info(name))),
   ]);

@@ -1,8 +1,7 @@
-import { NEXT, StepError, checkTensors, openStep, ownData } from "./step_file.js";
+import { LEARNING_RATE, NEXT, SETTING } from "./format.js";
+import { StepError, checkTensors, openStep, ownData } from "./step_file.js";
 
 export { StepError } from "./step_file.js";
-
-const LEARNING_RATE = "learning_rate";
 
 /**
  * Trains with a training step in onnxruntime-web: in a browser, or in Node. What onnx_ops.Trainer is in Python.
@@ -150,7 +149,7 @@ export class Trainer {
   }
 
   #rates() {
-    const names = Object.entries(this.#step.roles).filter(([, role]) => role === "setting").map(([name]) => name);
+    const names = Object.entries(this.#step.roles).filter(([, role]) => role === SETTING).map(([name]) => name);
     const found = names.filter((name) => name === LEARNING_RATE || name.startsWith(`${LEARNING_RATE}.`));
     if (found.length === 0) throw new StepError(`the step has no setting '${LEARNING_RATE}'`);
     return found;

@@ -1,0 +1,64 @@
+"""The names in step files and checkpoints are spelled in one place, and JavaScript has the same ones."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onnx_ops.core import step_format
+from onnx_ops.core.step_format import InputRole
+
+ROOT = Path(__file__).parents[1]
+JAVASCRIPT = ROOT / "scripts" / "web" / "training"
+SPELLED_ONCE = re.compile(
+    r"(next|grad)\.(?!\s|$).*|next\.|grad\.|optimizer\.|learning_rate(\.\d*)?|onnx_ops\.(step|training|format|sha256)"
+)
+
+
+def constants() -> dict[str, str]:
+    lines = re.findall(r"^export .*", (JAVASCRIPT / "format.js").read_text(), re.MULTILINE)
+    found = [re.fullmatch(r'export const (\w+) = ("[^"]*");', line) for line in lines]
+    assert all(found), lines
+    return {match[1]: json.loads(match[2]) for match in found if match}
+
+
+def test_javascript_has_the_same_names() -> None:
+    own = constants()
+    roles = {role.name: role.value for role in InputRole}
+    assert {name: value for name, value in own.items() if name in roles} == roles
+    names = own.keys() - roles.keys()
+    assert {"FORMAT", "NEXT", "STEP_METADATA"} <= names
+    assert {name: own[name] for name in names} == {name: str(getattr(step_format, name)) for name in names}
+
+
+def test_javascript_has_them_in_one_file() -> None:
+    values = "|".join(map(re.escape, set(constants().values())))
+    for name in ("step_file.js", "trainer.js"):
+        assert not re.findall(rf'"(?:{values})"', (JAVASCRIPT / name).read_text()), name
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The strings in a file, those of f-strings in parts; not its docstrings and annotations."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            yield node.value
+
+
+@pytest.mark.parametrize("folder", ["onnx_ops", "models", "scripts"])
+def test_python_has_them_in_one_file(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*.py") if "node_modules" not in path.parts]
+    spelled = {
+        (path.name, text)
+        for path in files
+        if path != Path(step_format.__file__)
+        for text in texts(path)
+        if SPELLED_ONCE.fullmatch(text)
+    }
+    assert not spelled
