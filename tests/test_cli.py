@@ -629,6 +629,7 @@ def test_check_in_json(good: Path) -> None:
                 "outputs": ["o"],
                 "place": "graph",
                 "bare_kernel": None,
+                "kernel": "aclnn_HardshrinkBackward_v1",
                 "problems": [],
                 "runs_on": "kernel",
                 "uses": [
@@ -647,7 +648,7 @@ def test_check_as_text(good: Path) -> None:
     lines = run("check", good).stdout.splitlines()
     assert lines[0] == str(good)
     assert "HardshrinkBackward 'gate' -> o" in lines
-    assert "  runs on  kernel aclnn_HardshrinkBackward" in lines
+    assert "  runs on  kernel aclnn_HardshrinkBackward_v1" in lines
     assert "  inputs   grad_output float (2, 3); self float (2, 3)" in lines
     assert lines[-1] == "no problems"
 

@@ -18,7 +18,7 @@ from onnx_ops.integrations.examples import example_model
 
 Array = np.ndarray[Any, Any]
 PUBLIC = ("aclnn", "HardshrinkBackward")
-BODY = ("ai.onnx.contrib", "aclnn_HardshrinkBackward")
+BODY = ("ai.onnx.contrib", "aclnn_HardshrinkBackward_v1")
 
 G = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
 X = np.array([[-1, 0.25, 0.75], [0.375, 0.25, -0.5]], np.float32)
@@ -138,6 +138,17 @@ def without_documentation(linked: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
+def unversioned(linked: onnx.ModelProto) -> onnx.ModelProto:
+    """As linked by a version of onnx_ops whose kernels had names without a version."""
+    result = copied(linked)
+    for function in result.functions:
+        function.name = function.name.removesuffix("_v1")
+        for node in function.node:
+            node.op_type = node.op_type.removesuffix("_v1")
+    assert "aclnn_HardshrinkBackward" in [f.name for f in result.functions]
+    return result
+
+
 CHANGES = {
     change.__name__: change
     for change in (
@@ -151,6 +162,7 @@ CHANGES = {
         other_body,
         more_attributes,
         without_documentation,
+        unversioned,
     )
 } | {"without_public": without(PUBLIC), "without_body": without(BODY)}
 BROKEN = {"kernel_node_alone", "without_body"}
@@ -191,12 +203,12 @@ def test_model_that_a_session_has_optimized(op_type: str, tmp_path: Path) -> Non
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     onnx_ops.InferenceSession(example_model(op), options)
     optimized = onnx.load_model(tmp_path / "optimized.onnx")
-    assert ("ai.onnx.contrib", f"aclnn_{op_type}") in [(n.domain, n.op_type) for n in optimized.graph.node]
+    assert ("ai.onnx.contrib", f"aclnn_{op_type}_v1") in [(n.domain, n.op_type) for n in optimized.graph.node]
     seen = inspect(optimized)
     assert seen.ok
     assert seen.linked is Linked.BROKEN
-    assert [(node.op, node.bare_kernel) for node in seen.nodes] == [(op_type, f"ai.onnx.contrib.aclnn_{op_type}")]
-    with pytest.raises(Exception, match=f"aclnn_{op_type}"):
+    assert [(node.op, node.bare_kernel) for node in seen.nodes] == [(op_type, f"ai.onnx.contrib.aclnn_{op_type}_v1")]
+    with pytest.raises(Exception, match=f"aclnn_{op_type}_v1"):
         ort.InferenceSession(optimized.SerializeToString())
     for session in (
         onnx_ops.InferenceSession(optimized),
@@ -220,6 +232,19 @@ def test_kernel_of_an_op_that_there_is_not() -> None:
         with pytest.raises(onnx_ops.OpError, match=r"SoftsignBackward: no such op in domain aclnn.*; node 'it' \("):
             refusing(proto)
     assert "no such op" in inspect(proto).nodes[0].problems[0]
+
+
+def test_kernels_without_a_version() -> None:
+    """No kernel serves them: there is no knowing of which version they are where they run."""
+    old = unversioned(onnx_ops.link(model()))
+    body = next(f for f in old.functions if f.name == "aclnn_HardshrinkBackward")
+    del body.node[:]
+    body.node.append(helper.make_node("Sub", body.input, body.output))
+    for options in (None, onnx_ops.session_options()):
+        session = ort.InferenceSession(old.SerializeToString(), options)
+        np.testing.assert_array_equal(session.run(None, {"g": G, "x": X})[0], G - X)
+    run_everywhere(old)
+    assert [(f.domain, f.name) for f in onnx_ops.link(old).functions] == [BODY, PUBLIC]
 
 
 # --- overloads and functions of one's own -----------------------------------------------------------------------------
@@ -288,7 +313,9 @@ def test_function_that_imports_another_version_of_the_domain_is_refused() -> Non
         <domain: "own", opset_import: ["" : 21, "aclnn" : 2]>
         F (g, x) => (o) { o = aclnn.HardshrinkBackward <lambd: float = 0.3> (g, x) }"""
     )
-    with pytest.raises(onnx_ops.LinkError, match=r"function own\.F imports version 2 of domain aclnn, expected 1"):
+    with pytest.raises(
+        onnx_ops.LinkError, match=r"function own\.F imports version 2 of domain aclnn, expected at most 1: update"
+    ):
         onnx_ops.link(proto)
 
 

@@ -28,7 +28,7 @@ RNG = np.random.default_rng(21)
 G, X = (RNG.normal(size=(2, 3)).astype(np.float32) for _ in range(2))
 EXPECTED = np.where(np.abs(X) > np.float32(0.25), G, np.float32(0))
 FEEDS = {"g": G, "x": X}
-KERNEL_NODE = "aclnn_HardshrinkBackward"
+KERNEL_NODE = "aclnn_HardshrinkBackward_v1"
 
 
 def model() -> onnx.ModelProto:

@@ -155,7 +155,8 @@ def check(
     linked_by, the version of onnx_ops that has linked it, null if the model does not tell;
     kernels, an object of registered and reason; problems, a list of texts, those of single nodes not among them; nodes,
     a list of op, name, outputs, place, bare_kernel (the name of a kernel that stands in the op's place without its
-    function, else null), problems, runs_on ("kernel", "portable body" or null for a refused one) and
+    function, else null), kernel (the name of the one that the node calls once it is linked, null for a refused one),
+    problems, runs_on ("kernel", "portable body" or null for a refused one) and
     uses, one for each time that the node is run: inputs (by name, null if left out), attributes, and output, tensors
     being objects of dtype and shape, null where they are not known.
     """

@@ -11,7 +11,6 @@ import onnx
 from onnx import TensorProto, checker, shape_inference
 from onnx.defs import OpSchema
 
-from onnx_ops.core.domain import KERNEL_DOMAIN
 from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import allowed_dtypes, attribute_type, defaults, is_optional
@@ -20,7 +19,7 @@ from onnx_ops.graph.files import same_model
 from onnx_ops.graph.functions import called_key, function_key
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import function_text, placed_nodes
-from onnx_ops.linking.attached import kernel_op, linked_by, restore
+from onnx_ops.linking.attached import linked_by, op_of_kernel, restore
 from onnx_ops.linking.checks import check_imports, check_opset, used_ops
 from onnx_ops.linking.link import link
 from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
@@ -127,6 +126,8 @@ class Node:
     """The graph, function or subgraph that it stands in."""
     bare_kernel: str | None
     """The name of the kernel that stands in the model in the op's place, where no function of that name is attached."""
+    kernel: str | None
+    """The name of the kernel that it calls once it is linked; None for a node that no op accepts."""
     uses: tuple[Use, ...]
     problems: tuple[str, ...]
 
@@ -190,7 +191,7 @@ def _bare_kernels(model: onnx.ModelProto) -> dict[tuple[str, ...], str]:
     return {
         (place.text, *node.output): function_text(node.domain, node.op_type)
         for place, node in placed_nodes(model)
-        if node.domain == KERNEL_DOMAIN and kernel_op(node.op_type) and called_key(node) not in attached
+        if op_of_kernel(node) and called_key(node) not in attached
     }
 
 
@@ -200,9 +201,9 @@ def _node(site: Site, bare_kernel: str | None) -> Node:
     try:
         op = site.op()
     except OpError as refusal:
-        problems, calls = [str(refusal)], []
+        problems, calls, kernel = [str(refusal)], [], None
     else:
-        calls = site.calls
+        calls, kernel = site.calls, op.kernel_name
     for call in calls:
         outputs = None
         try:
@@ -216,7 +217,7 @@ def _node(site: Site, bare_kernel: str | None) -> Node:
     node = site.node
     problems = list(dict.fromkeys(problems))
     place = site.place.text
-    return Node(node.op_type, node.name, tuple(node.output), place, bare_kernel, tuple(uses), tuple(problems))
+    return Node(node.op_type, node.name, tuple(node.output), place, bare_kernel, kernel, tuple(uses), tuple(problems))
 
 
 def _tensor(tensor: TensorType) -> Tensor:

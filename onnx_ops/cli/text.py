@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from onnx_ops.cli.inspection import Attribute, Inspection, Linked, Node, OpDescription, Parameter, Tensor, describe
 from onnx_ops.cli.terminal import INDENT, NAME, UNWRAPPED, counted, print_fields, print_lines, print_wrapped
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, kernel_name
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import shape_text
 from onnx_ops.core.version import __version__
@@ -132,7 +132,7 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
         fields.append(("as", f"{node.bare_kernel}, which only sessions with the kernels can load"))
     if not node.problems:
         portable = "portable body, for the kernels are not registered"
-        fields.append(("runs on", portable if no_kernels else f"kernel {kernel_name(node.op)}"))
+        fields.append(("runs on", portable if no_kernels else f"kernel {node.kernel}"))
     for use in node.uses:
         inputs = "; ".join(f"{name} {_tensor_text(tensor)}" for name, tensor in use.inputs.items())
         fields.append(("inputs", inputs))

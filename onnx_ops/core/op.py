@@ -12,6 +12,7 @@ from onnx import AttributeProto, TypeProto, helper
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
+from onnx_ops.core.domain import kernel_name
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.schema import attribute_kind, is_optional
 from onnx_ops.core.signature import Signature
@@ -92,6 +93,15 @@ class Op:
     @property
     def name(self) -> str:
         return self.signature.name
+
+    @property
+    def version(self) -> int:
+        return self.signature.version
+
+    @property
+    def kernel_name(self) -> str:
+        """Name of the kernel, and of the function body that `link` attaches."""
+        return kernel_name(self.name, self.version)
 
     @property
     def schema(self) -> OpSchema:

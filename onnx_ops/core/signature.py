@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx.defs import OpSchema
 
-from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.space import IndexSpace, Role
 from onnx_ops.core.types import FLOATS, MAX_RANK, dtype_name
@@ -96,6 +96,7 @@ class Signature:
         inputs, outputs: in the order of the schema.
         attributes: by `onnx_ops.core.schema.attribute` and `required_attribute`.
         ranks: least and greatest rank of the index space.
+        version: of the op: the version of the domain that it was added or changed in.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Signature:
     outputs: Sequence[Output]
     attributes: Sequence[OpSchema.Attribute] = ()
     ranks: tuple[int, int] = (0, MAX_RANK)
+    version: int = 1
 
     @functools.cached_property
     def schema(self) -> OpSchema:
@@ -138,7 +140,7 @@ class Signature:
         return OpSchema(
             self.name,
             DOMAIN,
-            OPSET_VERSION,
+            self.version,
             self.doc,
             inputs=inputs,
             outputs=outputs,

@@ -15,7 +15,7 @@ from onnx_ops.core.op import Op
 from onnx_ops.core.schema import allowed_dtypes, is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations.sessions import register
-from onnx_ops.ops import OPS
+from onnx_ops.ops import ALL_VERSIONS
 from onnx_ops.runtime.cache import cache_directory, problem
 
 MOST_CHOICES = 4
@@ -49,7 +49,7 @@ def all_functions() -> list[Any]:
     """The native functions of all kernels."""
     from onnx_ops.runtime.kernels import functions_of
 
-    calls = ((op, call) for op in OPS.values() for call in _calls(op))
+    calls = ((op, call) for op in ALL_VERSIONS for call in _calls(op))
     return list(dict.fromkeys(function for op, call in calls for function in functions_of(op, call)))
 
 

@@ -22,7 +22,7 @@ from onnx_ops.graph.files import embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
-from onnx_ops.ops import OPS
+from onnx_ops.ops import ALL_VERSIONS
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
 from onnx_ops.runtime.process import STATE, aside
 
@@ -79,7 +79,7 @@ def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
         host = _host()
     except ImportError as error:
         raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
-    registered = host.register(options, OPS.values())
+    registered = host.register(options, ALL_VERSIONS)
     STATE.enter_onnxruntime()
     return registered
 

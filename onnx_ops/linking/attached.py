@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 
-from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, kernel_name
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, KernelName
 from onnx_ops.core.errors import LinkError
-from onnx_ops.core.op import Op
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
+from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.functions import ATTACHED_BY
-from onnx_ops.ops import OPS
+from onnx_ops.linking.sites import domain_version
+from onnx_ops.ops import ALL_VERSIONS, OPS
 
 LINKED_BY = "onnx_ops.version"
 """Metadata key for the version of onnx_ops that has linked a model."""
@@ -42,51 +43,76 @@ def restore(model: onnx.ModelProto) -> bool:
         Whether the model had any.
 
     Raises:
-        LinkError: a function with the name of an op that `link` has not added.
+        LinkError: a function with the name of an op that `link` has not added; kernels of another version of an op than
+            the imported version of the domain has.
     """
-    attached = {function_key(f): op for f in model.functions if (op := _attached(f))}
+    attached = {function_key(f): name for f in model.functions if (name := _attached(f))}
     kept = [f for f in model.functions if function_key(f) not in attached]
     brought = {function_key(f) for f in kept}
-    for op in OPS.values():
-        if (key := (DOMAIN, op.name, "")) in brought:
+    for name in OPS:
+        if (key := (DOMAIN, name, "")) in brought:
             raise LinkError(f"the model brings a function {function_text(*key)} of its own, which is the name of an op")
+    kernels: set[KernelName] = set()
     for _, node in placed_nodes(model):
         if called_key(node) not in brought:
-            _restore_node(node, attached)
+            kernel = KernelName.parsed(node.op_type) if node.domain == KERNEL_DOMAIN else None
+            kernels |= {kernel} if kernel else set()
+            _restore_node(node, attached, kernel)
     if attached:
         del model.functions[:]
         model.functions.extend(kept)
+    if kernels:
+        add_import(model, DOMAIN, max(kernel.version for kernel in kernels))
+        _check_versions(domain_version(model), kernels)
     return bool(attached)
 
 
-def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, Op]) -> None:
-    if op := attached.get(called_key(node)):
-        node.domain, node.op_type = DOMAIN, op.name
-    elif node.domain == KERNEL_DOMAIN and node.op_type.startswith(kernel_name("")):
-        node.domain, node.op_type = DOMAIN, node.op_type.removeprefix(kernel_name(""))
+def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, str], kernel: KernelName | None) -> None:
+    if name := attached.get(called_key(node)):
+        node.domain, node.op_type = DOMAIN, name
+    elif kernel and not kernel.prefix:
+        node.domain, node.op_type = DOMAIN, kernel.op_type
     if node.domain == DOMAIN and node.op_type in OPS:
         node.ClearField("overload")  # the ops have none
 
 
-def _attached(function: onnx.FunctionProto) -> Op | None:
+def _check_versions(imported: int, kernels: Iterable[KernelName]) -> None:
+    """Raise LinkError for a kernel of another version of an op than that which the imported version of the domain has.
+
+    Those that this version of onnx_ops does not have are refused by other checks.
+    """
+    for kernel in sorted(kernels):
+        versions = [op.version for op in ALL_VERSIONS if op.name == kernel.op_type]
+        meant = max((version for version in versions if version <= imported), default=None)
+        if kernel.version in versions and kernel.version != meant:
+            raise LinkError(
+                f"the model calls the kernel of version {kernel.version} of {kernel.op_type} and imports version"
+                f" {imported} of domain {DOMAIN}, expected the import that it was linked with"
+            )
+
+
+def _attached(function: onnx.FunctionProto) -> str | None:
     """The op for which `link` has added a function, possibly renamed with a prefix; None for any other function."""
     if function.overload:
         return None
     if function.domain == KERNEL_DOMAIN:
-        op = kernel_op(function.name)
-        same = op and (function.name == kernel_name(op.name) or list(function.input) == list(op.input_names))
-        return op if same else None
+        kernel = KernelName.parsed(function.name)
+        if kernel is None or kernel.op_type not in OPS:
+            return None
+        inputs = [list(op.input_names) for op in ALL_VERSIONS if op.name == kernel.op_type]
+        return kernel.op_type if not kernel.prefix or list(function.input) in inputs else None
     if function.domain != DOMAIN:
         return None
     if ATTACHED_BY in function.doc_string:
-        return next((op for op in OPS.values() if function.name.endswith(op.name)), None)
+        return next((name for name in OPS if function.name.endswith(name)), None)
     first, *others = function.node or [onnx.NodeProto()]
-    op = kernel_op(first.op_type) if first.domain == KERNEL_DOMAIN else None
+    op_type = op_of_kernel(first)
     # The other nodes compute unused outputs.
-    calls_kernel = op and function.name.endswith(op.name) and all(n.op_type in FOR_UNUSED for n in others)
-    return op if calls_kernel else None
+    calls_kernel = op_type and function.name.endswith(op_type) and all(n.op_type in FOR_UNUSED for n in others)
+    return op_type if calls_kernel else None
 
 
-def kernel_op(name: str) -> Op | None:
-    """The op whose kernel has this name, possibly after a prefix."""
-    return next((op for op in OPS.values() if name.endswith(kernel_name(op.name))), None)
+def op_of_kernel(node: onnx.NodeProto) -> str | None:
+    """The op whose kernel, possibly renamed with a prefix, a node calls; None if it calls none."""
+    kernel = KernelName.parsed(node.op_type) if node.domain == KERNEL_DOMAIN else None
+    return kernel.op_type if kernel and kernel.op_type in OPS else None

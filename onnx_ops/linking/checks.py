@@ -11,23 +11,32 @@ from onnx_ops.core.errors import LinkError, at_node
 from onnx_ops.core.op import Op
 from onnx_ops.graph.functions import function_key
 from onnx_ops.graph.walk import function_text
-from onnx_ops.linking.sites import Site
-from onnx_ops.ops import OPS
+from onnx_ops.linking.sites import Site, domain_version
+from onnx_ops.ops import OPS, op_named
 
 
 def used_ops(found: Iterable[Site]) -> list[Op]:
     """The ops of the sites, in the order of OPS."""
-    present = {site.node.op_type for site in found}
-    return [op for op in OPS.values() if op.name in present]
+    present = {site.node.op_type: site.version for site in found}
+    return [op_named(name, present[name]) for name in OPS if name in present]
 
 
 def check_imports(model: onnx.ModelProto) -> None:
-    """Raise LinkError if a model, or a function of it, imports another version of the domain."""
+    """Raise LinkError if a model, or a function of it, imports a version of the domain that is not supported.
+
+    All import one version: onnxruntime resolves a node by the version that the model imports.
+    """
+    wanted = domain_version(model)
     importers = [("the model", model), *((f"function {function_text(*function_key(f))}", f) for f in model.functions)]
     for text, importer in importers:
         for entry in importer.opset_import:
-            if entry.domain == DOMAIN and entry.version != OPSET_VERSION:
-                raise LinkError(f"{text} imports version {entry.version} of domain {DOMAIN}, expected {OPSET_VERSION}")
+            if entry.domain != DOMAIN:
+                continue
+            imported = f"{text} imports version {entry.version} of domain {DOMAIN}"
+            if entry.version > OPSET_VERSION:
+                raise LinkError(f"{imported}, expected at most {OPSET_VERSION}: update onnx_ops")
+            if entry.version < 1 or entry.version != wanted:
+                raise LinkError(f"{imported}, expected {max(wanted, 1)}")
 
 
 def check_opset(op: Op, opset: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import AttributeProto, FunctionProto, helper
 
 from onnx_ops.bodies.body import NOTHING, Body
-from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, kernel_name
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import attribute_kind
 from onnx_ops.core.version import __version__
@@ -19,7 +19,7 @@ def body_function(op: Op, body: Body, opset: int) -> FunctionProto:
     """The function body, named after the op's kernel; `opset`: version of the default domain."""
     part = "The op in standard operators, run where its kernel is not registered."
     imports = [helper.make_opsetid("", opset)]
-    return body.function(KERNEL_DOMAIN, kernel_name(op.name), imports, _attributes(op), _documentation(op, part))
+    return body.function(KERNEL_DOMAIN, op.kernel_name, imports, _attributes(op), _documentation(op, part))
 
 
 def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
@@ -33,7 +33,7 @@ def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
     """
     b = Builder()
     outputs = b.several(
-        kernel_name(op.name),
+        op.kernel_name,
         *map(b.input, op.input_names),
         names=[name if body.wants(name) else "" for name in body.outputs],
         domain=KERNEL_DOMAIN,

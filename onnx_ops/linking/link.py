@@ -14,7 +14,7 @@ import onnx
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
@@ -31,7 +31,7 @@ from onnx_ops.linking.rewrites import (
     resolve_dtypes,
     spell_out_attributes,
 )
-from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
+from onnx_ops.linking.sites import Site, domain_version, find_calls, opset_of, sites
 
 FUNCTIONS_SINCE_IR = 8
 
@@ -73,7 +73,7 @@ def link_with_calls(
     insertions, names = Insertions(), Names.of(linked)
     for op in used:
         materialize_omitted(op, _of(op, found), insertions, names)
-    opset = opset_of(linked)
+    opset, imported = opset_of(linked), domain_version(linked)
     attached = []
     for op in used:
         check_opset(op, opset)
@@ -90,7 +90,7 @@ def link_with_calls(
         version = versions(linked).get(KERNEL_DOMAIN, 1)
         attached.extend([body_function(op, body, opset), op_function(op, body, version, opset)])
     for site in found:  # a function with inserted nodes, or one that never imported the domain
-        add_import(site.place.importer, DOMAIN, OPSET_VERSION)
+        add_import(site.place.importer, DOMAIN, imported)
         if insertions.has(site.place):
             add_import(site.place.importer, "", opset)
     insertions.apply(linked)
@@ -98,7 +98,7 @@ def link_with_calls(
     brought = list(linked.functions)
     del linked.functions[:]
     linked.functions.extend([*attached, *brought])
-    for domain, version in ((DOMAIN, OPSET_VERSION), (KERNEL_DOMAIN, 1), ("", opset)):
+    for domain, version in ((DOMAIN, imported), (KERNEL_DOMAIN, 1), ("", opset)):
         add_import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
     note_version(linked)

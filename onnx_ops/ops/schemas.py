@@ -16,7 +16,7 @@ from packaging.version import Version
 from onnx_ops.core.errors import at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
-from onnx_ops.ops import OPS
+from onnx_ops.ops import ALL_VERSIONS
 
 HAS_OUTPUT_RELIABLE = Version(onnx.__version__) >= Version("1.23")
 """Before onnx 1.23, has_output is true for omitted outputs."""
@@ -71,15 +71,21 @@ def _node(context: InferenceContext) -> str | None:
 
 def register_schemas() -> None:
     """Register the ops with onnx.defs, for its checker and its shape inference."""
-    for op in OPS.values():
-        if not onnx.defs.has(op.name, op.schema.domain):
+    for op in ALL_VERSIONS:
+        if not _is_registered(op):
             op.schema.set_type_and_shape_inference_function(functools.partial(_inference, op))
             onnx.defs.register_schema(op.schema)
     # Before onnx 1.23 the process crashes or hangs at exit if onnx still holds a Python function.
     atexit.register(_deregister_schemas)
 
 
+def _is_registered(op: Op) -> bool:
+    domain, version = op.schema.domain, op.version
+    has = onnx.defs.has(op.name, version, domain)
+    return has and onnx.defs.get_schema(op.name, version, domain).since_version == version
+
+
 def _deregister_schemas() -> None:
-    for op in OPS.values():
-        if onnx.defs.has(op.name, op.schema.domain):
+    for op in ALL_VERSIONS:
+        if _is_registered(op):
             onnx.defs.deregister_schema(op.name, op.schema.since_version, op.schema.domain)

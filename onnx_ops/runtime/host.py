@@ -49,7 +49,7 @@ from onnx_ops.runtime.records import PYTHON
 from onnx_ops.runtime.signatures import COMPUTE
 
 MARK = "onnx_ops.kernels_registered"
-PROBE = kernel_name("Probe")
+PROBE = kernel_name("Probe", 1)
 PROVIDER = keep(C.create_string_buffer(b"CPUExecutionProvider"))
 UNANSWERED = keep(C.create_string_buffer(b"onnx_ops: there is no thread or no memory for this node"))
 ORT_VERSION = tuple(int(part) for part in ort.__version__.split(".")[:2])
@@ -76,7 +76,7 @@ class _Struct:
 
     def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int]) -> None:
         self.op = op
-        self.name = C.create_string_buffer((kernel_name(op.name) if op else PROBE).encode())
+        self.name = C.create_string_buffer((op.kernel_name if op else PROBE).encode())
         self.native = CustomOp(
             version=API_VERSION,
             KernelComputeV2=compile_native(compute, COMPUTE),
