@@ -1055,7 +1055,7 @@ REFUSED = {
         PLAIN.format("KlDivBackward (g, x, x)"),
         '"" : 21, "aclnn" : 2',
         onnx_ops.LinkError,
-        r"version 2 of domain aclnn, expected 1",
+        r"version 2 of domain aclnn, expected at most 1: update onnx_ops",
     ),
     "unknown-op": (
         PLAIN.format("HardshrinkForward (g, x)"),
