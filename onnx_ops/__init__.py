@@ -1,17 +1,18 @@
 """Losses, layers and their gradients as an ONNX custom-op domain, with kernels for onnxruntime."""
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
-from onnx_ops.core.errors import KernelsUnavailable, LinkError, OpError, Status
+from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpError, Status
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.version import __version__ as __version__
+from onnx_ops.graph.files import ModelFileError
 from onnx_ops.integrations.nodes import make_node
 from onnx_ops.integrations.reference import reference_ops
-from onnx_ops.integrations.sessions import InferenceSession, session_options
+from onnx_ops.integrations.sessions import InferenceSession, register_kernels, session_options
 from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
 from onnx_ops.ops import OPS
 from onnx_ops.ops.schemas import register_schemas
-from onnx_ops.training.step import StepError
+from onnx_ops.training.step import InputRole, Step, StepError, step_model
 from onnx_ops.training.trainer import Trainer
 from onnx_ops.training.workers import WorkerError
 
@@ -19,12 +20,16 @@ __all__ = [
     "DOMAIN",
     "OPS",
     "OPSET_VERSION",
+    "Error",
     "InferenceSession",
-    "KernelsUnavailable",
+    "InputRole",
+    "KernelsUnavailableError",
     "LinkError",
+    "ModelFileError",
     "OpError",
     "Reduction",
     "Status",
+    "Step",
     "StepError",
     "Trainer",
     "WorkerError",
@@ -33,7 +38,9 @@ __all__ = [
     "make_node",
     "opset_import",
     "reference_ops",
+    "register_kernels",
     "session_options",
+    "step_model",
 ]
 
 register_schemas()

@@ -85,7 +85,7 @@ def test_what_is_kept_is_found(folder: Path) -> None:
 
 def check_folder_is_refused(message: str) -> None:
     for use in (lambda: cache.read(NAME), write, cache.cache_directory):
-        with pytest.raises(cache.CacheRefused, match=message):
+        with pytest.raises(cache.CacheRefusedError, match=message):
             use()
     told = _cache()
     assert not told.writable
@@ -112,7 +112,7 @@ def test_sticky_folder_above_protects_the_own_one(folder: Path) -> None:
 
 def test_file_that_others_can_write_is_refused_and_replaced(folder: Path) -> None:
     (folder / NAME).chmod(0o646)
-    with pytest.raises(cache.CacheRefused, match=r"can be written by all users \(mode 646\)"):
+    with pytest.raises(cache.CacheRefusedError, match=r"can be written by all users \(mode 646\)"):
         cache.read(NAME)
     write()
     assert cache.read(NAME) == CONTENT
@@ -122,7 +122,7 @@ def test_file_that_others_can_write_is_refused_and_replaced(folder: Path) -> Non
 @only_root
 def test_file_of_another_user_is_refused(folder: Path) -> None:
     os.chown(folder / NAME, NOBODY, -1)
-    with pytest.raises(cache.CacheRefused, match=f"belongs to user {NOBODY}"):
+    with pytest.raises(cache.CacheRefusedError, match=f"belongs to user {NOBODY}"):
         cache.read(NAME)
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_regular_file_is_refused(folder: Path) -> None:
     assert cache.problem()
     (folder / NAME).unlink()
     os.mkfifo(folder / NAME)
-    with pytest.raises(cache.CacheRefused, match="no regular file"):
+    with pytest.raises(cache.CacheRefusedError, match="no regular file"):
         cache.read(NAME)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import multiprocessing
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,6 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
 from onnx_ops.core.errors import at_node, node_label
-from onnx_ops.graph.files import ModelFileError
 
 WAYS: dict[str, Callable[[Exception], Exception]] = {
     "pickle": lambda error: pickle.loads(pickle.dumps(error)),
@@ -47,13 +48,31 @@ def test_refusal_survives(way: str) -> None:
 @each_way
 @pytest.mark.parametrize(
     "error",
-    [onnx_ops.LinkError("no"), onnx_ops.KernelsUnavailable("none here"), ModelFileError("no model")],
+    [onnx_ops.LinkError("no"), onnx_ops.KernelsUnavailableError("none here"), onnx_ops.ModelFileError("no model")],
     ids=lambda error: type(error).__name__,
 )
 def test_other_exceptions_survive(error: Exception, way: str) -> None:
     other = WAYS[way](error)
     assert type(other) is type(error)
     assert other.args == error.args
+
+
+def defined_exceptions() -> Iterator[tuple[str, list[str]]]:
+    """The classes of exceptions that the package defines, each with its base classes."""
+    for path in Path(onnx_ops.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.ClassDef) and any(base.endswith(("Error", "Exception")) for base in bases):
+                yield node.name, bases
+
+
+def test_exceptions_have_the_packages_base_class_and_one_of_python() -> None:
+    found = dict(defined_exceptions())
+    assert found.pop("Error") == ["Exception"]
+    assert {"OpError", "LinkError", "ModelFileError", "StepError", "WorkerError", "CaptureError"} < found.keys()
+    for name, bases in found.items():
+        assert name.endswith("Error")
+        assert bases in (["Error", "ValueError"], ["Error", "RuntimeError"], ["Error", "OSError"]), name
 
 
 def test_refusal_comes_back_from_another_process() -> None:

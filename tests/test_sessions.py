@@ -325,7 +325,7 @@ def test_large_external_data_is_not_copied_into_the_model(tmp_path: Path) -> Non
 
 
 def test_new_options_each_time() -> None:
-    first, second = onnx_ops.session_options(), onnx_ops.session_options(None)
+    first, second = onnx_ops.session_options(), onnx_ops.session_options()
     assert isinstance(first, ort.SessionOptions)
     assert first is not second
 
@@ -338,7 +338,7 @@ def test_options_stay_the_users_own() -> None:
     options.log_severity_level = 3
     options.logid = "mine"
     options.add_session_config_entry("session.set_denormal_as_zero", "0")
-    assert onnx_ops.session_options(options) is options
+    onnx_ops.register_kernels(options)
     assert options.intra_op_num_threads == 1
     assert options.inter_op_num_threads == 1
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -352,9 +352,15 @@ def test_options_stay_the_users_own() -> None:
 def test_options_registered_again_and_again(times: int, tmp_path: Path) -> None:
     options = ort.SessionOptions()
     for _ in range(times):
-        onnx_ops.session_options(options)
+        onnx_ops.register_kernels(options)
     assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
     np.testing.assert_array_equal(onnx_ops.InferenceSession(model(), options).run(None, FEEDS)[0], EXPECTED)
+
+
+@pytest.mark.parametrize("options", [None, onnx_ops.InferenceSession], ids=lambda options: type(options).__name__)
+def test_what_are_no_options_is_refused(options: Any) -> None:
+    with pytest.raises(TypeError, match=rf"a {type(options).__name__}, expected onnxruntime\.SessionOptions"):
+        onnx_ops.register_kernels(options)
 
 
 def test_options_of_several_sessions() -> None:
@@ -382,7 +388,7 @@ def test_options_that_hold_the_library_already(tmp_path: Path) -> None:
     onnx_ops.session_options()
     options = ort.SessionOptions()
     options.register_custom_ops_library(extensions.get_library_path())
-    assert onnx_ops.session_options(options) is options
+    onnx_ops.register_kernels(options)
     assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
 
 
@@ -483,7 +489,7 @@ def test_one_warning_where_the_kernels_cannot_be_registered() -> None:
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert onnx_ops.session_options(options) is options
+        onnx_ops.register_kernels(options)
         session = onnx_ops.InferenceSession(model())
     np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED, strict=True)
 
@@ -572,7 +578,7 @@ def test_shapes_known_only_at_the_run(op_type: str, declared: str, level: str, k
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     if kernels:
-        onnx_ops.session_options(options)
+        onnx_ops.register_kernels(options)
     linked = onnx_ops.link(_followed_by_shape(op_type, lambda name: DECLARED[declared](op_type, name)))
     session = ort.InferenceSession(linked.SerializeToString(), options)
     feeds = {
@@ -659,7 +665,9 @@ def test_refused_run_names_the_node(session_of_nodes: ort.InferenceSession, wron
 def test_refused_run_of_a_plain_session_names_the_output() -> None:
     """onnxruntime tells kernels no more than that."""
     linked = onnx_ops.link(parser.parse_model(NODES)).SerializeToString()
-    session = ort.InferenceSession(linked, onnx_ops.session_options(silent()))
+    options = silent()
+    onnx_ops.register_kernels(options)
+    session = ort.InferenceSession(linked, options)
     with pytest.raises(Exception, match=re.escape("; node with output 'oa' (ACLNN_ERR_PARAM_INVALID")):
         session.run(None, wrong_feeds("a"))
 

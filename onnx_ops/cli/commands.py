@@ -227,7 +227,7 @@ def compile_kernels(as_json: AsJson = False) -> None:
         folder = cache_directory()
         with compiling_status():
             precompile()
-    except (OSError, onnx_ops.KernelsUnavailable) as error:
+    except (OSError, onnx_ops.KernelsUnavailableError) as error:
         fail(f"kernels cannot be compiled: {error}", as_json)
     files = sum(path.is_file() for path in folder.iterdir())
     if as_json:

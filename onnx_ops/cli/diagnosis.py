@@ -15,7 +15,7 @@ import onnxruntime as ort
 from packaging.requirements import Requirement
 
 from onnx_ops.cli.terminal import SILENT
-from onnx_ops.core.errors import KernelsUnavailable
+from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
 from onnx_ops.integrations.sessions import compile_ahead, register
@@ -102,7 +102,7 @@ def kernels() -> Kernels:
     """Whether the kernels can be registered; compiles what that needs and is not in the cache."""
     try:
         register(None)
-    except KernelsUnavailable as reason:
+    except KernelsUnavailableError as reason:
         return Kernels(False, str(reason))
     return Kernels(True, None)
 
@@ -175,7 +175,7 @@ def _outcome(op: Op, way: str) -> Outcome:
     expected = op.example.expected()
     try:
         results = WAYS[way](example_model(op)).run(None, op.example.arrays())
-    except KernelsUnavailable as reason:
+    except KernelsUnavailableError as reason:
         return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
     except Exception as error:  # whatever it is, it is what the user wants to know
         return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")

@@ -103,7 +103,7 @@ def print_inspection(console: Console, path: Path, inspection: Inspection, no_ke
     kernels = (
         f"not registered: {no_kernels}"
         if no_kernels
-        else "registered by onnx_ops.InferenceSession and onnx_ops.session_options; elsewhere portable bodies run"
+        else "registered by onnx_ops.InferenceSession and onnx_ops.register_kernels; elsewhere portable bodies run"
     )
     print_fields(
         console,

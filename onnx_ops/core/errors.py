@@ -1,10 +1,17 @@
-"""Errors for invalid input."""
+"""The base class of all errors of the package, and errors for invalid input."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
 from collections.abc import Iterator
+
+
+class Error(Exception):
+    """Base class of all exceptions that this package defines.
+
+    Each has a base class of Python too (ValueError, RuntimeError or OSError) and can be caught as that.
+    """
 
 
 class Status(enum.IntEnum):
@@ -14,7 +21,7 @@ class Status(enum.IntEnum):
     ACLNN_ERR_PARAM_INVALID = 161002
 
 
-class OpError(ValueError):
+class OpError(Error, ValueError):
     """A call that an op rejects.
 
     The message is "Op: problem (STATUS, code)", where the problem names the input, what came and what was expected; if
@@ -45,11 +52,11 @@ class OpError(ValueError):
         return f"{self.op_type}: {self.problem}{where} ({self.status.name}, {self.status.value})"
 
 
-class LinkError(ValueError):
+class LinkError(Error, ValueError):
     """A model that `link` cannot make self-contained."""
 
 
-class KernelsUnavailable(RuntimeError):
+class KernelsUnavailableError(Error, RuntimeError):
     """The kernels cannot be registered with the onnxruntime of this process."""
 
 

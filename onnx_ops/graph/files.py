@@ -12,13 +12,13 @@ import onnx
 from onnx import TensorProto
 from onnx.serialization import registry
 
-from onnx_ops.core.errors import LinkError
+from onnx_ops.core.errors import Error, LinkError
 from onnx_ops.graph import reading
 from onnx_ops.graph.staging import staging_folder
 from onnx_ops.graph.walk import tensors
 
 
-class ModelFileError(ValueError):
+class ModelFileError(Error, ValueError):
     """An unreadable or invalid model file, a path that cannot be written, or missing external data."""
 
 

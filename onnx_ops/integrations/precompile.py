@@ -26,7 +26,7 @@ def precompile() -> None:
     """Fill the cache of compiled code.
 
     Raises:
-        KernelsUnavailable: kernels cannot be registered here.
+        KernelsUnavailableError: kernels cannot be registered here.
         OSError: the cache cannot be written, or is refused.
     """
     cache_directory()

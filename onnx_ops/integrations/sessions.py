@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_ops.core.call import Call
-from onnx_ops.core.errors import KernelsUnavailable
+from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
@@ -33,23 +33,40 @@ EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _warned: set[str] = set()
 
 
-def session_options(options: ort.SessionOptions | None = None) -> ort.SessionOptions:
-    """Options with the kernels registered.
+def session_options() -> ort.SessionOptions:
+    """New options with the kernels registered, as by `register_kernels`."""
+    return registered_options(None, stacklevel=3)
+
+
+def register_kernels(options: ort.SessionOptions) -> None:
+    """Register the kernels with options, in place. Registering them again changes nothing.
+
+    Where the kernels cannot be registered the options stay as they are, and one warning per process says so: linked
+    models then run on the function bodies.
 
     Args:
-        options: options to register them with; the same object is returned. None makes new ones.
+        options: for sessions that are made afterwards.
 
-    Where the kernels cannot be registered the options come back without them, and one warning per process says so:
-    linked models then run on the portable bodies.
+    Raises:
+        TypeError: what is no onnxruntime.SessionOptions.
+        RuntimeError: options with which onnxruntime-extensions was registered before the kernels were added to it.
     """
-    return registered_options(options, stacklevel=3)
+    if not isinstance(options, ort.SessionOptions):
+        raise TypeError(
+            f"options are a {type(options).__name__}, expected onnxruntime.SessionOptions; onnx_ops.session_options()"
+            " returns new ones"
+        )
+    registered_options(options, stacklevel=3)
 
 
 def registered_options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
-    """As `session_options`; a warning points at the caller that is `stacklevel` - 1 above this function."""
+    """The given options, or new ones, after `register_kernels`.
+
+    A warning points at the caller that is `stacklevel` - 1 above this function.
+    """
     try:
         registered = register(options)
-    except KernelsUnavailable as reason:
+    except KernelsUnavailableError as reason:
         _warn_once(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel + 1)
         return ort.SessionOptions() if options is None else options
     _warn_of_cache(stacklevel + 1)
@@ -74,11 +91,11 @@ def _warn_once(text: str, stacklevel: int) -> None:
 
 
 def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
-    """As `session_options`, but KernelsUnavailable instead of a warning."""
+    """As `registered_options`, but KernelsUnavailableError instead of a warning."""
     try:
         host = _host()
     except ImportError as error:
-        raise KernelsUnavailable(f"Numba cannot be imported: {error}") from error
+        raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
     registered = host.register(options, ALL_VERSIONS)
     STATE.enter_onnxruntime()
     return registered
@@ -124,7 +141,8 @@ class InferenceSession(ort.InferenceSession):
     Args:
         path_or_bytes: a ModelProto, its bytes, or a path. External data next to it is found; with sess_options it is
             read into memory, or, where it is larger than 2 GiB, a temporary file is written beside the model.
-        sess_options, providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
+        sess_options: as for onnxruntime.InferenceSession; the kernels are registered with them.
+        providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
 
     Raises:
         OpError, LinkError: what `link` refuses.

@@ -21,6 +21,7 @@ from typing import IO
 
 import platformdirs
 
+from onnx_ops.core.errors import Error
 from onnx_ops.runtime.process import STATE
 
 if sys.platform != "win32":
@@ -35,24 +36,24 @@ OPENING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_N
 """A link is not followed, and a pipe not waited for."""
 
 
-class CacheUnavailable(OSError):
+class CacheUnavailableError(Error, OSError):
     """There is no place for compiled kernels."""
 
 
-class CacheRefused(OSError):
+class CacheRefusedError(Error, OSError):
     """A folder or a file that others than the user and root could have changed."""
 
 
 def wanted_cache_directory() -> Path:
-    """Where compiled kernels are to be kept; CacheUnavailable where neither the environment nor the system says."""
+    """Where compiled kernels are to be kept; CacheUnavailableError if neither environment nor system says it."""
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return Path(chosen)
     try:
         path = platformdirs.user_cache_path("onnx_ops")
     except (KeyError, RuntimeError) as error:  # a user without a home directory
-        raise CacheUnavailable(f"there is no cache directory for this user: {error}") from error
+        raise CacheUnavailableError(f"there is no cache directory for this user: {error}") from error
     if not path.is_absolute():  # what platformdirs before 4 makes of such a user
-        raise CacheUnavailable(f"there is no cache directory for this user: '{path}' is not absolute")
+        raise CacheUnavailableError(f"there is no cache directory for this user: '{path}' is not absolute")
     return path
 
 
@@ -80,7 +81,7 @@ def read(name: str) -> bytes:
             _check_file(folder / name, os.fstat(file.fileno()))
             return file.read()
     except OSError as error:
-        if isinstance(error, CacheRefused) or error.errno == errno.ELOOP:
+        if isinstance(error, CacheRefusedError) or error.errno == errno.ELOOP:
             note_problem(error)
         raise
 
@@ -135,7 +136,7 @@ def _share(descriptor: int, folder: os.stat_result) -> None:
 
 
 def _checked_folder(folder: Path) -> os.stat_result:
-    """What the system knows of a folder; CacheRefused if others can change it, or put another one in its place.
+    """What the system knows of a folder; CacheRefusedError if others can change it, or put another one in its place.
 
     From the top down, links included: what lies in a folder that others cannot change stays what it was found to be.
     """
@@ -171,14 +172,14 @@ def _checked_folder(folder: Path) -> os.stat_result:
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise CacheRefused(f"{path} is no regular file")
+        raise CacheRefusedError(f"{path} is no regular file")
     _check_owner(path, status)
     _check_writers(path, status)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if sys.platform != "win32" and status.st_uid not in (0, os.geteuid()):
-        raise CacheRefused(f"{path} belongs to user {status.st_uid}, expected user {os.geteuid()} or root")
+        raise CacheRefusedError(f"{path} belongs to user {status.st_uid}, expected user {os.geteuid()} or root")
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
@@ -187,7 +188,7 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
     all_others = status.st_mode & stat.S_IWOTH
     if all_others or (status.st_mode & stat.S_IWGRP and not _is_private_group(status)):
         mode, who = stat.S_IMODE(status.st_mode), "all users" if all_others else "its group"
-        raise CacheRefused(f"{path} can be written by {who} (mode {mode:o}), expected by the user or root alone")
+        raise CacheRefusedError(f"{path} can be written by {who} (mode {mode:o}), expected by the user or root alone")
 
 
 def _is_private_group(status: os.stat_result) -> bool:

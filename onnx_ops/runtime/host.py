@@ -32,7 +32,7 @@ from onnx import TensorProto, helper
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.core.errors import KernelsUnavailable, OpError, at_node, node_label
+from onnx_ops.core.errors import KernelsUnavailableError, OpError, at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import FLOATS, TensorType
@@ -369,14 +369,14 @@ def _library_path() -> str | None:
 
 
 def _added(ops: Iterable[Op]) -> str:
-    """Add all kernels to the library of onnxruntime-extensions; returns its path, or raises KernelsUnavailable."""
+    """Add all kernels to the library of onnxruntime-extensions; returns its path, or raises KernelsUnavailableError."""
     path = _library_path()
     if path is None:
-        raise KernelsUnavailable("onnxruntime-extensions is not installed")
+        raise KernelsUnavailableError("onnxruntime-extensions is not installed")
     try:
         add = C.CDLL(path).AddExternalCustomOp
     except (OSError, AttributeError) as error:
-        raise KernelsUnavailable(f"onnxruntime-extensions supports no external kernels here: {error}") from error
+        raise KernelsUnavailableError(f"onnxruntime-extensions supports no external kernels here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
     structs = _all_structs(ops)
     _structs.update((C.addressof(struct.native), struct) for struct in structs)
@@ -385,7 +385,7 @@ def _added(ops: Iterable[Op]) -> str:
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
     if failure := _probe(options):
-        raise KernelsUnavailable(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
+        raise KernelsUnavailableError(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
     return path
 
 
@@ -396,7 +396,7 @@ def _register_once(ops: Iterable[Op]) -> None:
             try:
                 STATE.settled["library"] = _added(ops), ""
             except Exception as error:  # whatever the error, function bodies run without kernels
-                expected = isinstance(error, KernelsUnavailable)
+                expected = isinstance(error, KernelsUnavailableError)
                 STATE.settled["library"] = None, str(error) if expected else f"{type(error).__name__}: {error}"
 
 
@@ -406,7 +406,7 @@ def _library(ops: Iterable[Op]) -> str:
         aside(functools.partial(_register_once, ops))  # an interrupt would leave only some of the kernels added
     path, reason = STATE.settled["library"]
     if path is None:
-        raise KernelsUnavailable(reason)
+        raise KernelsUnavailableError(reason)
     return str(path)
 
 
@@ -456,7 +456,7 @@ def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.Sessi
         ops: the ops; ignored after the first call in the process.
 
     Raises:
-        KernelsUnavailable: the kernels cannot be registered in this process.
+        KernelsUnavailableError: the kernels cannot be registered in this process.
         RuntimeError: onnxruntime-extensions was registered with these options before the kernels were added to it; a
             library can be registered only once.
     """
@@ -470,7 +470,7 @@ def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.Sessi
         if not fresh and (failure := _probe(options)):
             raise RuntimeError(
                 "onnx_ops cannot add its kernels to these SessionOptions. If onnxruntime-extensions was registered with"
-                f" them before, leave that to onnx_ops.session_options, which registers both: {failure}"
+                f" them before, leave that to onnx_ops.register_kernels, which registers both: {failure}"
             )
         options.add_session_config_entry(MARK, "1")
         return options

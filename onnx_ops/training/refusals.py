@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from onnx_ops.core.errors import LinkError, OpError
-from onnx_ops.graph.files import ModelFileError
+from onnx_ops.core.errors import Error
 from onnx_ops.graph.reading import one_line
 from onnx_ops.training.step import StepError
 
@@ -19,7 +18,7 @@ def refusals_as_step_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (StepError, OpError, LinkError, ModelFileError, OSError):
+    except (Error, OSError):
         raise
     except Exception as error:
         raise StepError(f"{what}: {one_line(error)}") from error

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_ops.core.errors import Error
 from onnx_ops.core.step_format import (
     CARRIED_DOMAIN,
     FORMAT,
@@ -47,7 +48,7 @@ INTEGERS = (
 )
 
 
-class StepError(ValueError):
+class StepError(Error, ValueError):
     """A model that is no training step, or what does not fit one: state, batch, checkpoint or inference graph."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnx_ops.core.errors import Error
 from onnx_ops.training.ending import tell_nobody
 
 LEAVES = -2
@@ -34,7 +35,7 @@ class Communicator(Protocol):
         """Copy the array of one worker to all others."""
 
 
-class WorkerError(RuntimeError):
+class WorkerError(Error, RuntimeError):
     """Workers cannot go on together: one has failed, or they differ in what they train or with what settings."""
 
 
