@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.training import COMPARED_STEPS, Training
-from onnx_ops.torch import Capture, to_torch, training_step
+from onnx_ops.torch import Capture, load_into_torch, training_step
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TorchStep:
         """The step in PyTorch, from where its graph starts with seed 0."""
         module = self.network().to(dtype)
         optimizer = self.optimizer(module)
-        to_torch(self.training.state(model, 0), module, optimizer)
+        load_into_torch(self.training.state(model, 0), module, optimizer)
         return EagerStep(module, self.loss, optimizer)
 
 

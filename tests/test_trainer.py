@@ -380,7 +380,9 @@ def test_learning_rate(trainer: Trainer) -> None:
     trainer.step(**steps.batch())
     assert_same_bits(trainer.state_dict()[WEIGHT], steps.start()[WEIGHT])
     trainer.learning_rate = 1
-    assert (trainer.learning_rate, trainer.learning_rates) == (1, (1,))
+    assert trainer.learning_rate == 1
+    trainer.learning_rate = (0.75,)
+    assert trainer.learning_rate == 0.75
     trainer.step(**steps.batch())
     assert (trainer.state_dict()[WEIGHT] != steps.start()[WEIGHT]).all()
 
@@ -408,6 +410,13 @@ def test_learning_rate_that_no_training_can_have_is_refused(
     assert_same_state(trainer.state_dict(), steps.start())
 
 
+@pytest.mark.parametrize("rate", ["0.1", None, {}, [[0.1]], np.array([[0.1]]), 10**400], ids=lambda r: type(r).__name__)
+def test_learning_rate_that_is_no_number_is_refused(rate: Any, trainer: Trainer) -> None:
+    with pytest.raises(StepError, match=r"a learning rate is .*, expected a finite number of at least 0"):
+        trainer.learning_rate = rate
+    assert trainer.learning_rate == 0.5
+
+
 def groups_step() -> onnx.ModelProto:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
@@ -421,15 +430,20 @@ def groups_step() -> onnx.ModelProto:
 
 def test_learning_rates_of_several_groups() -> None:
     trainer = Trainer(groups_step(), options())
-    assert trainer.learning_rates == (2, 3)
-    with pytest.raises(StepError, match=r"learning rates of their own, \(2.0, 3.0\); see learning_rates"):
-        _ = trainer.learning_rate
-    trainer.learning_rates = (4, 5)
+    assert trainer.learning_rate == (2, 3)
+    trainer.learning_rate = (4, 5)
     assert trainer.step()["product"] == 20
-    trainer.learning_rate = 3
-    assert (trainer.learning_rate, trainer.learning_rates) == (3, (3, 3))
+    trainer.learning_rate = np.array([6, 7], np.float32)
+    assert trainer.learning_rate == (6, 7)
+    for rate in (3, np.float32(3), np.array(3)):
+        trainer.learning_rate = 1
+        trainer.learning_rate = rate
+        assert trainer.learning_rate == (3, 3)
     with pytest.raises(StepError, match="3 learning rates are given, expected 2, one for each group"):
-        trainer.learning_rates = (1, 2, 3)
+        trainer.learning_rate = (1, 2, 3)
+    with pytest.raises(StepError, match="a learning rate is -1"):
+        trainer.learning_rate = (4, -1)
+    assert trainer.learning_rate == (3, 3)
 
 
 def test_step_without_a_learning_rate_says_so() -> None:
@@ -513,10 +527,10 @@ def interrupted(work: Callable[[], object], line: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("what", ["load_state_dict", "load", "learning_rates"])
+@pytest.mark.parametrize("what", ["load_state_dict", "load", "learning_rate"])
 def test_an_interrupt_leaves_the_state_before_or_the_one_after(what: str, tmp_path: Path) -> None:
     """At each line; the training then resumes from either of them."""
-    trainer = Trainer(groups_step() if what == "learning_rates" else steps.whole_step(), options())
+    trainer = Trainer(groups_step() if what == "learning_rate" else steps.whole_step(), options())
     other = {name: np.full_like(array, 3) for name, array in trainer.state_dict().items()}
     checkpoints.write_checkpoint(tmp_path / "checkpoint", other, {})
 
@@ -527,9 +541,9 @@ def test_an_interrupt_leaves_the_state_before_or_the_one_after(what: str, tmp_pa
             case "load":
                 trainer.load(tmp_path / "checkpoint")
             case _:
-                trainer.learning_rates = (3, 3)
+                trainer.learning_rate = (3, 3)
 
-    batch = {} if what == "learning_rates" else steps.batch()
+    batch = {} if what == "learning_rate" else steps.batch()
     start = trainer.state_dict()
     fine, following = [start, other], []
     for state in fine:

@@ -15,8 +15,8 @@ from onnx_ops.torch.optimizers import CLOCK, named_parameters, rule_of
 State = Mapping[str, np.ndarray]
 
 
-def to_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Load the state of a training step into PyTorch.
+def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Load the state of a training step into a PyTorch model and its optimizer, in place.
 
     Args:
         state: what `Trainer.state_dict()` returns, or `Capture.state`: arrays by the names of the step's inputs.
@@ -44,14 +44,16 @@ def to_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimi
         optimizer.state[parameter][key] = tensor
 
 
-def from_torch(
+def state_from_torch(
     state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, np.ndarray]:
-    """The state of a training step with that of PyTorch in its place, for `Trainer.load_state_dict`.
+    """A copy of the state of a training step with PyTorch's parameters, buffers and optimizer state in it.
+
+    `Trainer.load_state_dict` takes it.
 
     Args:
-        state: the step's, as for `to_torch`; what PyTorch does not have, such as the seed, is taken from it.
-        model, optimizer: as for `to_torch`.
+        state: the step's, as for `load_into_torch`; what PyTorch does not have, such as the seed, is taken from it.
+        model, optimizer: as for `load_into_torch`.
 
     Raises:
         CaptureError: an optimizer of which no step can be captured, or with parameters that are none of the model's.

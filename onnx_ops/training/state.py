@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,13 +98,28 @@ class State:
         _ = self.version
 
 
-def cast_rate(rate: float, dtype: np.dtype) -> np.ndarray:
+def rates_of_groups(rate: Any, groups: int) -> Sequence[Any]:
+    """The learning rate of each group: a sequence as it is, a single one for all; StepError for another length."""
+    given = rate.tolist() if isinstance(rate, np.ndarray) else rate
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given] * groups
+    if len(given) != groups:
+        raise StepError(f"{len(given)} learning rates are given, expected {groups}, one for each group")
+    return given
+
+
+def cast_rate(rate: Any, dtype: np.dtype) -> np.ndarray:
     """A learning rate as a setting; StepError unless it is a finite number of at least 0 in that dtype."""
+    expected = "expected a finite number of at least 0"
+    try:
+        finite = math.isfinite(rate)
+    except (TypeError, OverflowError) as error:  # what is no number; an int that no float can hold
+        raise StepError(f"a learning rate is {rate!r}, {expected}") from error
     with np.errstate(over="ignore"):
-        cast = np.asarray(rate).astype(dtype)
+        cast = np.asarray(float(rate)).astype(dtype)
     if not math.isfinite(cast) or cast < 0:
-        came = f"{rate}, which is {cast} in {dtype}" if math.isfinite(rate) and not math.isfinite(cast) else f"{rate}"
-        raise StepError(f"a learning rate is {came}, expected a finite number of at least 0")
+        came = f"{rate}, which is {cast} in {dtype}" if finite and not math.isfinite(cast) else f"{rate}"
+        raise StepError(f"a learning rate is {came}, {expected}")
     return cast
 
 

@@ -24,7 +24,7 @@ from onnx_ops.training.ending import end_all_by_exceptions
 from onnx_ops.training.engines import SharedStep, WholeStep
 from onnx_ops.training.refusals import refusals_as_step_errors
 from onnx_ops.training.samples import counted_axis
-from onnx_ops.training.state import State, cast_rate, check_rates
+from onnx_ops.training.state import State, cast_rate, check_rates, rates_of_groups
 from onnx_ops.training.step import (
     Step,
     StepError,
@@ -176,28 +176,23 @@ class Trainer:
         return inference_function(self._model) is not None
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate; of several groups of parameters that of all. Setting it sets it for all groups."""
-        rates = self.learning_rates
-        if len(set(rates)) > 1:
-            raise StepError(f"the groups have learning rates of their own, {rates}; see learning_rates")
-        return rates[0]
+    def learning_rate(self) -> float | Any:  # Any, so that type checkers let a float be computed with
+        """The learning rate: a float; for several groups of parameters a tuple with one for each.
+
+        Setting a float sets that of all groups, a sequence that of each.
+
+        Raises:
+            StepError: a step without a setting 'learning_rate'; a sequence of another length than there are groups; a
+                rate that is no finite number of at least 0. The rates are then as they were.
+        """
+        state = self._state.now
+        rates = tuple(float(state[name].array) for name in self._rate_names())
+        return rates if len(rates) > 1 else rates[0]
 
     @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
-        self.learning_rates = (rate,) * len(self.learning_rates)
-
-    @property
-    def learning_rates(self) -> tuple[float, ...]:
-        """The learning rate of each group of parameters. StepError if the step has no setting of that name."""
-        state = self._state.now
-        return tuple(float(state[name].array) for name in self._rate_names())
-
-    @learning_rates.setter
-    def learning_rates(self, rates: Sequence[float]) -> None:
+    def learning_rate(self, rate: float | Sequence[float]) -> None:
         names = self._rate_names()
-        if len(rates) != len(names):
-            raise StepError(f"{len(rates)} learning rates are given, expected {len(names)}, one for each group")
+        rates = rates_of_groups(rate, len(names))
         dtypes = [numpy_dtype(self._types[name]) for name in names]
         self._state.assign({n: cast_rate(rate, dtype) for n, rate, dtype in zip(names, rates, dtypes, strict=True)})
 

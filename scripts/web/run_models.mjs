@@ -71,8 +71,8 @@ const HANDLERS = {
 
   async rates({ rates, values }) {
     const trainer = known(rates);
-    if (values !== undefined) trainer.learningRates = Array.from(tensor(values).data);
-    return { rates: trainer.learningRates };
+    if (values !== undefined) trainer.learningRate = values;
+    return { rates: trainer.learningRate };
   },
 };
 

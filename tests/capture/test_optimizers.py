@@ -16,7 +16,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, from_torch, to_torch, training_step
+from onnx_ops.torch import CaptureError, load_into_torch, state_from_torch, training_step
 
 BATCH = {0: Dim("N")}
 STEPS = 100
@@ -151,10 +151,10 @@ def test_training_goes_from_torch_to_onnx_and_back(kind: str, tmp_path: Path) ->
     twin_optimizer = OPTIMIZERS[kind](twin.parameters())
     for batch in data[:10]:
         stepped(model, optimizer, batch)
-    trainer.load_state_dict(from_torch(trainer.state_dict(), model, optimizer))
+    trainer.load_state_dict(state_from_torch(trainer.state_dict(), model, optimizer))
     for batch in data[10:20]:
         trainer.step(x=batch[0].numpy(), y=batch[1].numpy())
-    to_torch(trainer.state_dict(), model, optimizer)
+    load_into_torch(trainer.state_dict(), model, optimizer)
     for batch in data[20:]:
         stepped(model, optimizer, batch)
     for batch in data:

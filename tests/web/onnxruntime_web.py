@@ -146,14 +146,14 @@ class Trainer:
         self._ask("loadState", state)
 
     @property
-    def learning_rates(self) -> list[float]:
-        """Those of the groups."""
-        rates: list[float] = self.node.ask(rates=self.number)["rates"]
-        return rates
+    def learning_rate(self) -> float | list[float]:
+        """That of all parameters, or those of the groups."""
+        rate: float | list[float] = self.node.ask(rates=self.number)["rates"]
+        return rate
 
-    @learning_rates.setter
-    def learning_rates(self, rates: Sequence[float]) -> None:
-        self.node.ask(rates=self.number, values=_encoded(np.array(rates, np.float64)))
+    @learning_rate.setter
+    def learning_rate(self, rate: float | list[float] | str) -> None:
+        self.node.ask(rates=self.number, values=rate)
 
     def release(self) -> None:
         """Give its memory back."""

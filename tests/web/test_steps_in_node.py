@@ -175,16 +175,16 @@ def test_learning_rate(trainer: Trainer) -> None:
     trainer.step(**steps.batch())
     whole = trainer.state()["linear.bias"] - start["linear.bias"]
     trainer.load_state(start)
-    assert trainer.learning_rates == [0.5]
-    trainer.learning_rates = [0.25]
+    assert trainer.learning_rate == 0.5
+    trainer.learning_rate = 0.25
     trainer.step(**steps.batch())
-    assert trainer.learning_rates == [0.25]
+    assert trainer.learning_rate == 0.25
     half = trainer.state()["linear.bias"] - start["linear.bias"]
     np.testing.assert_allclose(half, whole / 2, rtol=1e-6)  # rounded to float32 once
 
 
 def test_learning_rates_of_groups(node: Node) -> None:
-    """Each setting that is a learning rate, in order; of different ones there is no single rate."""
+    """Each setting that is a learning rate, in order."""
     b = Builder(TensorProto.FLOAT)
     scalar = TensorType(TensorProto.FLOAT, ())
     names = ("learning_rate.0", "learning_rate.1", "decay")
@@ -194,13 +194,15 @@ def test_learning_rates_of_groups(node: Node) -> None:
     Step(dict.fromkeys(names, InputRole.SETTING)).write_into(model)
     start = {name: np.array(number, np.float32) for name, number in zip(names, (0.5, 0.25, 4.0), strict=True)}
     trainer = Trainer(node, step_model(model, start))
-    assert trainer.learning_rates == [0.5, 0.25]
-    trainer.learning_rates = [1, 2]
+    assert trainer.learning_rate == [0.5, 0.25]
+    trainer.learning_rate = [1, 2]
     assert trainer.step()["loss"] == 7
+    trainer.learning_rate = 3
+    assert trainer.learning_rate == [3, 3]
     with pytest.raises(WebError, match="1 learning rates are given, expected 2"):
-        trainer.learning_rates = [1]
-    with pytest.raises(WebError, match="a learning rate is NaN, expected a finite number"):
-        trainer.learning_rates = [1, float("nan")]
+        trainer.learning_rate = [1]
+    with pytest.raises(WebError, match="a learning rate is fast, expected a finite number"):
+        trainer.learning_rate = "fast"
     trainer.release()
 
 

@@ -110,27 +110,19 @@ export class Trainer {
     this.#replace(this.#tensors(untied));
   }
 
-  /** The learning rate; of several groups of parameters that of all. Setting it sets it for all groups. */
+  /**
+   * The learning rate: a number; for several groups of parameters an array with one for each. Setting a number sets that
+   * of all groups, an array that of each.
+   */
   get learningRate() {
-    const rates = this.learningRates;
-    if (new Set(rates).size > 1) {
-      throw new StepError(`the groups have learning rates of their own, ${rates.join(", ")}; see learningRates`);
-    }
-    return rates[0];
+    const rates = this.#rates().map((name) => this.#state[name].data[0]);
+    return rates.length > 1 ? rates : rates[0];
   }
 
   set learningRate(rate) {
-    this.learningRates = this.#rates().map(() => rate);
-  }
-
-  /** The learning rate of each group of parameters. */
-  get learningRates() {
-    return this.#rates().map((name) => this.#state[name].data[0]);
-  }
-
-  set learningRates(rates) {
     this.#refuseWhileBusy();
     const names = this.#rates();
+    const rates = Array.isArray(rate) ? rate : names.map(() => rate);
     if (rates.length !== names.length) {
       throw new StepError(`${rates.length} learning rates are given, expected ${names.length}, one for each group`);
     }
