@@ -10,7 +10,7 @@ from onnx_ops.integrations.reference import reference_ops
 from onnx_ops.integrations.sessions import InferenceSession, register_kernels, session_options
 from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
-from onnx_ops.ops import OPS
+from onnx_ops.ops.info import op_infos
 from onnx_ops.ops.schemas import register_schemas
 from onnx_ops.training.step import InputRole, Step, StepError, step_model
 from onnx_ops.training.trainer import Trainer
@@ -42,5 +42,8 @@ __all__ = [
     "session_options",
     "step_model",
 ]
+
+OPS = op_infos()
+"""The ops by name: schema, documentation and definition in NumPy of each."""
 
 register_schemas()

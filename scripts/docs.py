@@ -29,6 +29,7 @@ from onnx_ops.core.schema import defaults
 from onnx_ops.core.types import FLOATS
 from onnx_ops.graph.walk import subgraphs
 from onnx_ops.integrations.examples import example_body, example_model
+from onnx_ops.ops import OPS
 from scripts.markdown import table
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pages() -> dict[str, str]:
     """The text of each page by file name."""
-    return {INDEX: index(), **{page_name(op): page(op) for op in onnx_ops.OPS.values()}}
+    return {INDEX: index(), **{page_name(op): page(op) for op in OPS.values()}}
 
 
 def stale_pages(expected: Mapping[str, str]) -> list[str]:
@@ -98,7 +99,7 @@ def index() -> str:
             str(op.body_opset),
             str(count_nodes(example_body(op))),
         ]
-        for op in onnx_ops.OPS.values()
+        for op in OPS.values()
     ]
     return document(
         "# Ops",

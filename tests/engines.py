@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
 from models.single_op import Dimension, single_op_model
-from onnx_ops import OPS
+from onnx_ops.ops import OPS
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from tests.ops._shared.record import Call

@@ -28,7 +28,7 @@ from numpy.random import Generator
 from onnx import helper
 
 import onnx_ops
-from onnx_ops import OPS
+from onnx_ops.ops import OPS
 from tests.ops import (
     RECORDS,
     depthwise_conv2d_backprop_filter,

@@ -22,7 +22,7 @@ from engines import FLOAT64, FLOATS, Array, Engine
 from onnx import TensorProto, helper
 
 import onnx_ops
-from onnx_ops import OPS
+from onnx_ops.ops import OPS
 from tests.ops import RECORDS, ctc_loss_backward
 from tests.ops._shared import ctc
 

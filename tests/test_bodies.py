@@ -24,6 +24,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
+from onnx_ops.ops import OPS
 from onnx_ops.ops.schemas import register_schemas
 
 SIGNATURE = Signature(
@@ -76,7 +77,7 @@ OP = Op(SIGNATURE, infer, lambda call: None, expected, body, Example({}, {}))
 @pytest.fixture(autouse=True)
 def _op_of_the_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a test `Parts` is one of the ops."""
-    ops = MappingProxyType({**onnx_ops.OPS, OP.name: OP})
+    ops = MappingProxyType({**OPS, OP.name: OP})
     for name, module in list(sys.modules.items()):
         if name.startswith("onnx_ops.") and hasattr(module, "OPS"):
             monkeypatch.setattr(module, "OPS", ops)

@@ -32,6 +32,7 @@ from onnx_ops.cli.inspection import Linked, inspect
 from onnx_ops.graph.files import ModelFileError, external_files, read_model, write_model
 from onnx_ops.integrations import sessions
 from onnx_ops.integrations.examples import example_model
+from onnx_ops.ops import OPS
 from onnx_ops.runtime.process import STATE
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -140,10 +141,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_list_says_what_the_schemas_say() -> None:
     listed = answer("list")
     assert (listed["domain"], listed["version"]) == (onnx_ops.DOMAIN, onnx_ops.OPSET_VERSION)
-    assert [op["name"] for op in listed["ops"]] == list(onnx_ops.OPS)
+    assert [op["name"] for op in listed["ops"]] == list(OPS)
     text = run("list").stdout
     for op in listed["ops"]:
-        record = onnx_ops.OPS[op["name"]]
+        record = OPS[op["name"]]
         assert op["minimum_opset"] == record.body_opset
         assert [p["name"] for p in op["inputs"]] == list(record.input_names)
         assert [p["name"] for p in op["outputs"]] == list(record.output_names)
@@ -167,16 +168,16 @@ def test_list_marks_optional_inputs() -> None:
 
 def test_show() -> None:
     text = run("show", "HardshrinkBackward").stdout
-    schema = onnx_ops.OPS["HardshrinkBackward"].schema
+    schema = OPS["HardshrinkBackward"].schema
     assert schema.doc.strip() in text
     assert "float = 0.5. Half-width" in text
     assert "-> [1.0, 0.0, 3.0, 0.0]" in text
     assert "Portable body" not in text
 
 
-@pytest.mark.parametrize("op_type", onnx_ops.OPS)
+@pytest.mark.parametrize("op_type", OPS)
 def test_show_every_op(op_type: str) -> None:
-    shown, op = answer("show", op_type, "--body"), onnx_ops.OPS[op_type]
+    shown, op = answer("show", op_type, "--body"), OPS[op_type]
     assert shown["doc"] == op.schema.doc.strip()
     for name, array in op.example.expected().items():
         assert np.array_equal(np.array(shown["example"]["outputs"][name], np.float32), array)
@@ -200,7 +201,7 @@ def test_unknown_op() -> None:
         "no op 'hardshrinkbackw' in domain aclnn; did you mean HardshrinkBackward or Hardshrink?"
     )
     far = error("show", "zzz")
-    assert all(name in far for name in onnx_ops.OPS)
+    assert all(name in far for name in OPS)
 
 
 # --- link ------------------------------------------------------------------------------------------------------------
@@ -824,7 +825,7 @@ def test_doctor() -> None:
     assert Path(examined["cache"]["path"]).is_dir()
     ran = {(o["op"], o["way"]): (o["status"], o["detail"]) for o in examined["outcomes"]}
     ways = ("kernel", "portable body", "inlined")
-    assert ran == {(op, way): ("passed", None) for op in onnx_ops.OPS for way in ways}
+    assert ran == {(op, way): ("passed", None) for op in OPS for way in ways}
 
 
 def test_doctor_without_kernels(no_kernels: str) -> None:
@@ -856,7 +857,7 @@ app(["doctor", "--json"])"""
 
 
 def test_doctor_finds_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = onnx_ops.OPS["KlDivBackward"]
+    op = OPS["KlDivBackward"]
     wrong = dataclasses.replace(op, example=dataclasses.replace(op.example, outputs={"out": [7.0]}))
     monkeypatch.setattr(diagnosis, "OPS", {op.name: wrong})
     monkeypatch.setitem(diagnosis.WAYS, "inlined", lambda model: ort.InferenceSession(b"no model"))
@@ -1000,7 +1001,7 @@ def test_process(command: list[str], tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
     command = f"{sys.executable} -m onnx_ops list | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == f"{next(iter(onnx_ops.OPS))}\n"
+    assert done.stdout == f"{next(iter(OPS))}\n"
     assert "Traceback" not in done.stderr
 
 
@@ -1045,7 +1046,7 @@ def test_lines_fit_a_terminal_and_words_are_whole(width: int) -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert max(map(len, lines)) <= width
     words = {word.strip(",[]:") for line in lines for word in line.split()}
-    assert {name for op in onnx_ops.OPS.values() for name in (op.name, *op.input_names)} <= words
+    assert {name for op in OPS.values() for name in (op.name, *op.input_names)} <= words
 
 
 def test_sign_of_life_in_a_terminal_goes_away(good: Path) -> None:

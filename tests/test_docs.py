@@ -18,6 +18,7 @@ import pytest
 import onnx_ops
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_body
+from onnx_ops.ops import OPS
 from scripts import docs
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +87,7 @@ def _anchors(text: str) -> set[str]:
 
 def test_readme_names_all_ops() -> None:
     text = (ROOT / "README.md").read_text()
-    assert all(f"`{name}`" in text for name in onnx_ops.OPS)
+    assert all(f"`{name}`" in text for name in OPS)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def test_an_op_added_as_contributing_says_has_a_page(with_lerp: Path) -> None:
 
 # The pages of the ops
 
-OPS = pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
+EACH_OP = pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 
 
 def _page(op: Op) -> str:
@@ -173,7 +174,7 @@ def test_stale_pages_are_named_and_put_right(
     monkeypatch.setattr(docs, "PAGES", tmp_path / "docs" / "ops")
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0
-    edited, missing = (docs.PAGES / docs.page_name(op) for op in list(onnx_ops.OPS.values())[:2])
+    edited, missing = (docs.PAGES / docs.page_name(op) for op in list(OPS.values())[:2])
     edited.write_text(edited.read_text() + "by hand\n")
     missing.unlink()
     left_over = docs.PAGES / "GoneBackward.md"
@@ -187,13 +188,13 @@ def test_stale_pages_are_named_and_put_right(
     assert docs.main(["--check"]) == 0
 
 
-@OPS
+@EACH_OP
 def test_page_example_runs(op: Op) -> None:
     (example,) = _blocks(_page(op))
     exec(compile(example, _page(op), "exec"), {})
 
 
-@OPS
+@EACH_OP
 def test_page_example_can_fail(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last statement, and no other, notices a wrong number."""
 
@@ -220,7 +221,7 @@ def test_page_links_resolve(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-@OPS
+@EACH_OP
 def test_page_headings(op: Op) -> None:
     """The op, then the sections of the schema's documentation among those that all pages have."""
     titles = re.findall(r"\n\n([A-Z]\w*(?: \w+){0,2}):\s", op.schema.doc)
@@ -237,7 +238,7 @@ def test_page_headings(op: Op) -> None:
     ]
 
 
-@OPS
+@EACH_OP
 def test_page_signature_is_a_node(op: Op) -> None:
     """With values for the required attributes, of which it shows none."""
     (text,) = [block for block in _blocks(_page(op), "text") if f" = {onnx_ops.DOMAIN}.{op.name} " in block]
@@ -256,21 +257,21 @@ def test_only_what_is_in_backticks_is_code() -> None:
     assert docs.inline(text) == expected
 
 
-@OPS
+@EACH_OP
 def test_page_has_whole_expressions_as_code(op: Op) -> None:
     """No code within an expression such as a call, or next to an operator."""
     text = re.sub(r"^```.*?^```$", "", (ROOT / _page(op)).read_text(), flags=re.DOTALL | re.MULTILINE)
     assert re.findall(r"\w\([^()\s]*`|`\S*`\s\\\*|\\\*\s`", text) == []
 
 
-@OPS
+@EACH_OP
 def test_page_body_is_the_linked_one(op: Op) -> None:
     """Wrapped, it is still the function."""
     function = onnx.parser.parse_function(_blocks(_page(op), "text")[-1])
     assert docs.text_of(function) == docs.text_of(example_body(op))
 
 
-@OPS
+@EACH_OP
 def test_page_picture(op: Op) -> None:
     """Small, all boxes lead to an output, and all outputs of the example are there."""
     pictures = _blocks(_page(op), "mermaid")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from engines import ENGINES, FLOATS, Call, Engine, assert_close, check_call, dtype_on, in_turns
 
-import onnx_ops
 from onnx_ops.core.op import Op
+from onnx_ops.ops import OPS
 from tests.ops import RECORDS
 from tests.ops._shared.record import DType
 
-each_op = pytest.mark.parametrize("op", onnx_ops.OPS.values(), ids=lambda op: op.name)
+each_op = pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 
 
 def example_call(op: Op) -> Call:
@@ -32,10 +32,10 @@ def test_example(op: Op, engine: Engine) -> None:
         assert_close(actual, expected[name].astype(actual.dtype), rtol=3e-7, atol=6e-8)
 
 
-@in_turns(["name", "dtype"], itertools.product(onnx_ops.OPS, FLOATS))
+@in_turns(["name", "dtype"], itertools.product(OPS, FLOATS))
 def test_every_dtype(name: str, dtype: DType, engine: Engine) -> None:
     """The call of the example, with all its floating inputs in one dtype."""
-    call = example_call(onnx_ops.OPS[name])
+    call = example_call(OPS[name])
     arrays = {name: a.astype(dtype) for name, a in call.given.items() if a.dtype in FLOATS}
     check_call(engine, call.but(arrays))
 

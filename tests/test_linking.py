@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 import onnx_ops
+from onnx_ops.ops import OPS
 
 Array = np.ndarray[Any, Any]
 KERNEL_DOMAIN = "ai.onnx.contrib"
@@ -1149,7 +1150,7 @@ def test_two_outputs_are_refused() -> None:
 @pytest.mark.parametrize("engine", [e for e in ENGINES if e != "reference"])  # which fails by REFERENCE_DEFAULTS
 def test_ctc_twice_with_different_numbers_of_states(engine: str) -> None:
     """log_alpha of dimensions that the model leaves open: names in one body are not those of another."""
-    example = onnx_ops.OPS["CtcLossBackward"].example
+    example = OPS["CtcLossBackward"].example
     feeds, shared = example.arrays(), [name for name in example.inputs if name != "log_alpha"]
     alpha = feeds.pop("log_alpha")
     longer = np.concatenate([alpha, np.full((1, 2, 2), -np.inf, np.float32)], axis=2)

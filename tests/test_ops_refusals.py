@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator, op_run
 
 import onnx_ops
 from models.single_op import single_op_model
-from onnx_ops import OPS
+from onnx_ops.ops import OPS
 from tests.ops import RECORDS
 from tests.ops._shared.record import MISSING, Call, Record, Refusal
 

@@ -15,6 +15,7 @@ from onnx import compose, helper, inliner, parser
 import onnx_ops
 from onnx_ops.cli.inspection import Linked, inspect
 from onnx_ops.integrations.examples import example_model
+from onnx_ops.ops import OPS
 
 Array = np.ndarray[Any, Any]
 PUBLIC = ("aclnn", "HardshrinkBackward")
@@ -196,9 +197,9 @@ def test_two_linked_models_merged() -> None:
         np.testing.assert_array_equal(session.run(None, feeds)[0], EXPECTED)
 
 
-@pytest.mark.parametrize("op_type", onnx_ops.OPS)
+@pytest.mark.parametrize("op_type", OPS)
 def test_model_that_a_session_has_optimized(op_type: str, tmp_path: Path) -> None:
-    op = onnx_ops.OPS[op_type]
+    op = OPS[op_type]
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     onnx_ops.InferenceSession(example_model(op), options)

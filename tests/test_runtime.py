@@ -30,6 +30,7 @@ from onnx_ops.loops.primitives import (
     separate,
     write_floats,
 )
+from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
@@ -48,7 +49,7 @@ ids = {"argvalues": [FLOAT16, BFLOAT16], "ids": ["float16", "bfloat16"]}
 
 def run(op_type: str, inputs: Mapping[str, Array], output_dtype: DTypeLike, **attributes: Any) -> Array:
     """One run of an op's kernel, on any dtype; values go in and come out as they are."""
-    schema = onnx_ops.OPS[op_type].schema
+    schema = OPS[op_type].schema
     out = schema.outputs[0].name
     types = {name: helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in inputs.items()}
     graph = helper.make_graph(
@@ -207,7 +208,7 @@ def _operands(seed: int, count: int, dtype: DTypeLike) -> list[Array]:
 
 def _loop_of(op_type: str, attributes: Mapping[str, Any], dtype: DTypeLike) -> tuple[Any, Array]:
     """What the op declares for inputs of a dtype, and the parameters its core is given with a divisor of 1."""
-    op = onnx_ops.OPS[op_type]
+    op = OPS[op_type]
     kind = TensorType(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     loop: Any = op.kernel(op.call([kind] * len(op.input_names), attributes))
     parameters = np.zeros(LAYOUT["parameters"].shape)
@@ -229,7 +230,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_kernel_runs_as_plain_python(name: str, dtype: DTypeLike) -> None:
     op_type, attributes = PLAIN[name]
-    op = onnx_ops.OPS[op_type]
+    op = OPS[op_type]
     operands = _operands(24, len(op.input_names), dtype)
     loop, parameters = _loop_of(op_type, attributes, dtype)
     out = np.full(N, np.nan, dtype)
@@ -251,7 +252,7 @@ SUMS: dict[str, tuple[str, dict[str, Any], int]] = {
 def test_sum_runs_as_plain_python(name: str, dtype: np.dtype, near: float) -> None:
     """Before its result is rounded."""
     op_type, attributes, count = SUMS[name]
-    op, rng = onnx_ops.OPS[op_type], np.random.default_rng(26)
+    op, rng = OPS[op_type], np.random.default_rng(26)
     operands = [rng.normal(size=100).astype(dtype), *(rng.uniform(size=100).astype(dtype) for _ in range(count - 1))]
     expected = op.reference(*operands, **attributes, dtype=np.float64)
     kind = TensorType(helper.np_dtype_to_tensor_dtype(dtype))
@@ -577,6 +578,6 @@ def test_custom_op_struct_is_laid_out_as_in_c() -> None:
 
 def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
     """Fails, rather than falling back to portable bodies in silence, where the kernels cannot be registered."""
-    assert isinstance(host._library(onnx_ops.OPS.values()), str)
+    assert isinstance(host._library(OPS.values()), str)
     assert host._probe(onnx_ops.session_options()) is None
     assert "Probe" in str(host._probe(ort.SessionOptions()))

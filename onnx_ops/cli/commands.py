@@ -31,6 +31,7 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Op
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.sites import opset_of, sites
+from onnx_ops.ops import OPS
 from onnx_ops.runtime.cache import cache_directory, readers
 
 
@@ -40,7 +41,7 @@ def list_ops(as_json: AsJson = False) -> None:
     JSON: domain, version, and ops, a list of objects with name; minimum_opset, of the portable body; inputs and
     outputs, lists of name, optional, dtypes, description; attributes, a list of name, type, default, description.
     """
-    descriptions = [describe(op) for op in onnx_ops.OPS.values()]
+    descriptions = [describe(op) for op in OPS.values()]
     if as_json:
         print_json(domain=DOMAIN, version=OPSET_VERSION, ops=[dataclasses.asdict(d) for d in descriptions])
         return
@@ -53,7 +54,7 @@ def list_ops(as_json: AsJson = False) -> None:
 
 def _completed_op(incomplete: str) -> list[str]:
     """The ops whose names begin with what is typed."""
-    return [name for name in onnx_ops.OPS if name.startswith(incomplete)]
+    return [name for name in OPS if name.startswith(incomplete)]
 
 
 def show(
@@ -112,8 +113,8 @@ def link(
         copied = write_model(result, target, source)
     restore(model)
     found = Counter(site.node.op_type for site in sites(model))
-    counts = {name: found[name] for name in onnx_ops.OPS if name in found}
-    minimum = max((onnx_ops.OPS[name].body_opset for name in counts), default=None)
+    counts = {name: found[name] for name in OPS if name in found}
+    minimum = max((OPS[name].body_opset for name in counts), default=None)
     opset = opset_of(model)
     if as_json:
         print_json(
@@ -239,10 +240,10 @@ def compile_kernels(as_json: AsJson = False) -> None:
 
 def _op_named(op_type: str, as_json: bool) -> Op:
     """The op of that name, in whatever case."""
-    names = {name.lower(): name for name in onnx_ops.OPS}
+    names = {name.lower(): name for name in OPS}
     wanted = op_type.lower()
     if wanted in names:
-        return onnx_ops.OPS[names[wanted]]
+        return OPS[names[wanted]]
     close = [names[name] for name in difflib.get_close_matches(wanted, names)]
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names.values())}"
     fail(f"no op '{op_type}' in domain {DOMAIN}; {hint}", as_json)
