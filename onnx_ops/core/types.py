@@ -50,6 +50,11 @@ class TensorType:
     dtype: int | None = None
     shape: Shape | None = None
 
+    def __repr__(self) -> str:
+        known = self.dtype in _DTYPE_NAMES
+        dtype = f"TensorProto.{TensorProto.DataType.Name(self.dtype)}" if known else self.dtype
+        return f"{type(self).__name__}(dtype={dtype}, shape={self.shape})"
+
     @classmethod
     def of(cls, array: np.ndarray) -> TensorType:
         return cls(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

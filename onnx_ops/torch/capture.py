@@ -30,6 +30,7 @@ from onnx_ops.torch.trials import trials
 from onnx_ops.torch.verification import Graph, Updates, Verification, arrays
 from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.step import Bounds, Step, step_model
+from onnx_ops.training.summary import summary
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Capture:
     """A captured graph, and what it starts from.
 
     Attributes:
-        model: the graph. Its inputs are the state, then the batch; `onnx_ops.training.step` describes its metadata.
+        model: the graph. Its inputs are the state, then the batch; `onnx_ops.Step` reads its metadata.
         state: the values of the state now: parameters, buffers, optimizer state, seed and learning rates, by input.
         inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
             if the loss does not call the model, or the model draws random numbers then too.
@@ -46,6 +47,9 @@ class Capture:
     model: onnx.ModelProto
     state: dict[str, np.ndarray]
     inference: onnx.ModelProto | None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {summary(self.model)}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained, linked file whose initial state are the defaults of its inputs."""

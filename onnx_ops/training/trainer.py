@@ -34,6 +34,7 @@ from onnx_ops.training.step import (
     numpy_dtype,
     with_inference,
 )
+from onnx_ops.training.summary import summary
 from onnx_ops.training.workers import Communicator
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -112,6 +113,7 @@ class Trainer:
         if communicator is not None:
             end_all_by_exceptions(communicator)
         model, start = _opened(step)
+        self._name = os.fspath(step) if isinstance(step, str | os.PathLike) else model.graph.name
         self._step = Step.of(model)
         self._types = self._step.state(model)
         self._check_state(start)
@@ -139,6 +141,9 @@ class Trainer:
             self._engine = WholeStep(model, self._state.sets, session)
         else:
             self._engine = SharedStep(model, self._state.sets, session, communicator, counted, synchronize_batch_norm)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of '{self._name}': {summary(self._model)}>"
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.

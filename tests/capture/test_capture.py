@@ -259,6 +259,14 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
     assert str(Path.home()).encode() not in content
 
 
+def test_a_capture_shows_its_parameters_state_and_batch() -> None:
+    model = nn.Linear(4, 3)
+    capture = gradients(model, lambda model, x: model(x).sum(), (torch.randn(2, 4),), dynamic_shapes=(BATCH,))
+    assert repr(capture) == (
+        f"<Capture: 15 parameters, state of 60 bytes, batch inputs: x float32 ({BATCH[0].__name__}, 4)>"
+    )
+
+
 def test_factors_beside_products_of_doubles_keep_their_digits() -> None:
     """A third, as a float, is wrong in the eighth digit."""
     torch.manual_seed(0)

@@ -1,0 +1,187 @@
+"""The public names, the signatures of functions and classes, and what public objects show of themselves.
+
+If a change of public names is intended, replace the rows of the table that the failing test lists, and say in
+CHANGELOG.md what was before and what is now.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import steps
+from onnx import TensorProto, parser
+
+import onnx_ops
+from onnx_ops.core.types import TensorType
+from onnx_ops.training.summary import summary
+
+ROOT = Path(__file__).parents[1]
+PUBLIC_MODULES = {"onnx_ops", "onnx_ops.torch", "onnx_ops.mpi"}
+
+# Constants with their types, enumerations with their members, exceptions with their base classes, functions and classes
+# with their parameters; of classes also their own methods and properties.
+TABLES: dict[str, dict[str, str]] = {
+    "onnx_ops": {
+        "DOMAIN": "str",
+        "OPS": "mappingproxy",
+        "OPSET_VERSION": "int",
+        "Error": "Exception",
+        "InferenceSession": "(path_or_bytes, sess_options=None, providers=None, provider_options=None, **kwargs)",
+        "InputRole": "PARAMETER BUFFER OPTIMIZER SEED SETTING",
+        "KernelsUnavailableError": "Error, RuntimeError",
+        "LinkError": "Error, ValueError",
+        "ModelFileError": "Error, ValueError",
+        "OpError": "Error, ValueError",
+        "Reduction": "NONE MEAN SUM BATCHMEAN",
+        "Status": "ACLNN_ERR_PARAM_NULLPTR ACLNN_ERR_PARAM_INVALID",
+        "Step": "(roles, tied=<factory>, bounds=<factory>)",
+        "Step.of": "(model)",
+        "Step.write_into": "(self, model)",
+        "Step.names": "(self, *roles)",
+        "Step.batch": "(self, model)",
+        "Step.state": "(self, model)",
+        "StepError": "Error, ValueError",
+        "Trainer": (
+            "(step, sess_options=None, providers=None, *, communicator=None, batch_dimension=None,"
+            " synchronize_batch_norm=False, check_finite=True)"
+        ),
+        "Trainer.step": "(self, /, **batch)",
+        "Trainer.has_inference_graph": "property",
+        "Trainer.learning_rate": "property that can be set",
+        "Trainer.state_dict": "(self)",
+        "Trainer.load_state_dict": "(self, state)",
+        "Trainer.weights": "(self)",
+        "Trainer.save": "(self, path, metadata=None)",
+        "Trainer.load": "(self, path)",
+        "Trainer.export": "(self, path)",
+        "WorkerError": "Error, RuntimeError",
+        "inline": "(model)",
+        "link": "(model)",
+        "make_node": "(op_type, inputs, outputs, name=None, doc_string=None, **attributes)",
+        "opset_import": "()",
+        "reference_ops": "()",
+        "register_kernels": "(options)",
+        "session_options": "()",
+        "step_model": "(model, state, inference=None)",
+    },
+    "onnx_ops.torch": {
+        "Capture": "(model, state, inference)",
+        "Capture.save": "(self, path)",
+        "CaptureError": "Error, ValueError",
+        "gradients": "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True)",
+        "load_into_torch": "(state, model, optimizer=None)",
+        "state_from_torch": "(state, model, optimizer=None)",
+        "training_step": (
+            "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, opset_version=21, check=True)"
+        ),
+        "translation_table": "()",
+        "whole_ops": "()",
+    },
+}
+
+
+def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The rows of the table for a public name."""
+    if not callable(value):
+        yield name, type(value).__name__
+    elif isinstance(value, type) and issubclass(value, enum.Enum):
+        yield name, " ".join(value.__members__)
+    elif isinstance(value, type) and issubclass(value, Exception):
+        yield name, ", ".join(base.__name__ for base in value.__bases__)
+    else:
+        yield name, parameters(value)
+        members = vars(value).items() if isinstance(value, type) else ()
+        for key, member in ((key, member) for key, member in members if not key.startswith("_")):
+            if isinstance(member, property):
+                yield f"{name}.{key}", "property" if member.fset is None else "property that can be set"
+            elif callable(getattr(value, key)):
+                yield f"{name}.{key}", parameters(getattr(value, key))
+
+
+def parameters(function: Any) -> str:
+    """The signature without annotations."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def rows(module: ModuleType) -> dict[str, str]:
+    return dict(row for name in module.__all__ for row in described(name, getattr(module, name)))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_public_names_and_signatures(name: str) -> None:
+    if name == "onnx_ops.torch":
+        pytest.importorskip("torch")
+        pytest.importorskip("onnxscript")
+    found = rows(importlib.import_module(name))
+    expected = TABLES[name]
+    changed = [f"+ {key!r}: {text!r}," for key, text in found.items() if expected.get(key) != text]
+    changed += [f"- {key!r}: {text!r}," for key, text in expected.items() if found.get(key) != text]
+    assert not changed, (
+        f"public names of {name} have changed. If that is intended, replace these rows of the table in"
+        f" tests/{Path(__file__).name}, and say in CHANGELOG.md what was before and what is now:\n" + "\n".join(changed)
+    )
+
+
+def test_documentation_imports_public_modules_alone() -> None:
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        imported = {
+            m for block in blocks for m in re.findall(r"^\s*(?:from|import) (onnx_ops[\w.]*)", block, re.MULTILINE)
+        }
+        assert imported <= PUBLIC_MODULES, path.name
+
+
+def test_ops() -> None:
+    assert list(onnx_ops.OPS) == sorted(onnx_ops.OPS)
+    op = onnx_ops.OPS["HardshrinkBackward"]
+    assert repr(op) == "OpInfo(name='HardshrinkBackward')"
+    assert op.schema.name == "HardshrinkBackward"
+    assert op.doc == op.schema.doc
+    result = op.reference(np.array([1, 2], np.float32), np.array([0.25, 3], np.float32), lambd=0.5)
+    assert result.tolist() == [0, 2]
+    with pytest.raises(TypeError):
+        onnx_ops.OPS["Hardshrink"] = op  # type: ignore[index]
+
+
+# --- reprs -----------------------------------------------------------------------------------------------------------
+
+
+def test_trainer_is_shown_with_its_step(tmp_path: Path) -> None:
+    """Of a file by its path, else by the name of its graph."""
+    model, path = steps.whole_step(), tmp_path / "step.onnx"
+    path.write_bytes(model.SerializeToString())
+    shown = "8 parameters, state of 80 bytes, batch inputs: x float32 (N, 3), y float32 (N, 2)"
+    assert repr(onnx_ops.Trainer(path)) == f"<Trainer of '{path}': {shown}>"
+    assert repr(onnx_ops.Trainer(model)) == f"<Trainer of '{model.graph.name}': {shown}>"
+
+
+@pytest.mark.parametrize(("size", "memory"), [(300, "1.2 kB"), (5_250_000, "21.0 MB"), (10**10, "40.0 GB")])
+def test_summary_of_a_large_step(size: int, memory: str) -> None:
+    model = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        large (float[{size}] w) => (float loss) {{ loss = ReduceSum <keepdims = 0> (w) }}""")
+    onnx_ops.Step({"w": onnx_ops.InputRole.PARAMETER}).write_into(model)
+    assert summary(model) == f"{size:,} parameters, state of {memory}, batch inputs: none"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shown"),
+    [
+        (TensorType(), "TensorType(dtype=None, shape=None)"),
+        (TensorType(TensorProto.INT64, ("N", None, 3)), "TensorType(dtype=TensorProto.INT64, shape=('N', None, 3))"),
+        (TensorType(999, ()), "TensorType(dtype=999, shape=())"),
+    ],
+)  # fmt: skip
+def test_types_are_shown_with_dtypes_by_name(tensor: TensorType, shown: str) -> None:
+    assert repr(tensor) == shown
