@@ -262,9 +262,7 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
 def test_a_capture_shows_its_parameters_state_and_batch() -> None:
     model = nn.Linear(4, 3)
     capture = gradients(model, lambda model, x: model(x).sum(), (torch.randn(2, 4),), dynamic_shapes=(BATCH,))
-    assert repr(capture) == (
-        f"<Capture: 15 parameters, state of 60 bytes, batch inputs: x float32 ({BATCH[0].__name__}, 4)>"
-    )
+    assert repr(capture) == "<Capture: 15 parameters, state of 60 bytes, batch inputs: x float32 (N, 4)>"
 
 
 def test_factors_beside_products_of_doubles_keep_their_digits() -> None:
