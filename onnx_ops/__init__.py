@@ -3,6 +3,7 @@
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
 from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpError, Status
 from onnx_ops.core.reduction import Reduction
+from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.version import __version__ as __version__
 from onnx_ops.graph.files import ModelFileError
 from onnx_ops.integrations.nodes import make_node
@@ -12,7 +13,7 @@ from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
 from onnx_ops.ops.info import op_infos
 from onnx_ops.ops.schemas import register_schemas
-from onnx_ops.training.step import InputRole, Step, StepError, step_model
+from onnx_ops.training.step import Step, StepError, step_model
 from onnx_ops.training.trainer import Trainer
 from onnx_ops.training.workers import WorkerError
 

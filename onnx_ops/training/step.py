@@ -167,7 +167,7 @@ def _parsed(text: str) -> Step:
         raise ValueError("'bounds' is not an object")
     entries = found.get("ranges", [])
     if not isinstance(entries, list):
-        raise ValueError("'ranges' is not a list")
+        raise ValueError("'ranges' is no list")
     return Step(
         roles,
         found["tied"],

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import onnx
 
+from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
-from onnx_ops.training.step import InputRole, Step, numpy_dtype, tensor_text
+from onnx_ops.training.step import Step, numpy_dtype, tensor_text
 
 
 def summary(model: onnx.ModelProto) -> str:
