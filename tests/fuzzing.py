@@ -39,7 +39,7 @@ PORTABLE = (engines.PORTABLE, engines.PORTABLE_AS_WRITTEN, engines.INLINED)
 class Fuzzed:
     """One call.
 
-    extreme: whether factors are of all sizes, so that a portable body may lose what is small.
+    extreme: whether factors are of all sizes, so that a function body may lose what is small.
     """
 
     op: str
@@ -243,7 +243,7 @@ def _result_dtype(case: Fuzzed) -> np.dtype[Any]:
 
 
 def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
-    """Of a portable body where factors are extreme: what is clear and fits is finite, and has its sign; NaN is NaN."""
+    """Of a function body where factors are extreme: what is clear and fits is finite, and has its sign; NaN is NaN."""
     actual = engine(case.op, case.inputs, case.attributes).astype(np.float64)
     if any(a is not None and a.dtype == FLOAT64 for a in case.inputs):
         return None  # double has nothing wider
@@ -425,7 +425,7 @@ def graph(seed: int, number: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
 
 
 def graph_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
-    """What a model gives with the kernels, on the portable bodies, and inlined."""
+    """What a model gives with the kernels, on the function bodies, and inlined."""
     linked, inlined = (made(model).SerializeToString() for made in (onnx_ops.link, onnx_ops.inline))
     sessions = {
         "kernel": onnx_ops.InferenceSession(model, engines.options()),

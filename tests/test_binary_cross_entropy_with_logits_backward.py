@@ -122,7 +122,7 @@ def test_products_that_overflow_or_vanish_on_the_way(
 def test_bodies_overflow_only_with_the_result(
     engine: Engine, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool
 ) -> None:
-    """A portable body may lose what is small; it makes no infinity, no NaN and no other sign."""
+    """A function body may lose what is small; it makes no infinity, no NaN and no other sign."""
     inputs = extreme_call(dtype, form, weighted, pos_weighted)
     assert inputs[2] is not None
     inputs[2] = inputs[2] / np.array(2, dtype)  # the largest number itself is a few roundings from overflow

@@ -503,7 +503,7 @@ UNCHECKED: list[tuple[str, list[Array], list[int]]] = [
 def test_bad_values_spoil_their_sample_alone(
     engine: Engine, case: str, inputs: list[Array], bad: list[int], zero_infinity: int
 ) -> None:
-    """A portable body gives NaN up to the input length, and to the other samples what they get without the bad one."""
+    """A function body gives NaN up to the input length, and to the other samples what they get without the bad one."""
     good = make(SAMPLES, STEPS, flat=case.startswith("joined"))
     expected = engine(OP, good, {"zero_infinity": zero_infinity})
     for n in bad:

@@ -118,7 +118,7 @@ def _run(root: Path, *arguments: str) -> str:
 
 
 def test_adding_an_op_as_contributing_says(with_lerp: Path) -> None:
-    """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and portable body."""
+    """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and function body."""
     program = """
 import numpy as np, onnx, onnxruntime, onnx_ops
 value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"])

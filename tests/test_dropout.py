@@ -156,7 +156,7 @@ step (float[N] x, float[N] g, int64 seed) => (float[N] y, float[N] dx, float[N] 
 
 
 def test_gradient_passes_where_the_forward_pass_did() -> None:
-    """Two dropouts of one seed, of which one portable body serves both, have masks of their own."""
+    """Two dropouts of one seed, of which one function body serves both, have masks of their own."""
     model = onnx.parser.parse_model(STEP)
     sessions = {
         "kernel": onnx_ops.InferenceSession(model, engines.options()),

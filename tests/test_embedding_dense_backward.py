@@ -33,7 +33,7 @@ two (float[N, 3] grad, int64[N] words, int64[N] places) => (float[V, 3] by_words
 
 
 def test_two_tables_of_different_sizes_in_one_model() -> None:
-    """One portable body serves both."""
+    """One function body serves both."""
     grad = normal((20, 3), FLOAT32, "two")
     feeds = {name: rng(name).integers(0, rows, 20) for name, rows in (("words", 9), ("places", 4))}
     expected = {

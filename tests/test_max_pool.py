@@ -46,7 +46,7 @@ def scattered(grad: Array, indices: Array, shape: tuple[int, ...], spatial: int)
 
 
 def test_pools_of_several_kinds_in_one_model() -> None:
-    """Windows and numbers of axes differ, and one portable body of each op serves all."""
+    """Windows and numbers of axes differ, and one function body of each op serves all."""
     x, v = normal((2, 3, 13, 10), FLOAT32, "x"), normal((1, 2, 4, 3, 5), FLOAT32, "v")
     y, y_at = max_pool.pooled(x, Setting((3, 3), (2, 2), (1, 1)))
     z, z_at = max_pool.pooled(y, Setting((2, 2), ceil_mode=1))

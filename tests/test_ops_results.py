@@ -59,7 +59,7 @@ def test_all_combinations(engine: Engine, record: Record) -> None:
 def test_calls(call: Call, engine: Engine) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
     if call.careful and engine.portable:
-        pytest.skip("a portable body may lose what is small")
+        pytest.skip("a function body may lose what is small")
     check_call(engine, call)
 
 

@@ -43,7 +43,7 @@ def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run_everywhere(proto: onnx.ModelProto) -> None:
-    """Kernel, portable body and inlined, each with the right numbers; inputs in the order of the graph."""
+    """Kernel, function body and inlined, each with the right numbers; inputs in the order of the graph."""
     feeds = dict(zip([i.name for i in proto.graph.input], (G, X), strict=True))
     linked = onnx_ops.link(proto)
     sessions = [

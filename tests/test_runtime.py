@@ -577,7 +577,7 @@ def test_custom_op_struct_is_laid_out_as_in_c() -> None:
 
 
 def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
-    """Fails, rather than falling back to portable bodies in silence, where the kernels cannot be registered."""
+    """Fails, rather than falling back to function bodies in silence, where the kernels cannot be registered."""
     assert isinstance(host._library(OPS.values()), str)
     assert host._probe(onnx_ops.session_options()) is None
     assert "Probe" in str(host._probe(ort.SessionOptions()))

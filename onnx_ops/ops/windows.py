@@ -10,7 +10,7 @@ from onnx_ops.core.types import Dim
 from onnx_ops.loops.primitives import helper
 
 MAX_PADDING = 2**28
-"""Elements that padding may add to a plane which has fewer. A portable body makes a tensor of the padded plane."""
+"""Elements that padding may add to a plane which has fewer. A function body makes a tensor of the padded plane."""
 
 
 @helper

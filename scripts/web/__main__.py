@@ -1,7 +1,7 @@
 """`make web`: serves a page on which networks learn to read digits inside the browser.
 
 Run it from the repository's root: `python -m scripts.web`. The page runs the files of training steps in
-onnxruntime-web, which does not know the domain `aclnn` and so takes the portable bodies. All that the page asks for
+onnxruntime-web, which does not know the domain `aclnn` and so takes the function bodies. All that the page asks for
 comes from here.
 """
 

@@ -66,7 +66,7 @@ def terms(
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """What float64 sums may be off by, and what vanishes below the smallest normal number.
 
-    That may be a softplus, in a portable body or in double; and in double a product that has yet to be multiplied by
+    That may be a softplus, in a function body or in double; and in double a product that has yet to be multiplied by
     the weight and a softplus, which is at most 1 + |x|.
     """
     inputs = [call.inputs.get(name) for name in RECORD.inputs]

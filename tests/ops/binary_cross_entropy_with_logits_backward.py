@@ -112,7 +112,7 @@ def _scaled(sizes: Array, grad_output: ArrayLike, w: Array, reduction: int, shap
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
-    """In a portable body a sigmoid below the smallest normal number may count as 0."""
+    """In a function body a sigmoid below the smallest normal number may count as 0."""
     if not portable:
         return 0.0
     wide = any(array.dtype == FLOAT64 for array in call.given.values())

@@ -1,4 +1,4 @@
-"""The tests of what ops compute once more, with the portable bodies in onnxruntime-web."""
+"""The tests of what ops compute once more, with the function bodies in onnxruntime-web."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _in_node(name: str, test: Test) -> Test:
 
 
 def _of_bodies(module: ModuleType) -> dict[str, Test]:
-    """The tests of a module that the portable bodies have to pass."""
+    """The tests of a module that the function bodies have to pass."""
     return {
         name: test
         for name, test in vars(module).items()

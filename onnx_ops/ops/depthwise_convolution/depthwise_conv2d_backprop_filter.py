@@ -345,7 +345,7 @@ def kernel(call: Call) -> Tasks:
     return Tasks(plan, task_in_double if in_double else task, begin, finish)
 
 
-# --- the portable body -----------------------------------------------------------------------------------------------
+# --- the function body -----------------------------------------------------------------------------------------------
 
 
 def body(b: Body) -> None:

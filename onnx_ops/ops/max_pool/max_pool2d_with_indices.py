@@ -271,7 +271,7 @@ def kernel(call: Call) -> Tasks:
     return Tasks(plan, task)
 
 
-# --- the portable body -----------------------------------------------------------------------------------------------
+# --- the function body -----------------------------------------------------------------------------------------------
 
 MOMENT = TensorType(TensorProto.INT64, ())
 FLAG = TensorType(TensorProto.BOOL, ())

@@ -41,7 +41,7 @@ class Call:
         outputs: the names of those wanted; None for all.
         label: what is special about it.
         static: whether a model of it tells the dimensions.
-        careful: whether factors are so large or small that a portable body, which goes by the formula one operator at a
+        careful: whether factors are so large or small that a function body, which goes by the formula one operator at a
             time, may overflow or lose digits.
     """
 
@@ -173,7 +173,7 @@ class Output:
         dtypes: which there are.
         needs: an optional input without which there is no such output.
         limits: the largest errors of kernel and references.
-        portable_limits: those of portable bodies.
+        portable_limits: those of function bodies.
     """
 
     dtype: Callable[[Call], DType]
