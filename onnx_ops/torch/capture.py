@@ -18,7 +18,6 @@ from onnx_ops.core.step_format import GRADIENT, NEXT, SEED, InputRole
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.arrays import to_array
-from onnx_ops.torch.checks import compare
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.explanations import Whereabouts, refuse_compiled
 from onnx_ops.torch.marking import gradient
@@ -26,8 +25,9 @@ from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
-from onnx_ops.torch.trials import trials
-from onnx_ops.torch.verification import Graph, Updates, Verification, arrays
+from onnx_ops.torch.verification.tolerances import compare
+from onnx_ops.torch.verification.trials import trials
+from onnx_ops.torch.verification.verify import Graph, Updates, Verification, arrays
 from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.step import Bounds, Step, step_model
 from onnx_ops.training.summary import summary

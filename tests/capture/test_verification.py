@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
-from onnx_ops.torch import CaptureError, gradients, training_step, verification
+from onnx_ops.torch import CaptureError, gradients, training_step
 from onnx_ops.torch import capture as capturing
 from onnx_ops.torch.steps import JointStep, Seen
-from onnx_ops.torch.trials import trials
+from onnx_ops.torch.verification import verify
+from onnx_ops.torch.verification.trials import trials
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
@@ -178,15 +179,15 @@ class OnTheEdge(nn.Module):
 def captured_with_a_jump(activation: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of float32 is off by 3 percent, as where an activation's input has changed its sign."""
 
-    def run(graph: verification.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    def run(graph: verify.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
         got = honest(graph, values)
         weight = values.get("weight")
         if weight is not None and weight.dtype is torch.float32 and bool((weight == 1).all()):
             got["grad.weight"] *= np.float32(1.03)
         return got
 
-    honest = verification.Graph.run
-    monkeypatch.setattr(verification.Graph, "run", run)
+    honest = verify.Graph.run
+    monkeypatch.setattr(verify.Graph, "run", run)
     torch.manual_seed(0)
     model = OnTheEdge(activation)
     training_step(
@@ -253,11 +254,11 @@ def test_deep_networks_of_kinks() -> None:
     node = next(node for node in broken.graph.node if name in node.output)
     node.output[list(node.output).index(name)] = "before"
     broken.graph.node.append(onnx.helper.make_node("Mul", ["before", "factor"], [name]))
-    verifying = verification.Verification(capture.model, joint, None)
+    verifying = verify.Verification(capture.model, joint, None)
     for _ in range(2):
         for parameter in model.parameters():
             parameter.data.mul_(1 + 0.1 * torch.randn(parameter.shape))
         for trial in trials(joint, Seen()):
             verifying.step(trial)
     with pytest.raises(CaptureError, match=r"grad\.5\.layers\.3\.weight is off"):
-        verification.Verification(broken, joint, None).step(trial)
+        verify.Verification(broken, joint, None).step(trial)

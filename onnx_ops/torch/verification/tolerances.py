@@ -1,4 +1,4 @@
-"""A captured graph beside PyTorch itself, on the arguments it was captured with."""
+"""Compares outputs of a captured graph with those of PyTorch, and bounds what rounding may explain."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
 from onnx_ops.torch.arrays import to_array, to_tensor
-from onnx_ops.torch.checks import WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.optimizers import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, Seen
 from onnx_ops.torch.tracing import Tensors, eager_mode
-from onnx_ops.torch.trials import Trial, disturbed
-from onnx_ops.torch.widening import in_double
+from onnx_ops.torch.verification.tolerances import WIDENED, Tolerance, compare, rounding
+from onnx_ops.torch.verification.trials import Trial, disturbed
+from onnx_ops.torch.verification.widening import in_double
 from onnx_ops.training.step import numpy_dtype
 from onnx_ops.training.values import input_value, output_array
 
