@@ -424,7 +424,9 @@ def _probe(options: ort.SessionOptions) -> str | None:
     try:
         with _writing_nothing(options):
             ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
+    except Exception as error:  # onnxruntime's exceptions have no base class; those of signal handlers pass
+        if type(error) is not RuntimeError and not type(error).__module__.startswith("onnxruntime"):
+            raise
         return str(error)
     return None
 

@@ -24,24 +24,31 @@ def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim
         optimizer: gets its state and learning rates; the same class, groups and options as the captured one.
 
     Raises:
-        CaptureError: a parameter that the state lacks; an array of another shape.
+        CaptureError: a parameter or learning rate that the state lacks; an array of another shape. Model and optimizer
+            are then as they were.
     """
-    for name, tensor in _named(model).items():
-        if name in state:
-            _fill(name, tensor, state[name])
-        elif isinstance(tensor, torch.nn.Parameter):
+    values = [(tensor, _fitting(state, name, tensor)) for name, tensor in _named(model).items() if name in state]
+    for name, _ in model.named_parameters():
+        if name not in state:
             raise CaptureError(f"the state lacks the parameter '{name}' of the model")
-    if optimizer is None:
-        return
-    for i, group in enumerate(optimizer.param_groups):
-        group["lr"] = float(state[learning_rate_name(i, len(optimizer.param_groups))])
-    for parameter, key, name in _entries(state, model, optimizer):
-        if key == CLOCK and not _counts(optimizer):
-            continue
-        tensor = to_tensor(state[name])
-        if key != CLOCK and tensor.shape != parameter.shape:
-            raise CaptureError(f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}")
-        optimizer.state[parameter][key] = tensor
+    groups = [] if optimizer is None else optimizer.param_groups
+    rates = [float(_rate(state, i, len(groups))) for i in range(len(groups))]
+    reached = []
+    if optimizer is not None:
+        for parameter, key, name in _entries(state, model, optimizer):
+            if key != CLOCK:
+                reached.append((parameter, key, _fitting(state, name, parameter)))
+            elif _counts(optimizer):
+                reached.append((parameter, key, to_tensor(state[name])))
+    # All is checked by now: a state that does not fit changes nothing.
+    with torch.no_grad():
+        for tensor, value in values:
+            tensor.copy_(value)
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, key, value in reached:
+        assert optimizer is not None
+        optimizer.state[parameter][key] = value
 
 
 def state_from_torch(
@@ -56,7 +63,8 @@ def state_from_torch(
         model, optimizer: as for `load_into_torch`.
 
     Raises:
-        CaptureError: an optimizer of which no step can be captured, or with parameters that are none of the model's.
+        CaptureError: an optimizer of which no step can be captured, or with parameters that are none of the model's; a
+            learning rate that the state lacks.
     """
     new = dict(state)
     for name, tensor in _named(model).items():
@@ -65,8 +73,8 @@ def state_from_torch(
     if optimizer is None:
         return new
     for i, group in enumerate(optimizer.param_groups):
-        rate = learning_rate_name(i, len(optimizer.param_groups))
-        new[rate] = np.asarray(float(group["lr"]), state[rate].dtype)
+        rate = _rate(state, i, len(optimizer.param_groups))
+        new[learning_rate_name(i, len(optimizer.param_groups))] = np.asarray(float(group["lr"]), rate.dtype)
     for parameter, key, name in _entries(state, model, optimizer):
         reached = optimizer.state.get(parameter, {})
         if key in reached:
@@ -82,11 +90,19 @@ def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def _fill(name: str, tensor: torch.Tensor, array: np.ndarray) -> None:
-    if tuple(tensor.shape) != array.shape:
-        raise CaptureError(f"'{name}' has shape {array.shape}, expected {tuple(tensor.shape)}")
-    with torch.no_grad():
-        tensor.copy_(to_tensor(array))
+def _fitting(state: State, name: str, like: torch.Tensor) -> torch.Tensor:
+    """An array of the state as a tensor; CaptureError if it has not the shape of another tensor."""
+    if state[name].shape != tuple(like.shape):
+        raise CaptureError(f"'{name}' has shape {state[name].shape}, expected {tuple(like.shape)}")
+    return to_tensor(state[name])
+
+
+def _rate(state: State, group: int, groups: int) -> np.ndarray:
+    """The learning rate of a group of parameters; CaptureError if the state has none."""
+    name = learning_rate_name(group, groups)
+    if name not in state:
+        raise CaptureError(f"the state lacks '{name}', expected one learning rate for each group of the optimizer")
+    return state[name]
 
 
 def _counts(optimizer: torch.optim.Optimizer) -> bool:

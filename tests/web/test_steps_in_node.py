@@ -203,6 +203,8 @@ def test_learning_rates_of_groups(node: Node) -> None:
         trainer.learning_rate = [1]
     with pytest.raises(WebError, match="a learning rate is fast, expected a finite number"):
         trainer.learning_rate = "fast"
+    with pytest.raises(WebError, match="a learning rate is -1, expected a finite number of at least 0"):
+        trainer.learning_rate = [1, -1]
     trainer.release()
 
 

@@ -126,8 +126,8 @@ export class Trainer {
     if (rates.length !== names.length) {
       throw new StepError(`${rates.length} learning rates are given, expected ${names.length}, one for each group`);
     }
-    const wrong = rates.find((rate) => !Number.isFinite(rate));
-    if (wrong !== undefined) throw new StepError(`a learning rate is ${wrong}, expected a finite number`);
+    const wrong = rates.findIndex((rate) => !(Number.isFinite(rate) && rate >= 0));
+    if (wrong >= 0) throw new StepError(`a learning rate is ${rates[wrong]}, expected a finite number of at least 0`);
     names.forEach((name, group) => this.#state[name].data.fill(rates[group]));
   }
 
