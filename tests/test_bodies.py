@@ -24,7 +24,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
-from onnx_ops.ops import OPS
+from onnx_ops.ops import ALL_VERSIONS, OPS
 from onnx_ops.ops.schemas import register_schemas
 
 SIGNATURE = Signature(
@@ -79,8 +79,9 @@ def _op_of_the_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For a test `Parts` is one of the ops."""
     ops = MappingProxyType({**OPS, OP.name: OP})
     for name, module in list(sys.modules.items()):
-        if name.startswith("onnx_ops.") and hasattr(module, "OPS"):
-            monkeypatch.setattr(module, "OPS", ops)
+        for known, value in (("OPS", ops), ("ALL_VERSIONS", (*ALL_VERSIONS, OP))):
+            if name.startswith("onnx_ops.") and hasattr(module, known):
+                monkeypatch.setattr(module, known, value)
     register_schemas()
     yield
     onnx.defs.deregister_schema(OP.name, 1, DOMAIN)

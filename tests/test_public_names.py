@@ -43,7 +43,7 @@ TABLES: dict[str, dict[str, str]] = {
         "OpError": "Error, ValueError",
         "Reduction": "NONE MEAN SUM BATCHMEAN",
         "Status": "ACLNN_ERR_PARAM_NULLPTR ACLNN_ERR_PARAM_INVALID",
-        "Step": "(roles, tied=<factory>, bounds=<factory>)",
+        "Step": "(roles, tied=<factory>, bounds=<factory>, ranges=())",
         "Step.of": "(model)",
         "Step.write_into": "(self, model)",
         "Step.names": "(self, *roles)",

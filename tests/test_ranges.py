@@ -13,10 +13,11 @@ from engines import options
 from onnx import TensorProto, helper
 
 import onnx_ops
+from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training.ranges import IndexRange
-from onnx_ops.training.step import METADATA, InputRole, Step, StepError, step_model
+from onnx_ops.training.step import Step, StepError, step_model
 
 NUMBERS = np.array([[0, 7, -1], [2, 5, 9]])
 
@@ -101,14 +102,14 @@ GOOD = {"input": "rows", "low": 0, "high": 3}
 )
 def test_what_cannot_be_read(ranges: Any, words: str) -> None:
     model = looked_up()
-    entry = next(e for e in model.metadata_props if e.key == METADATA)
+    entry = next(e for e in model.metadata_props if e.key == STEP_METADATA)
     entry.value = json.dumps(json.loads(entry.value) | {"ranges": ranges})
     with pytest.raises(StepError) as refused:
         Step.of(model)
     assert words in str(refused.value)
 
 
-def test_a_step_without_ranges_is_written_as_before() -> None:
+def test_a_step_without_ranges_names_none() -> None:
     model = steps.bare_step()
-    entry = next(e for e in model.metadata_props if e.key == METADATA)
-    assert set(json.loads(entry.value)) == {"roles", "tied"}
+    entry = next(e for e in model.metadata_props if e.key == STEP_METADATA)
+    assert set(json.loads(entry.value)) == {"format", "roles", "tied"}

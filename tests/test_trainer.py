@@ -730,6 +730,19 @@ def test_broken_checkpoint_is_refused(
     assert_same_state(trainer.state_dict(), before)
 
 
+def test_checkpoints_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> None:
+    """safetensors alone would write texts in a random order: two files of five texts differ nearly always."""
+    texts = {"plain": "", "umlaut": "\u00fc", "control": '\x00\x1f\b\t\n"\\/\x7f', "line": "\u2028", "long": "z" * 99}
+    arrays = {"a": np.arange(5, dtype=np.float32), "\u00fc\n": np.zeros((2, 3))}
+    for i in range(5):
+        checkpoints.write_checkpoint(tmp_path / str(i), arrays, texts)
+    first, *others = (path.read_bytes() for path in tmp_path.iterdir())
+    assert others == [first] * 4
+    found, metadata = checkpoints.read_checkpoint(tmp_path / "0")
+    assert metadata == texts
+    assert {name: array.tolist() for name, array in found.items()} == {n: a.tolist() for n, a in arrays.items()}
+
+
 def test_checkpoint_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file before it takes the other's place, the folder after."""
     done: list[str] = []

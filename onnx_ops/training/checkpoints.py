@@ -56,10 +56,23 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
             texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
             texts[CHECKSUM_METADATA] = _checksum(arrays, texts)
             safetensors.numpy.save_file(dict(arrays), staged, texts)
+            _sort_metadata(staged)
     except safetensors.SafetensorError as error:  # a full disk, say
         raise OSError(f"cannot write {path}: {error}") from error
     except OSError as error:  # which names a temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Give the texts in the header of a safetensors file one order: the library writes them in a random one."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(ordered) == size:  # as it is where both write compact JSON alike
+            file.seek(8)
+            file.write(ordered)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
