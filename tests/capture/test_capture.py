@@ -16,7 +16,8 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, gradients, training_step, verification
+from onnx_ops.torch import CaptureError, gradients, training_step
+from onnx_ops.torch.verification import verify
 from onnx_ops.training.step import Step
 
 BATCH = {0: Dim("N")}
@@ -469,8 +470,8 @@ def test_wrong_numbers_are_refused_with_the_figures(monkeypatch: pytest.MonkeyPa
         got = honest(*args)
         return got | {"loss": got["loss"] * 2} if "loss" in got else got
 
-    honest = verification.Graph.run
-    monkeypatch.setattr(verification.Graph, "run", doubled)
+    honest = verify.Graph.run
+    monkeypatch.setattr(verify.Graph, "run", doubled)
     model, arguments = nn.Linear(4, 2), (torch.randn(5, 4),)
     with pytest.raises(CaptureError, match=r"not those of PyTorch: loss is off by .* is allowed"):
         gradients(model, lambda m, x: m(x).square().mean(), arguments)
