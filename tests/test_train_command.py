@@ -98,7 +98,7 @@ def test_step_of_fixed_size(data: Path, tmp_path: Path) -> None:
 
 
 def test_learning_rate(step: Path, data: Path, tmp_path: Path) -> None:
-    """Of 0: nothing is learnt. When a training is gone on with, it is as it was."""
+    """Of 0: nothing is learnt. A resumed training has the same."""
     out = tmp_path / "out"
     train(step, data, out, "--learning-rate", "0")
     train(step, data, out, "--epochs", "2", "--resume")
@@ -257,8 +257,8 @@ def test_data_in_another_format(step: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (("--seed", "1"), "the seed is 1, expected 0, as in the training that is gone on with"),
-        (("--batch-size", "5"), "the batch size is 5, expected 20, as in the training that is gone on with"),
+        (("--seed", "1"), "the seed is 1, expected 0, as in the training that is resumed"),
+        (("--batch-size", "5"), "the batch size is 5, expected 20, as in the training that is resumed"),
     ],
 )
 def test_training_of_another_order_is_not_gone_on_with(
@@ -272,7 +272,7 @@ def test_training_with_other_samples_is_not_gone_on_with(step: Path, data: Path,
     train(step, data, tmp_path / "out")
     np.savez(data, **steps.batch(SAMPLES + 1))
     problem = refusal(step, data, "--out", tmp_path / "out", "--resume")
-    assert problem == "the number of samples is 21, expected 20, as in the training that is gone on with"
+    assert problem == "the number of samples is 21, expected 20, as in the training that is resumed"
 
 
 def record(**changes: Any) -> str:

@@ -48,7 +48,7 @@ def train(
     of samples, the rest of each epoch is left out.
 
     CHECKPOINT is written after each epoch, and after the present step when the training is interrupted (Ctrl-C,
-    SIGTERM). A training that is gone on with by --resume gives the same bits as one that was not interrupted. While a
+    SIGTERM). A training that is resumed gives the same bits as one that was not interrupted. While a
     training runs, another one that would write the same CHECKPOINT is refused.
 
     JSON: checkpoint; samples; batch_size; left_out, samples left out of each epoch; losses, a list with the mean loss

@@ -118,10 +118,9 @@ def _host() -> ModuleType:
 
 
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
-    """Compile the kernels of calls on all cores; what is not compiled so is when a session asks for it.
+    """Compile the kernels of calls on all cores; kernels that are left out are compiled when a session needs them.
 
-    A call says what its model tells: one of an unknown dtype is left out, and what is no reason for a kernel, such as a
-    shape, does not matter.
+    Calls with an unknown dtype are left out. Shapes need not be known, as kernels do not depend on them.
     """
     try:
         registered = _host().is_registered()

@@ -21,8 +21,8 @@ from onnx_ops.torch.whole.randomness import Random
 class _Call(torch.nn.Module):
     """The loss as a module with the model in it, so that all of its parameters can be replaced for one call.
 
-    What is to be made of the loss's result, such as gradients, is made within that call: what a backward pass
-    recomputes reads the parameters again.
+    Gradients are computed within that call too: activations that a backward pass recomputes are computed from the
+    parameters again.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:

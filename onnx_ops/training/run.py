@@ -1,4 +1,4 @@
-"""A training in epochs, which can be interrupted and gone on with."""
+"""A training in epochs, which can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Run:
             ("batch size", record.batch_size, self.samples.batch_size),
         ):
             if before != now:
-                raise StepError(f"the {what} is {now}, expected {before}, as in the training that is gone on with")
+                raise StepError(f"the {what} is {now}, expected {before}, as in the training that is resumed")
         if not 0 <= record.step < self.samples.steps:
             raise StepError(f"{record.step} steps of an epoch are done, which has {self.samples.steps}")
         self.trainer.load_state_dict(checkpoint.state)

@@ -157,7 +157,7 @@ def train(
 
 
 class History:
-    """What is found out after each epoch, in a file beside the checkpoint, for trainings that are gone on with."""
+    """What is found out after each epoch, in a file beside the checkpoint, for trainings that are resumed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -81,7 +81,7 @@ def interrupted(saves: int, *, amid_the_next: bool = False) -> Iterator[None]:
 def check_resumed(
     folder: Path, train: Callable[[Options], object], interruption: AbstractContextManager[None]
 ) -> list[str]:
-    """A training that was interrupted and is gone on with ends with the same bits as one that was not.
+    """A training that was interrupted and resumed ends with the same bits as one that was not.
 
     Args:
         folder: an empty one.
