@@ -1,4 +1,4 @@
-"""Kernels compiled on all cores before a session asks for them, and what is told meanwhile."""
+"""Kernels compiled on all cores before a session needs them, and the progress shown meanwhile."""
 
 from __future__ import annotations
 

@@ -510,18 +510,31 @@ def test_time_grows_as_the_model(work: Callable[[onnx.ModelProto], Any], kind: s
     assert large < 7 * small
 
 
-@pytest.mark.parametrize("size", [f"float[{2**40}] x", f"float[2, {2**39}] y"])
-def test_long_vectors_are_linked_without_propagating_their_elements(size: str) -> None:
+RESHAPED = "all = Constant <value = int64[1] {-1}> () x = Reshape (y, all)"
+SUM = f"{{ {RESHAPED} squares = Mul (x, x) sum = ReduceSum (squares) }}"  # a vector that the branch alone has
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nodes"),
+    [
+        (f"float[{2**40}] x", "sum = Mul (x, x)"),
+        (f"float[2, {2**39}] y", f"{RESHAPED} sum = Mul (x, x)"),
+        (
+            f"float[2, {2**39}] y, bool c",
+            f"sum = If (c) <then_branch = a () => (float[M] sum) {SUM}, else_branch = b () => (float[M] sum) {SUM}>",
+        ),
+    ],
+    ids=["input", "value", "branch"],
+)
+def test_long_vectors_are_linked_without_propagating_their_elements(inputs: str, nodes: str) -> None:
     """In a process with little memory: onnx's data propagation would take some for each element."""
     code = f"""
 import resource, onnx, onnx_ops
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
-    long ({size}) => (float[N] out) {{
-        all = Constant <value = int64[1] {{-1}}> ()
-        {"" if size.endswith("x") else "x = Reshape (y, all)"}
-        square = Mul (x, x)
-        out = aclnn.Hardshrink (square)
+    long ({inputs}) => (float[N] out) {{
+        {nodes}
+        out = aclnn.Hardshrink (sum)
     }}''')
 onnx_ops.link(model)
 """

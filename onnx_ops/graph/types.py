@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.walk import subgraphs
+from onnx_ops.graph.walk import containers, subgraphs
 
 Types = ChainMap[str, onnx.TypeProto]
 """Types of all values visible to a node, those of its own graph first."""
@@ -45,7 +45,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     onnx propagates the elements of vectors one by one, those of unknown value too: 2**30 of them fill the memory.
     """
     inferred = shape_inference.infer_shapes(model)
-    if any(_is_long_vector(proto) for proto in _types(inferred.graph).values()):
+    graphs = (container for container in containers(inferred) if isinstance(container, onnx.GraphProto))
+    if any(_is_long_vector(proto) for graph in graphs for proto in _types(graph).values()):
         return inferred
     return shape_inference.infer_shapes(model, data_prop=True)
 
