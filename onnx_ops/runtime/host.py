@@ -1,11 +1,10 @@
 """Registers the ops with onnxruntime, through the library of onnxruntime-extensions.
 
-Facts (onnxruntime 1.23 to 1.32, onnxruntime-extensions 0.10 to 0.15):
+Facts (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.15):
 - Custom ops passed to `AddExternalCustomOp` before `register_custom_ops_library` are in the domain ai.onnx.contrib of
   later sessions. Their structs and callbacks must never be freed.
-- The dtypes of outputs that an OrtCustomOp leaves undefined are set by its InferOutputShapeFn. Before 1.24, where ops
-  with optional inputs can have none, a kernel is selected, and the dtypes of its outputs are determined, by declared
-  dtypes: there is one OrtCustomOp for each combination of dtypes of the inputs that determine those of outputs.
+- A kernel is selected, and the dtypes of its outputs are determined, by the dtypes that the OrtCustomOp declares. So
+  there is one for each combination of dtypes of the inputs that determine those of outputs; other inputs are undefined.
 - InferOutputShapeFn has no access to the OrtApi, which is the same in the whole process and is passed when any kernel
   is created: a session with one node is created to get it.
 - Errors of InferOutputShapeFn are ignored, and an input of unknown rank looks like a scalar in it. So it only sets
@@ -333,13 +332,11 @@ def _all_structs(ops: Iterable[Op]) -> list[_Struct]:
 
 
 def _structs_of(op: Op) -> list[_Struct]:
-    """One, or before SAFE_SHAPE_INFERENCE one per combination of dtypes of the inputs that determine those of outputs.
+    """One per combination of dtypes of the inputs that determine those of outputs.
 
     onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
     outputs are those without that input come first.
     """
-    if ORT_VERSION >= SAFE_SHAPE_INFERENCE:
-        return [_Struct(op, {}, [0] * len(op.output_names))]
     optional = {p.name for p in op.schema.inputs if is_optional(p)}
     combinations = []
     for mixture in itertools.product(FLOATS, repeat=len(op.signature.typed_inputs)):
