@@ -14,6 +14,7 @@ import pytest
 from engines import FLOAT32, FLOAT64, FLOATS, KERNEL, Engine, check_call
 
 import onnx_ops
+from models.single_op import single_op_model
 from onnx_ops import OPS
 from tests.ops import RECORDS
 from tests.ops._shared.record import Call, DType, Record
@@ -142,3 +143,17 @@ def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> No
             for _ in range(2):
                 for name, array in engines.run_outputs(session, call.given).items():
                     engines.assert_same_bits(array, expected[name])
+
+
+def _mixed(record: Record) -> Iterator[Call]:
+    """The first calls whose floating inputs have several dtypes."""
+    calls = (call for call in record.combinations() if len({a.dtype for a in call.given.values()} & set(FLOATS)) > 1)
+    return itertools.islice(calls, 3)
+
+
+@pytest.mark.parametrize("call", [call for record in RECORDS.values() for call in _mixed(record)], ids=str)
+def test_dtypes_of_outputs_are_known_where_ranks_are_not(call: Call) -> None:
+    types = [None if array is None else (array.dtype, None) for array in RECORDS[call.op].arrays(call)]
+    session = onnx_ops.InferenceSession(single_op_model(call.op, types, call.attributes, call.outputs))
+    found = {name: array.dtype for name, array in engines.run_outputs(session, call.given).items()}
+    assert found == {name: RECORDS[call.op].output_dtype(call, name) for name in found}

@@ -8,6 +8,7 @@ raised when the call returns to the user. The thread also has the stack size tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -160,6 +161,7 @@ def _words(count: int) -> Any:
     return types.int64(*[types.int64] * count)
 
 
+@functools.cache
 def addresses() -> dict[str, int]:
     """Addresses of the callbacks of a CustomOp by field of OrtCustomOp, except those that run and destroy a kernel."""
     return {

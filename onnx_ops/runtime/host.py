@@ -1,10 +1,11 @@
 """Registers the ops with onnxruntime, through the library of onnxruntime-extensions.
 
-Facts (onnxruntime 1.23 to 1.31, onnxruntime-extensions 0.10 to 0.15):
+Facts (onnxruntime 1.23 to 1.32, onnxruntime-extensions 0.10 to 0.15):
 - Custom ops passed to `AddExternalCustomOp` before `register_custom_ops_library` are in the domain ai.onnx.contrib of
   later sessions. Their structs and callbacks must never be freed.
 - A kernel is selected, and the dtypes of its outputs are determined, by the dtypes that the OrtCustomOp declares. So
   there is one for each combination of dtypes of the inputs that determine those of outputs; other inputs are undefined.
+  InferOutputShapeFn cannot set the dtype of an output of unknown rank.
 - InferOutputShapeFn has no access to the OrtApi, which is the same in the whole process and is passed when any kernel
   is created: a session with one node is created to get it.
 - Errors of InferOutputShapeFn are ignored, and an input of unknown rank looks like a scalar in it. So it only sets
@@ -337,13 +338,14 @@ def _structs_of(op: Op) -> list[_Struct]:
     onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
     outputs are those without that input come first.
     """
-    optional = {p.name for p in op.schema.inputs if is_optional(p)}
+    typed = op.signature.typed_inputs
+    required = [name for name in typed if name not in op.signature.defaults]
     combinations = []
-    for mixture in itertools.product(FLOATS, repeat=len(op.signature.typed_inputs)):
-        dtypes = dict(zip(op.signature.typed_inputs, mixture, strict=True))
+    for mixture in itertools.product(FLOATS, repeat=len(typed)):
+        dtypes = dict(zip(typed, mixture, strict=True))
         outputs = _output_types(op, dtypes)
-        without = _output_types(op, {name: dtype for name, dtype in dtypes.items() if name not in optional})
-        combinations.append((outputs != without, _Struct(op, dtypes, outputs)))
+        differs = len(required) < len(typed) and outputs != _output_types(op, {n: dtypes[n] for n in required})
+        combinations.append((differs, _Struct(op, dtypes, outputs)))
     return [struct for _, struct in sorted(combinations, key=lambda pair: pair[0])]
 
 
