@@ -77,11 +77,12 @@ TABLES: dict[str, dict[str, str]] = {
         "Capture": "(model, state, inference)",
         "Capture.save": "(self, path)",
         "CaptureError": "Error, ValueError",
-        "gradients": "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True)",
+        "gradients": "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True)",
         "load_into_torch": "(state, model, optimizer=None)",
         "state_from_torch": "(state, model, optimizer=None)",
         "training_step": (
-            "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, opset_version=21, check=True)"
+            "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, opset_version=21, check=True,"
+            " inference=True)"
         ),
         "translation_table": "()",
         "whole_ops": "()",

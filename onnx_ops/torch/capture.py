@@ -41,7 +41,8 @@ class Capture:
         model: the graph. Its inputs are the state, then the batch; `onnx_ops.Step` reads its metadata.
         state: the values of the state now: parameters, buffers, optimizer state, seed and learning rates, by input.
         inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
-            if the loss does not call the model, or the model draws random numbers then too.
+            if it was left out (`inference=False`), the loss does not call the model, or the model draws random numbers
+            in evaluation mode too.
     """
 
     model: onnx.ModelProto
@@ -64,6 +65,7 @@ def gradients(
     dynamic_shapes: Any = None,
     opset_version: int = 21,
     check: bool = True,
+    inference: bool = True,
 ) -> Capture:
     """A loss and its gradients as one ONNX graph.
 
@@ -77,6 +79,8 @@ def gradients(
             `Dim("time", min=16, max=512)` allows are in the graph's metadata; `onnx_ops.Trainer` refuses others.
         opset_version: of the standard operators, at least 18.
         check: compare the graph with PyTorch on the arguments, and after that step with other parameters and arguments.
+        inference: capture the forward graph of the model in evaluation mode too. Without it the capture is faster, and
+            `onnx_ops.Trainer.export` has nothing to export.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers under their names in `state_dict` (tied ones once, under
@@ -88,7 +92,8 @@ def gradients(
     Raises:
         CaptureError: what cannot be captured, or a graph whose numbers are not those of PyTorch.
     """
-    return _captured(JointStep(model, loss, args, dynamic_shapes), None, None, opset_version, check)
+    joint = JointStep(model, loss, args, dynamic_shapes)
+    return _captured(joint, None, None, opset_version, check, inference)
 
 
 def training_step(
@@ -101,11 +106,12 @@ def training_step(
     clip_grad_norm: float | None = None,
     opset_version: int = 21,
     check: bool = True,
+    inference: bool = True,
 ) -> Capture:
     """A whole step of training as one ONNX graph: as `gradients`, with the optimizer's update in place of gradients.
 
     Args:
-        model, loss, args, dynamic_shapes, opset_version, check: as for `gradients`.
+        model, loss, args, dynamic_shapes, opset_version, check, inference: as for `gradients`.
         optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides no method but `__init__`, over
             parameters of the model; the step starts from its state.
         clip_grad_norm: gradients are scaled down to this norm first, as torch.nn.utils.clip_grad_norm_ does.
@@ -118,7 +124,8 @@ def training_step(
     Raises:
         CaptureError: as `gradients`; an optimizer, or an option of one, that is not supported.
     """
-    return _captured(JointStep(model, loss, args, dynamic_shapes), optimizer, clip_grad_norm, opset_version, check)
+    joint = JointStep(model, loss, args, dynamic_shapes)
+    return _captured(joint, optimizer, clip_grad_norm, opset_version, check, inference)
 
 
 def _captured(
@@ -127,6 +134,7 @@ def _captured(
     clip_grad_norm: float | None,
     opset_version: int,
     check: bool,
+    inference: bool,
 ) -> Capture:
     refuse_compiled(joint.model)
     eager = Seen()
@@ -165,12 +173,12 @@ def _captured(
             verification.step(trial)
     if plan is not None:
         _leave_out_gradients(exported)
-    inference = None
-    if eager.call is not None and seen.call is not None:
+    forward = None
+    if inference and eager.call is not None and seen.call is not None:
         dynamic = _dynamic(seen.call, traced)
-        inference = _inference(joint, eager.call, dynamic, opset_version, where, check)
+        forward = _inference(joint, eager.call, dynamic, opset_version, where, check)
     state = {name: to_array(values[name]) for name in record.roles}
-    return Capture(_step(exported, record), state, inference)
+    return Capture(_step(exported, record), state, forward)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:

@@ -16,7 +16,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, gradients, training_step
+from onnx_ops.torch import Capture, CaptureError, gradients, training_step
 from onnx_ops.torch.verification import verify
 from onnx_ops.training.step import Step
 
@@ -227,6 +227,27 @@ def test_inference_is_the_first_call_of_the_model_in_evaluation_mode(tmp_path: P
 def test_a_model_that_the_loss_does_not_call_has_no_inference_graph() -> None:
     capture = gradients(nn.Linear(4, 2), lambda m, x: (m.weight @ x).mean(), (torch.randn(4, 5),))
     assert capture.inference is None
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_without_the_inference_graph_the_step_is_the_same(optimizer: bool) -> None:
+    torch.manual_seed(0)
+    model, args = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (torch.randn(5, 4),)
+
+    def captured(**options: bool) -> Capture:
+        def loss(m: nn.Module, x: Tensor) -> Tensor:
+            return m(x).square().mean()
+
+        if optimizer:
+            return training_step(model, loss, args, torch.optim.SGD(model.parameters(), 0.1), **options)
+        return gradients(model, loss, args, **options)
+
+    step = captured(inference=False)
+    assert step.inference is None
+    whole = captured()
+    assert whole.inference is not None
+    assert step.model == whole.model
+    np.testing.assert_equal(step.state, whole.state)
 
 
 @pytest.mark.parametrize("opset", [18, 21, 23])
