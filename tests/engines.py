@@ -102,11 +102,20 @@ def options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
     return made
 
 
+@functools.cache
+def kernel_options(threads: int = 1) -> ort.SessionOptions:
+    """Those options with the kernels registered, the same for all sessions: registering takes as long as a session."""
+    made = options(threads)
+    onnx_ops.register_kernels(made)
+    return made
+
+
 @functools.lru_cache(maxsize=512)
 def _session(way: str, key: Key) -> ort.InferenceSession:
-    model, settled = _model(*key), options(optimise=way != "as_written")
+    model = _model(*key)
     if way == "kernels":
-        return onnx_ops.InferenceSession(model, settled, providers=["CPUExecutionProvider"])
+        return onnx_ops.InferenceSession(model, kernel_options(), providers=["CPUExecutionProvider"])
+    settled = options(optimise=way != "as_written")
     portable = onnx_ops.inline(model) if way == "inlined" else onnx_ops.link(model)
     return ort.InferenceSession(portable.SerializeToString(), settled, providers=["CPUExecutionProvider"])
 

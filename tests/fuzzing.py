@@ -428,7 +428,7 @@ def graph_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, 
     """What a model gives with the kernels, on the function bodies, and inlined."""
     linked, inlined = (made(model).SerializeToString() for made in (onnx_ops.link, onnx_ops.inline))
     sessions = {
-        "kernel": onnx_ops.InferenceSession(model, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
         "portable": ort.InferenceSession(linked, engines.options()),
         "portable_unoptimised": ort.InferenceSession(linked, engines.options(optimise=False)),
         "inlined": ort.InferenceSession(inlined, engines.options()),

@@ -122,7 +122,7 @@ def test_expected_values_are_those_of_torch(counts: tuple[int, ...], later: tupl
 
 
 def with_kernels(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
-    session = onnx_ops.InferenceSession(model, engines.options(), providers=["CPUExecutionProvider"])
+    session = onnx_ops.InferenceSession(model, engines.kernel_options(), providers=["CPUExecutionProvider"])
     return engines.run_outputs(session, feeds)
 
 

@@ -19,7 +19,7 @@ OP = record.OP
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
         "portable": ort.InferenceSession(linked, engines.options()),
         "inlined": ort.InferenceSession(inlined, engines.options()),
     }

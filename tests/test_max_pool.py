@@ -21,7 +21,7 @@ from tests.ops._shared.max_pool import Setting
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
         "portable": ort.InferenceSession(linked, engines.options()),
         "inlined": ort.InferenceSession(inlined, engines.options()),
     }

@@ -17,7 +17,7 @@ import onnx
 import pytest
 import steps
 from cases import names_with
-from engines import assert_close, options
+from engines import assert_close, kernel_options
 from linear_oracle import Oracle
 
 from models.perceptron import perceptron_step
@@ -147,7 +147,7 @@ def check_norms(folder: Path, workers: int, first: int, last: int) -> None:
     """All workers have reported the losses that PyTorch has of the whole batches, and have the state of one worker."""
     from models.batch_norm_workers.training import TRAINING
 
-    samples, trainer = TRAINING.in_batches(TRAINING.samples(0)), Trainer(TRAINING.started(0), options())
+    samples, trainer = TRAINING.in_batches(TRAINING.samples(0)), Trainer(TRAINING.started(0), kernel_options())
     alone = [float(trainer.step(**samples.batch(samples.order(0, 0), n))["loss"]) for n in range(last)]
     kept = json.loads(TRAINING.files.losses.read_text())
     for rank in range(workers):

@@ -129,7 +129,7 @@ def test_link(row: Row) -> None:
 @every(STATIC)
 def test_session_creation(row: Row) -> None:
     with pytest.raises(Exception, match=row.op) as raised:
-        onnx_ops.InferenceSession(model_of(row), engines.options())
+        onnx_ops.InferenceSession(model_of(row), engines.kernel_options())
     row.judge(str(raised.value))
 
 
@@ -156,7 +156,7 @@ AT_RUN += [("dtypes", row) for row in ROWS if row.by_shapes or row.refusal.by_ra
 @pytest.mark.parametrize(("known", "row"), AT_RUN, ids=str)
 def test_run(row: Row, known: str) -> None:
     """The session, whose model tells no shapes, refuses when it runs, and then runs the good call as it did before."""
-    session = onnx_ops.InferenceSession(model_of(row, known), engines.options())
+    session = onnx_ops.InferenceSession(model_of(row, known), engines.kernel_options())
     good = dict(row.good)
     targets = row.given.get("targets")
     if targets is not None:  # there are several right ranks and dtypes of these

@@ -139,7 +139,7 @@ def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> No
     for call in record.large(dtype):
         model, expected = engines.model_of(call), check_call(KERNEL, call)
         for threads in (1, 2, 3):
-            session = onnx_ops.InferenceSession(model, engines.options(threads))
+            session = onnx_ops.InferenceSession(model, engines.kernel_options(threads))
             for _ in range(2):
                 for name, array in engines.run_outputs(session, call.given).items():
                     engines.assert_same_bits(array, expected[name])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from engines import assert_close, options
+from engines import assert_close, kernel_options
 
 from models.perceptron import perceptron_step
 from onnx_ops import Trainer
@@ -15,7 +15,7 @@ from onnx_ops import Trainer
 
 @pytest.mark.parametrize("sizes", [(5, 3), (5, 7, 3), (4, 6, 5, 2)], ids=str)
 def test_steps_follow_the_formulas(sizes: tuple[int, ...]) -> None:
-    trainer = Trainer(perceptron_step(sizes, momentum=0.75, rate=0.5), options())
+    trainer = Trainer(perceptron_step(sizes, momentum=0.75, rate=0.5), kernel_options())
     state = {name: array.astype(np.float64) for name, array in trainer.state_dict().items()}
     layers = range(len(sizes) - 1)
     for number in range(5):
@@ -42,7 +42,7 @@ def test_steps_follow_the_formulas(sizes: tuple[int, ...]) -> None:
 
 
 def test_inference_graph(tmp_path: Path) -> None:
-    trainer = Trainer(perceptron_step((5, 7, 3)), options())
+    trainer = Trainer(perceptron_step((5, 7, 3)), kernel_options())
     trainer.export(tmp_path / "classifier.onnx")
     session = ort.InferenceSession(tmp_path / "classifier.onnx", providers=["CPUExecutionProvider"])
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import steps
-from engines import options
+from engines import kernel_options
 from onnx import TensorProto, helper
 
 import onnx_ops
@@ -67,7 +67,7 @@ def looked_up() -> onnx.ModelProto:
 def test_a_trainer_refuses_indices_out_of_range() -> None:
     """Also after its file has been written and read; the state stays as it was."""
     model = step_model(looked_up(), {"weight": np.ones((3, 2), np.float32)})
-    trainer = onnx_ops.Trainer(model.SerializeToString(), options())
+    trainer = onnx_ops.Trainer(model.SerializeToString(), kernel_options())
     x = np.zeros((4, 2), np.float32)
     for wrong in (-1, 3):
         with pytest.raises(StepError, match=rf"^'rows'\[2\] is {wrong}, expected an index of 0 to 2$"):

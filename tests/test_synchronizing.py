@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from engines import assert_close, assert_same_bits, options
+from engines import assert_close, assert_same_bits, kernel_options
 from linear_oracle import State
 from onnx import helper
 
@@ -44,7 +44,7 @@ def losses(trainer: Trainer, counts: tuple[int, ...] = (12,), rank: int = 0, fir
 
 
 def synchronized(communicator: ThreadCommunicator) -> Trainer:
-    return Trainer(TRAINING.started(0), options(), communicator=communicator, synchronize_batch_norm=True)
+    return Trainer(TRAINING.started(0), kernel_options(), communicator=communicator, synchronize_batch_norm=True)
 
 
 def changed(change: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> onnx.ModelProto:
@@ -62,7 +62,7 @@ def changed(change: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> onnx.Mo
 @pytest.fixture(scope="module")
 def whole() -> tuple[list[float], State]:
     """The losses, and the state in the end, of one trainer with the whole batches."""
-    trainer = Trainer(TRAINING.started(0), options())
+    trainer = Trainer(TRAINING.started(0), kernel_options())
     return losses(trainer), trainer.state_dict()
 
 
@@ -88,7 +88,7 @@ def test_workers_make_the_steps_of_the_whole_batch(counts: tuple[int, ...], whol
 
 def test_without_it_each_worker_normalizes_with_its_own_samples(whole: tuple[list[float], State]) -> None:
     def work(communicator: ThreadCommunicator) -> list[float]:
-        trainer = Trainer(TRAINING.started(0), options(), communicator=communicator)
+        trainer = Trainer(TRAINING.started(0), kernel_options(), communicator=communicator)
         return losses(trainer, (3, 3, 3, 3), communicator.rank)
 
     assert np.abs(np.array(together(4, work)[0]) / whole[0] - 1).max() > 0.1
@@ -120,7 +120,7 @@ def test_a_saved_step_can_be_synchronized(tmp_path: Path, whole: tuple[list[floa
 
     def work(communicator: ThreadCommunicator) -> list[float]:
         path = tmp_path / "step.onnx"
-        trainer = Trainer(path, options(), communicator=communicator, synchronize_batch_norm=True)
+        trainer = Trainer(path, kernel_options(), communicator=communicator, synchronize_batch_norm=True)
         return losses(trainer, (7, 5), communicator.rank)
 
     for reported in together(2, work):
@@ -143,7 +143,7 @@ def test_a_sum_of_gradients_can_be_a_gradient_too(whole: tuple[list[float], Stat
     step = replace(TRAINING.started(0), model=changed(change))
 
     def work(communicator: ThreadCommunicator) -> list[float]:
-        trainer = Trainer(step, options(), communicator=communicator, synchronize_batch_norm=True)
+        trainer = Trainer(step, kernel_options(), communicator=communicator, synchronize_batch_norm=True)
         return losses(trainer, (7, 5), communicator.rank)
 
     for reported in together(2, work):
@@ -216,7 +216,7 @@ def test_a_worker_that_has_not_made_the_last_step_is_found_out(monkeypatch: pyte
 
 def refused(model: onnx.ModelProto) -> None:
     step = replace(TRAINING.started(0), model=model)
-    Trainer(step, options(), communicator=ThreadCommunicator.alone(), synchronize_batch_norm=True)
+    Trainer(step, kernel_options(), communicator=ThreadCommunicator.alone(), synchronize_batch_norm=True)
 
 
 def in_a_branch(node: onnx.NodeProto) -> list[onnx.NodeProto]:

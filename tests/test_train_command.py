@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, assert_same_bits, options
+from engines import assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle
 from test_cli import FAILED, answer, run
 
@@ -130,7 +130,7 @@ def test_going_on_from_any_step_gives_the_same_bits(stop: int, tmp_path: Path) -
     model, arrays = steps.whole_step(), steps.batch(SAMPLES)
 
     def start() -> Run:
-        trainer = Trainer(model, options())
+        trainer = Trainer(model, kernel_options())
         return Run(trainer, Samples.of(arrays, trainer.batch_inputs, 8), seed=1)
 
     whole, first, second = start(), start(), start()

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import BFLOAT16, assert_close, assert_same_bits, options
+from engines import BFLOAT16, assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle, State
 from onnx import TensorProto, helper, parser
 
@@ -45,7 +45,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def trainer(model: onnx.ModelProto) -> Trainer:
-    return Trainer(model, options())
+    return Trainer(model, kernel_options())
 
 
 def assert_same_state(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> None:
@@ -66,7 +66,7 @@ def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
 def test_steps_follow_the_formulas(dtype: type) -> None:
     """With batches of all sizes."""
     tolerance = TOLERANCES[dtype]
-    trainer, oracle = Trainer(steps.whole_step(dtype), options()), Oracle.of(steps.start(dtype))
+    trainer, oracle = Trainer(steps.whole_step(dtype), kernel_options()), Oracle.of(steps.start(dtype))
     for number in range(20):
         batch = steps.batch(1 + number % 8, dtype, seed=number)
         reported, expected = trainer.step(**batch), oracle.step(**batch)
@@ -97,7 +97,7 @@ def test_what_is_reported_is_the_callers_own() -> None:
     graph = helper.make_graph([twice], "doubling", vector[:2], vector, [two])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     Step({"w": InputRole.PARAMETER}).write_into(model)
-    trainer = Trainer(step_model(model, {"w": np.ones(2, np.float32)}), options())
+    trainer = Trainer(step_model(model, {"w": np.ones(2, np.float32)}), kernel_options())
     x, kept = np.float32([3, 3]), []
     for _ in range(4):
         kept.append(trainer.step(x=x))
@@ -119,7 +119,7 @@ def test_state_is_in_two_places_in_turn(trainer: Trainer) -> None:
 
 
 def test_two_trainers_of_one_step_know_nothing_of_each_other(model: onnx.ModelProto) -> None:
-    one, other = Trainer(model, options()), Trainer(model, options())
+    one, other = Trainer(model, kernel_options()), Trainer(model, kernel_options())
     one.step(**steps.batch())
     assert_same_state(other.state_dict(), steps.start())
 
@@ -144,14 +144,14 @@ def test_steps_come_from_files_and_memory(kind: str, tmp_path: Path, model: onnx
         "capture": Capture(steps.bare_step(), steps.start(), steps.inference_graph()),
         "capture of a whole step": Capture(model, steps.start(), steps.inference_graph()),
     }.get(kind, path)
-    trainer, batch = Trainer(step, options()), steps.batch()
-    assert_same_state(trainer.step(**batch), Trainer(model, options()).step(**batch))
+    trainer, batch = Trainer(step, kernel_options()), steps.batch()
+    assert_same_state(trainer.step(**batch), Trainer(model, kernel_options()).step(**batch))
     trainer.export(tmp_path / "trained.onnx")
 
 
 def test_step_of_standard_operators_alone_trains_the_same(model: onnx.ModelProto) -> None:
     """But for roundings: the ops are other ones."""
-    plain, trainer = Trainer(inline(model), options()), Trainer(model, options())
+    plain, trainer = Trainer(inline(model), kernel_options()), Trainer(model, kernel_options())
     for number in range(3):
         batch = steps.batch(seed=number)
         assert_close(plain.step(**batch)["loss"], trainer.step(**batch)["loss"], rtol=2e-6)
@@ -160,7 +160,7 @@ def test_step_of_standard_operators_alone_trains_the_same(model: onnx.ModelProto
 
 def test_step_is_left_as_it_was(model: onnx.ModelProto) -> None:
     before = model.SerializeToString(deterministic=True)
-    Trainer(model, options()).step(**steps.batch())
+    Trainer(model, kernel_options()).step(**steps.batch())
     assert model.SerializeToString(deterministic=True) == before
 
 
@@ -197,7 +197,7 @@ def gather_step() -> onnx.ModelProto:
 
 
 def test_a_step_that_fails_leaves_the_state_as_it_was() -> None:
-    trainer = Trainer(gather_step(), options())
+    trainer = Trainer(gather_step(), kernel_options())
     trainer.step(i=np.array([0]))
     for _ in range(2):
         with pytest.raises(Exception, match="indices element out of data bounds"):
@@ -214,7 +214,7 @@ def test_error_of_a_kernel_names_op_and_input() -> None:
             [gate] loss = aclnn.HardshrinkBackward (w, x)
         }""")
     Step({"w": InputRole.PARAMETER}).write_into(model)
-    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), options())
+    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), kernel_options())
     with pytest.raises(Exception, match=r"HardshrinkBackward: input 'self' has shape \(3,\).*node 'gate'"):
         trainer.step(x=np.zeros(3, np.float32))
     assert trainer.step(x=np.ones(2, np.float32))["loss"].tolist() == [1, 2]
@@ -225,7 +225,7 @@ def test_step_without_next_values_reports_the_same_each_time() -> None:
         <ir_version: 10, opset_import: ["": 21]>
         gradient (float[2] w, float[2] x) => (float[2] grad) { grad = Mul (w, x) }""")
     Step({"w": InputRole.PARAMETER}).write_into(model)
-    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), options())
+    trainer = Trainer(step_model(model, {"w": np.float32([1, 2])}), kernel_options())
     assert [trainer.step(x=np.float32([3, 4]))["grad"].tolist() for _ in range(3)] == [[3, 8]] * 3
 
 
@@ -241,7 +241,7 @@ def test_next_values_that_are_other_inputs() -> None:
     model = helper.make_model(b.graph("turns"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     Step(dict.fromkeys("abc", InputRole.PARAMETER)).write_into(model)
     state = {"a": np.full(4, 1, np.float32), "b": np.full(4, 2, np.float32), "c": np.full((2, 2), 3, np.float32)}
-    trainer = Trainer(step_model(model, state), options())
+    trainer = Trainer(step_model(model, state), kernel_options())
     seen = [tuple(array.flat[0] for array in trainer.state_dict().values()) for _ in range(4) if trainer.step()]
     assert seen == [(2, 3, 1), (3, 1, 2), (1, 2, 3), (2, 3, 1)]
 
@@ -267,13 +267,13 @@ def test_state_and_batch_of_16_bits(dtype: type, tmp_path: Path) -> None:
     """All numbers here are exact in both dtypes."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     start = {"w": np.array([1, 2], dtype), "learning_rate": np.array(0.5, np.float32)}
-    trainer = Trainer(step_model(half_step(element), start), options())
+    trainer = Trainer(step_model(half_step(element), start), kernel_options())
     batch = {"batch.x": np.array([[1, 2], [3, 6]], dtype), "self": np.array(2, dtype)}
     for expected in ([-1, -2], [-3, -6]):
         assert_same_bits(trainer.step(**batch)["grad.w"], np.array([4, 8], dtype))
         assert_same_bits(trainer.state_dict()["w"], np.array(expected, dtype))
     trainer.save(tmp_path / "half.safetensors")
-    again = Trainer(step_model(half_step(element), start), options())
+    again = Trainer(step_model(half_step(element), start), kernel_options())
     again.load(tmp_path / "half.safetensors")
     assert_same_state(again.state_dict(), trainer.state_dict())
 
@@ -321,7 +321,7 @@ def test_batch_that_does_not_fit_is_refused(trainer: Trainer, batch: dict[str, A
 
 
 def test_steps_of_any_loss_can_be_wanted(model: onnx.ModelProto) -> None:
-    trainer = Trainer(model, options(), check_finite=False)
+    trainer = Trainer(model, kernel_options(), check_finite=False)
     assert np.isnan(trainer.step(**with_batch(x=np.full((4, 3), np.nan, np.float32)))["loss"])
     assert np.isnan(trainer.state_dict()[WEIGHT]).all()
 
@@ -331,7 +331,10 @@ def test_sizes_beyond_the_bounds_of_a_step_are_refused() -> None:
     model = steps.bare_step()
     Step(steps.ROLES, bounds={"N": Bounds(4, 6)}).write_into(model)
     model = step_model(model, steps.start())
-    trainers = Trainer(model, options()), Trainer(model, options(), communicator=ThreadCommunicator.alone())
+    trainers = (
+        Trainer(model, kernel_options()),
+        Trainer(model, kernel_options(), communicator=ThreadCommunicator.alone()),
+    )
     for trainer in trainers:
         for samples in (3, 7):
             problem = rf"'x' is float32 \({samples}, 3\), expected float32 \(N, 3\) with N from 4 to 6$"
@@ -346,7 +349,7 @@ def test_sizes_beyond_the_bounds_of_a_step_are_refused() -> None:
 
 def test_wanted_dtype_of_bfloat16_is_named() -> None:
     start = {"w": np.zeros(2, BFLOAT16), "learning_rate": np.array(0.5, np.float32)}
-    trainer = Trainer(step_model(half_step(TensorProto.BFLOAT16), start), options())
+    trainer = Trainer(step_model(half_step(TensorProto.BFLOAT16), start), kernel_options())
     with pytest.raises(StepError, match=r"expected bfloat16 \(N, 2\); .* numpy.asarray\(..., ml_dtypes.bfloat16\)"):
         trainer.step(**{"batch.x": np.zeros((1, 2), np.float32), "self": np.array(0, BFLOAT16)})
 
@@ -357,9 +360,9 @@ def test_batch_may_lie_in_memory_anyhow(model: onnx.ModelProto) -> None:
     strange = {"x": np.asfortranarray(batch["x"]), "y": np.repeat(batch["y"], 2, axis=0)[::2]}
     assert not strange["x"].flags.c_contiguous
     assert not strange["y"].flags.c_contiguous
-    assert_same_state(Trainer(model, options()).step(**strange), Trainer(model, options()).step(**batch))
+    assert_same_state(Trainer(model, kernel_options()).step(**strange), Trainer(model, kernel_options()).step(**batch))
     start = {"w": np.zeros(2, BFLOAT16), "learning_rate": np.array(0.5, np.float32)}
-    half = Trainer(step_model(half_step(TensorProto.BFLOAT16), start), options())
+    half = Trainer(step_model(half_step(TensorProto.BFLOAT16), start), kernel_options())
     turned = np.asfortranarray(np.array([[1, 2], [3, 6]], BFLOAT16))
     assert half.step(**{"batch.x": turned, "self": BFLOAT16.type(2)})["grad.w"].tolist() == [4, 8]
 
@@ -429,7 +432,7 @@ def groups_step() -> onnx.ModelProto:
 
 
 def test_learning_rates_of_several_groups() -> None:
-    trainer = Trainer(groups_step(), options())
+    trainer = Trainer(groups_step(), kernel_options())
     assert trainer.learning_rate == (2, 3)
     trainer.learning_rate = (4, 5)
     assert trainer.step()["product"] == 20
@@ -448,7 +451,7 @@ def test_learning_rates_of_several_groups() -> None:
 
 def test_step_without_a_learning_rate_says_so() -> None:
     with pytest.raises(StepError, match="the step has no setting 'learning_rate'"):
-        Trainer(gather_step(), options()).learning_rate = 1
+        Trainer(gather_step(), kernel_options()).learning_rate = 1
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
@@ -530,7 +533,7 @@ def interrupted(work: Callable[[], object], line: int) -> bool:
 @pytest.mark.parametrize("what", ["load_state_dict", "load", "learning_rate"])
 def test_an_interrupt_leaves_the_state_before_or_the_one_after(what: str, tmp_path: Path) -> None:
     """At each line; the training then resumes from either of them."""
-    trainer = Trainer(groups_step() if what == "learning_rate" else steps.whole_step(), options())
+    trainer = Trainer(groups_step() if what == "learning_rate" else steps.whole_step(), kernel_options())
     other = {name: np.full_like(array, 3) for name, array in trainer.state_dict().items()}
     checkpoints.write_checkpoint(tmp_path / "checkpoint", other, {})
 
@@ -580,7 +583,7 @@ def test_checkpoint(trainer: Trainer, model: onnx.ModelProto, tmp_path: Path) ->
     trainer.save(path)
     trainer.step(**steps.batch(seed=1))
     trainer.save(str(path), {"epoch": "3"})
-    again = Trainer(model, options())
+    again = Trainer(model, kernel_options())
     assert again.load(path) == {"epoch": "3"}
     assert_same_state(again.state_dict(), trainer.state_dict())
     assert_same_state(again.step(**steps.batch(seed=2)), trainer.step(**steps.batch(seed=2)))
@@ -887,7 +890,7 @@ def test_trained_model(trainer: Trainer, tmp_path: Path) -> None:
 
 
 def test_step_without_inference_graph_trains_but_cannot_be_exported(tmp_path: Path) -> None:
-    trainer = Trainer(steps.whole_step(inference=False), options())
+    trainer = Trainer(steps.whole_step(inference=False), kernel_options())
     trainer.step(**steps.batch())
     with pytest.raises(StepError, match="the step has no inference graph"):
         trainer.export(tmp_path / "trained.onnx")

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, assert_same_bits, options
+from engines import assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle, State
 from onnx import parser
 
@@ -38,7 +38,7 @@ def test_workers_make_the_steps_of_the_whole_batch(shares: list[tuple[int, ...]]
     model = steps.whole_step(dtype)
 
     def work(communicator: ThreadCommunicator) -> tuple[list[State], State, int]:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         before, reported = communicator.messages, []
         for number in range(20):
             counts = shares[number % len(shares)]
@@ -70,7 +70,7 @@ def test_16_bits() -> None:
     model = scaled_step("float16")
 
     def work(communicator: ThreadCommunicator) -> tuple[State, State]:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         x = np.array([[1.0, 2.0], [3.0, -4.0], [2.0, 8.0]][communicator.rank :: 2], np.float16)
         return trainer.step(x=x), trainer.state_dict()
 
@@ -131,7 +131,7 @@ def test_what_is_done_with_gradients_is_done_with_their_average() -> None:
     rows = np.array([[6, 0], [0, 8], [3, 4]], np.float32)  # their mean is (3, 4)
 
     def work(communicator: ThreadCommunicator) -> tuple[State, State]:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         return trainer.step(x=rows[communicator.rank :: 2]), trainer.state_dict()
 
     for reported, state in together(2, work):
@@ -146,7 +146,7 @@ def test_gradients_can_be_reported() -> None:
     rows = np.array([[6, 0], [0, 8], [3, 4]], np.float32)
 
     def work(communicator: ThreadCommunicator) -> State:
-        return Trainer(model, options(), communicator=communicator).step(x=rows[communicator.rank :: 2])
+        return Trainer(model, kernel_options(), communicator=communicator).step(x=rows[communicator.rank :: 2])
 
     for reported in together(2, work):
         assert list(reported) == ["loss", "grad.w", "twice"]
@@ -163,7 +163,7 @@ def test_each_worker_draws_random_numbers_of_its_own() -> None:
     model = scaled_step(body=body, drawn="int64")
 
     def work(communicator: ThreadCommunicator) -> tuple[list[int], int]:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         drawn = [int(trainer.step(x=np.ones((1, 2), np.float32))["drawn"]) for _ in range(4)]
         return drawn, int(trainer.state_dict()["seed"])
 
@@ -177,7 +177,7 @@ def test_steps_of_a_fixed_number_of_samples() -> None:
     model = scaled_step(samples="2")
 
     def work(communicator: ThreadCommunicator) -> float:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         x = np.full((2, 2), communicator.rank, np.float32)
         return float(trainer.step(**({} if communicator.rank == 0 else {"x": x}))["loss"])
 
@@ -202,7 +202,7 @@ def test_the_dimension_that_counts_samples_can_be_named() -> None:
     cuts = [slice(0, 1), slice(1, 3)]
 
     def work(communicator: ThreadCommunicator, dimension: str | None) -> float:
-        trainer = Trainer(model, options(), communicator=communicator, batch_dimension=dimension)
+        trainer = Trainer(model, kernel_options(), communicator=communicator, batch_dimension=dimension)
         own = cuts[communicator.rank]
         return float(trainer.step(x=x[:, own], y=y[own])["loss"])
 
@@ -221,7 +221,7 @@ def test_all_start_from_the_state_of_the_first() -> None:
     def work(communicator: ThreadCommunicator) -> State:
         start = steps.start() | {"mean": np.full(3, communicator.rank + 1, np.float32)}
         model = step_model(steps.bare_step(), start)
-        return Trainer(model, options(), communicator=communicator).state_dict()
+        return Trainer(model, kernel_options(), communicator=communicator).state_dict()
 
     for state in together(3, work):
         np.testing.assert_array_equal(state["mean"], [1, 1, 1])
@@ -230,7 +230,7 @@ def test_all_start_from_the_state_of_the_first() -> None:
 def five_steps(
     model: onnx.ModelProto, state: State, first: int, counts: tuple[int, ...], communicator: ThreadCommunicator
 ) -> State:
-    trainer = Trainer(model, options(), communicator=communicator)
+    trainer = Trainer(model, kernel_options(), communicator=communicator)
     trainer.load_state_dict(state)
     trainer.learning_rate = 0.25
     for number in range(first, first + 5):
@@ -259,7 +259,7 @@ def test_what_fails_on_one_worker_fails_on_all_and_changes_nothing() -> None:
     model = steps.whole_step()
 
     def work(communicator: ThreadCommunicator) -> tuple[Exception, bool, float]:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         before, batch = trainer.state_dict(), steps.batch(4)
         with pytest.raises((StepError, WorkerError)) as caught:
             trainer.step(**({"x": batch["x"]} if communicator.rank == 1 else batch))
@@ -285,7 +285,7 @@ def test_a_loss_that_is_no_number_is_refused_by_all_and_changes_nothing() -> Non
         name = model.graph.output[0].name
 
         def work(communicator: ThreadCommunicator, model: onnx.ModelProto = model, name: str = name) -> float:
-            trainer = Trainer(model, options(), communicator=communicator)
+            trainer = Trainer(model, kernel_options(), communicator=communicator)
             before = trainer.state_dict()
             with pytest.raises(StepError, match=f"'{name}' is nan, and the state is as before the step"):
                 trainer.step(x=np.full((1, 2), np.nan if communicator.rank else 1, np.float32))
@@ -300,12 +300,12 @@ def test_workers_need_the_same_settings_and_state() -> None:
     model = steps.whole_step()
 
     def settings(communicator: ThreadCommunicator) -> None:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         trainer.learning_rate = 0.25 if communicator.rank == 1 else 0.5
         trainer.step(**steps.batch(4))
 
     def loaded(communicator: ThreadCommunicator) -> None:
-        trainer = Trainer(model, options(), communicator=communicator)
+        trainer = Trainer(model, kernel_options(), communicator=communicator)
         if communicator.rank == 1:
             trainer.load_state_dict(steps.start())
         trainer.step(**steps.batch(4))
@@ -318,7 +318,7 @@ def test_workers_need_the_same_settings_and_state() -> None:
 def test_workers_need_the_same_step() -> None:
     def work(communicator: ThreadCommunicator) -> None:
         model = steps.whole_step() if communicator.rank < 2 else scaled_step()
-        Trainer(model, options(), communicator=communicator)
+        Trainer(model, kernel_options(), communicator=communicator)
 
     with pytest.raises(WorkerError, match="worker 2 differs from worker 0 in the step that they make"):
         together(3, work)
@@ -326,7 +326,7 @@ def test_workers_need_the_same_step() -> None:
 
 def test_some_worker_needs_a_sample() -> None:
     def work(communicator: ThreadCommunicator) -> None:
-        Trainer(steps.whole_step(), options(), communicator=communicator).step()
+        Trainer(steps.whole_step(), kernel_options(), communicator=communicator).step()
 
     with pytest.raises(StepError, match="no worker has a sample for this step"):
         together(2, work)
@@ -348,7 +348,7 @@ def test_sessions_of_workers_leave_the_cores_to_each_other() -> None:
 
 def test_a_single_trainer_needs_its_batch() -> None:
     with pytest.raises(StepError, match="the batch lacks 'x'"):
-        Trainer(steps.whole_step(), options()).step()
+        Trainer(steps.whole_step(), kernel_options()).step()
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_a_single_trainer_needs_its_batch() -> None:
 )
 def test_steps_that_cannot_be_shared(model: onnx.ModelProto, message: str) -> None:
     with pytest.raises(StepError, match=message):
-        together(1, lambda communicator: Trainer(model, options(), communicator=communicator))
+        together(1, lambda communicator: Trainer(model, kernel_options(), communicator=communicator))
 
 
 def test_gradients_have_names() -> None:
@@ -377,4 +377,4 @@ def test_gradients_have_names() -> None:
         for names in (node.input, node.output):
             names[:] = [name.replace("grad.", "slope.") for name in names]
     with pytest.raises(StepError, match=r"no value in its graph is named 'grad.<parameter>'"):
-        together(1, lambda communicator: Trainer(model, options(), communicator=communicator))
+        together(1, lambda communicator: Trainer(model, kernel_options(), communicator=communicator))

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from engines import options
+from engines import kernel_options, options
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,7 +64,7 @@ def by_torch(loss: Loss, x: Tensor, labels: Tensor) -> float | None:
 def test_labels() -> None:
     """Refused by a trainer, whose state stays as it was; NaN in a graph on its own, in that loss alone."""
     capture, model, x, labels = losses_step()
-    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, options())
+    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, kernel_options())
     batch = {"x": x.numpy()} | {f"labels.{name}": labels.numpy() for name in LOSSES}
     before = trainer.state_dict()
     right = dict(zip(LOSSES, plain.run(list(LOSSES), capture.state | batch), strict=True))
@@ -95,7 +95,7 @@ def test_ignored_labels_are_named() -> None:
     batch = {"x": x.numpy()} | {f"labels.{name}": labels.numpy() for name in LOSSES}
     batch["labels.images"] = np.full(SAMPLES, -1)
     with pytest.raises(onnx_ops.StepError, match=r"index of 0 to 2, or -100, which is ignored$"):
-        onnx_ops.Trainer(capture, options()).step(**batch)
+        onnx_ops.Trainer(capture, kernel_options()).step(**batch)
 
 
 def test_several_labels_for_a_sample() -> None:
@@ -108,7 +108,7 @@ def test_several_labels_for_a_sample() -> None:
         return functional.multilabel_margin_loss(model(x), labels)
 
     capture = training_step(model, loss, (x, labels), torch.optim.SGD(model.parameters(), 0.1))
-    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, options())
+    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, kernel_options())
     for number in (-2, 3):
         for place in ((1, 1), (2, 2)):
             changed = labels.numpy().copy()
@@ -155,7 +155,7 @@ def test_lookups() -> None:
         return torch.stack(found).sum()
 
     capture = training_step(model, loss, (dict.fromkeys(LOOKUPS, tokens),), torch.optim.SGD(model.parameters(), 0.1))
-    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, options())
+    plain, trainer = plain_session(capture), onnx_ops.Trainer(capture, kernel_options())
     batch = {f"tokens.{name}": tokens.numpy() for name in LOOKUPS}
     before = trainer.state_dict()
     right = sum(number(name, model.weight, tokens).item() for name in LOOKUPS)
@@ -191,7 +191,7 @@ def test_as_many_classes_as_samples() -> None:
     rows = {0: torch.export.Dim("N")}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     capture = training_step(model, loss, (x, labels), optimizer, dynamic_shapes=(rows, rows))
-    trainer = onnx_ops.Trainer(capture, options(), check_finite=False)
+    trainer = onnx_ops.Trainer(capture, kernel_options(), check_finite=False)
     for count in (6, 3):
         wanted = loss(model, x[:count], labels[:count]).item()
         given = {"x": x[:count].numpy(), "labels": np.arange(count)}

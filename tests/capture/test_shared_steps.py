@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from engines import options
+from engines import kernel_options
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
@@ -69,7 +69,7 @@ def test_workers_share_a_captured_step(optimizer: type[torch.optim.Optimizer], c
     batches = [{"x": rng.normal(size=(7, 4)).astype(np.float32), "labels": rng.integers(3, size=7)} for _ in range(20)]
 
     def work(communicator: ThreadCommunicator | None) -> tuple[list[float], dict[str, np.ndarray]]:
-        trainer = Trainer(capture, options(), communicator=communicator)
+        trainer = Trainer(capture, kernel_options(), communicator=communicator)
         own = slice(None) if communicator is None else slice(*[(0, 2), (2, 2), (2, 7)][communicator.rank])
         losses = [float(trainer.step(**{n: a[own] for n, a in batch.items()})["loss"]) for batch in batches]
         return losses, trainer.state_dict()
@@ -131,12 +131,12 @@ def test_workers_share_batch_norm(dtype: torch.dtype, allowed: float, fixed: boo
     batches = [(rng.normal(size=(6, 1, 4, 4)) * rng.uniform(1, 3, (6, 1, 1, 1))).astype(numbers) for _ in range(10)]
 
     def work(communicator: ThreadCommunicator) -> tuple[list[dict[str, np.ndarray]], dict[str, np.ndarray], int]:
-        trainer = Trainer(shared, options(), communicator=communicator, synchronize_batch_norm=True)
+        trainer = Trainer(shared, kernel_options(), communicator=communicator, synchronize_batch_norm=True)
         own, before = slice(*cuts[communicator.rank]), communicator.messages
         reported = [trainer.step(**({"x": x[own]} if own.start < own.stop else {})) for x in batches]
         return reported, trainer.state_dict(), communicator.messages - before
 
-    alone = Trainer(whole, options())
+    alone = Trainer(whole, kernel_options())
     expected = [alone.step(x=x) for x in batches]
     done = together(len(cuts), work)
     for reported, state, messages in done:

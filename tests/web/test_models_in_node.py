@@ -48,7 +48,7 @@ def test_graphs(node: Node, case: test_linking.Case, self_contained: SelfContain
 def test_training(node: Node, hidden: tuple[int, ...], self_contained: SelfContained) -> None:
     """The same losses and parameters as in Python's onnxruntime, step by step, while both learn."""
     model = self_contained(perceptron_step((64, *hidden, 10), rate=0.5))
-    here, there = onnx_ops.Trainer(model, engines.options()), Trainer(node, model)
+    here, there = onnx_ops.Trainer(model, engines.kernel_options()), Trainer(node, model)
     labels = np.eye(10, dtype=np.float32)[arrays.rng("labels").integers(10, size=50)]
     batch = {"x": arrays.uniform((50, 64), np.float32, "images"), "labels": labels}
 

@@ -57,7 +57,7 @@ made_self_contained = pytest.mark.parametrize(
 
 def check_steps(node: Node, model: onnx.ModelProto, batches: list[dict[str, Array]], of_a_change: float = 0.0) -> None:
     """The same numbers as the trainer's in Python, step by step, from what the file says it starts from."""
-    trainer, there = onnx_ops.Trainer(model, engines.options()), Trainer(node, model)
+    trainer, there = onnx_ops.Trainer(model, engines.kernel_options()), Trainer(node, model)
     start = trainer.state_dict()
     assert_near(there.state(), start, near=0)
     for batch in batches:
@@ -159,7 +159,7 @@ def test_state_goes_on_elsewhere(node: Node, trainer: Trainer) -> None:
     trainer.step(**steps.batch())
     state = trainer.state()
     state["head.weight"] = state.pop("linear.weight")
-    other, here = Trainer(node, steps.whole_step()), onnx_ops.Trainer(steps.whole_step(), engines.options())
+    other, here = Trainer(node, steps.whole_step()), onnx_ops.Trainer(steps.whole_step(), engines.kernel_options())
     other.load_state(state)
     here.load_state_dict(state)
     expected = trainer.step(**steps.batch(seed=1))
@@ -262,12 +262,12 @@ def test_wrong_batch(trainer: Trainer, change: Callable[[dict[str, Array]], obje
 def test_inference(node: Node, self_contained: SelfContained, tmp_path: Path) -> None:
     """As the model that Python exports after the same steps."""
     trainer = Trainer(node, self_contained(steps.whole_step()))
-    here = onnx_ops.Trainer(steps.whole_step(), engines.options())
+    here = onnx_ops.Trainer(steps.whole_step(), engines.kernel_options())
     for seed in range(2):
         trainer.step(**steps.batch(seed=seed))
         here.step(**steps.batch(seed=seed))
         here.export(tmp_path / "classifier.onnx")
-        session = onnx_ops.InferenceSession(str(tmp_path / "classifier.onnx"), engines.options())
+        session = onnx_ops.InferenceSession(str(tmp_path / "classifier.onnx"), engines.kernel_options())
         x = steps.batch(5, seed=9)["x"]
         (expected,) = session.run(None, {"x": x})
         assert_near(trainer.infer(x=x), {"probabilities": expected})
