@@ -13,6 +13,13 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("in_turns"):
+        from engines import generate_turns
+
+        generate_turns(metafunc)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     expect_known_failures(items)
     if not config.getoption("--full"):

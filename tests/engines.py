@@ -202,20 +202,26 @@ def in_turns(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> pytest.Ma
     Args:
         names: of the test's parameters that a row has values for; `engine` comes after them.
     """
-    others = itertools.cycle(engine for engine in ENGINES if engine is not KERNEL)
-    return pytest.mark.parametrize(
-        (*names, "engine"),
-        [
-            pytest.param(
-                *row,
-                engine,
-                marks=() if engine in (KERNEL, turn) else pytest.mark.full,
-                id="-".join(map(_words, (*row, engine))),
-            )
+    return pytest.mark.in_turns(tuple(names), list(rows))
+
+
+def generate_turns(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test that is marked `in_turns`."""
+    for mark in metafunc.definition.iter_markers("in_turns"):
+        names, rows = mark.args
+        others = itertools.cycle(engine for engine in ENGINES if engine is not KERNEL)
+        taken = [
+            (*row, engine)
             for row, turn in zip(rows, others, strict=False)
             for engine in ENGINES
-        ],
-    )
+            if engine in (KERNEL, turn) or metafunc.config.getoption("--full")
+        ]
+        metafunc.parametrize((*names, "engine"), taken, ids=map(row_id, taken))
+
+
+def row_id(row: Sequence[Any]) -> str:
+    """The test id of a row of `in_turns`."""
+    return "-".join(map(_words, row))
 
 
 def _words(value: Any) -> str:

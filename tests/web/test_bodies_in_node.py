@@ -37,23 +37,17 @@ Test = Callable[..., None]
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def _engines(mark: pytest.Mark) -> set[Any]:
-    """The engines of a mark that runs a test on several."""
-    if mark.name != "parametrize":
-        return set()
-    names, rows = mark.args
-    if names == "engine":
-        return set(rows)
-    return {row.values[-1] for row in rows} if names[-1] == "engine" else set()
+def _on_portable(mark: pytest.Mark) -> bool:
+    """Whether a mark runs a test on the function bodies, beside other engines."""
+    everywhere = mark.name == "parametrize" and mark.args[0] == "engine" and engines.PORTABLE in mark.args[1]
+    return everywhere or mark.name == "in_turns"
 
 
 def _without_engines(mark: pytest.Mark) -> Iterator[pytest.Mark]:
-    """What `engines.in_turns` marks besides."""
-    if mark.args[0] != "engine":
-        *names, _ = mark.args[0]
-        of_kernel = [row for row in mark.args[1] if row.values[-1] is engines.KERNEL]
-        words = [row.id.removesuffix(f"-{engines.KERNEL}") for row in of_kernel]
-        yield pytest.mark.parametrize(names, [row.values[:-1] for row in of_kernel], ids=words).mark
+    """What a mark of several engines has besides them."""
+    if mark.name == "in_turns":
+        names, rows = mark.args
+        yield pytest.mark.parametrize(names, rows, ids=map(engines.row_id, rows)).mark
 
 
 def _in_node(name: str, test: Test) -> Test:
@@ -65,7 +59,7 @@ def _in_node(name: str, test: Test) -> Test:
 
     marks: list[pytest.Mark] = []
     for mark in test.pytestmark:
-        marks.extend(_without_engines(mark) if _engines(mark) else [mark])
+        marks.extend(_without_engines(mark) if _on_portable(mark) else [mark])
     ways: list[Any] = [WEB]
     if name in ON_ALL:
         full = pytest.mark.full if name == "test_worked" else ()
@@ -79,7 +73,7 @@ def _of_bodies(module: ModuleType) -> dict[str, Test]:
     return {
         name: test
         for name, test in vars(module).items()
-        if name not in LEFT_OUT and any(engines.PORTABLE in _engines(mark) for mark in getattr(test, "pytestmark", ()))
+        if name not in LEFT_OUT and any(_on_portable(mark) for mark in getattr(test, "pytestmark", ()))
     }
 
 
