@@ -15,7 +15,8 @@ import onnx_ops
 from onnx_ops.core.step_format import GRADIENT, LEARNING_RATE, LOSS, NEXT, InputRole, optimizer_name
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
-from onnx_ops.training.step import Step, step_model
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
 
 ONNX_OPSET = 21
 IR_VERSION = 10

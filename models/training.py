@@ -22,9 +22,10 @@ from onnx import numpy_helper
 
 from onnx_ops import Trainer
 from onnx_ops.core.step_format import InputRole
+from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.run import Run
 from onnx_ops.training.samples import Samples
-from onnx_ops.training.step import Step, numpy_dtype
+from onnx_ops.training.step import Step
 
 Arrays = dict[str, np.ndarray]
 

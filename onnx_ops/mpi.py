@@ -20,8 +20,8 @@ import sys
 import threading
 from typing import Any
 
-from onnx_ops.training.ending import announce, end_all_by_exceptions, tell_at_exit
-from onnx_ops.training.workers import leave_before_training
+from onnx_ops.training.workers.agreement import leave_before_training
+from onnx_ops.training.workers.ending import announce, call_at_exit, end_all_by_exceptions
 
 SUPERVISED = "ONNX_OPS_SUPERVISED"
 """The variable that names, to a process that another one watches, the descriptor that is closed when that one ends."""
@@ -41,7 +41,7 @@ def protect() -> Any:
 
     workers = MPI.COMM_WORLD
     end_all_by_exceptions(workers)
-    tell_at_exit(workers, lambda: leave_before_training(workers))
+    call_at_exit(workers, lambda: leave_before_training(workers))
     return workers
 
 

@@ -25,8 +25,8 @@ from mpi4py import MPI
 
 from models.perceptron import perceptron_step
 from onnx_ops import Trainer
-from onnx_ops.training.exchanges import Exchange
-from onnx_ops.training.parts import parts
+from onnx_ops.training.workers.exchange import Exchange
+from onnx_ops.training.workers.partition import partition
 from scripts import markdown
 
 NETWORKS = {
@@ -80,7 +80,7 @@ def measured(world: Any, groups: dict[int, Any], name: str, samples: int, option
     trainers = {
         size: Trainer(model, session_options, communicator=group) for size, group in groups.items() if world.rank < size
     }
-    timings = Timings(Exchange(groups[1], parts(model).own[-1].exchanged).bytes, samples)
+    timings = Timings(Exchange(groups[1], partition(model).local[-1].exchanged).bytes, samples)
     sent, received = np.zeros(timings.message, np.uint8), np.zeros(timings.message, np.uint8)
     numbers = sent.view(np.float32), received.view(np.float32)
     for _ in range(options.rounds):

@@ -11,7 +11,8 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
-from onnx_ops.training.step import Step, step_model
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
 
 FEATURES, CLASSES = 3, 2
 

@@ -22,7 +22,7 @@ from onnx import TensorProto, parser
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
-from onnx_ops.training.summary import summary
+from onnx_ops.training.step import summary
 
 ROOT = Path(__file__).parents[1]
 PUBLIC_MODULES = {"onnx_ops", "onnx_ops.torch", "onnx_ops.mpi"}

@@ -16,8 +16,10 @@ import onnx_ops
 from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
+from onnx_ops.training.errors import StepError
 from onnx_ops.training.ranges import IndexRange
-from onnx_ops.training.step import Step, StepError, step_model
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
 
 NUMBERS = np.array([[0, 7, -1], [2, 5, 9]])
 

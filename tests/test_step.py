@@ -18,15 +18,10 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import onnx_ops
 from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.graph.functions import function_key
-from onnx_ops.training.step import (
-    INFERENCE_FUNCTION,
-    Bounds,
-    Step,
-    StepError,
-    inference_model,
-    step_model,
-    with_inference,
-)
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.inference import INFERENCE_FUNCTION, inference_model, with_inference
+from onnx_ops.training.step import Bounds, Step
+from onnx_ops.training.step_files import step_model
 
 # Sums of three products and a sigmoid near 1: a few roundings of float32.
 FLOAT32 = 1e-6

@@ -20,8 +20,8 @@ from onnx import helper
 from models.batch_norm_workers.training import TRAINING
 from onnx_ops import StepError, Trainer, WorkerError
 from onnx_ops.core.types import TensorType
-from onnx_ops.training.exchanges import Combined, Exchange, Exchanged
-from onnx_ops.training.step import step_model
+from onnx_ops.training.step_files import step_model
+from onnx_ops.training.workers.exchange import Combined, Exchange, Exchanged
 from scripts.trainings.threads import ThreadCommunicator, together
 
 STEPS = 20
@@ -203,7 +203,7 @@ def test_a_worker_that_has_not_made_the_last_step_is_found_out(monkeypatch: pyte
         trainer = synchronized(communicator)
         if communicator.rank == 1:
             with monkeypatch.context() as patched:
-                patched.setattr(trainer._engine._shared, "run", refuse)
+                patched.setattr(trainer._runner._shared, "run", refuse)
                 with pytest.raises(MemoryError):
                     trainer.step(**share(0, (6, 6), 1))
         else:

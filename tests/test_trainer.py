@@ -29,7 +29,8 @@ from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training import checkpoints
-from onnx_ops.training.step import Bounds, Step, step_model
+from onnx_ops.training.step import Bounds, Step
+from onnx_ops.training.step_files import step_model
 from scripts.trainings.threads import ThreadCommunicator
 
 WEIGHT = "linear.weight"

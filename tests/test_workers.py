@@ -16,7 +16,8 @@ from onnx import parser
 
 from onnx_ops import StepError, Trainer, WorkerError
 from onnx_ops.core.step_format import InputRole
-from onnx_ops.training.step import Step, step_model
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
 from scripts.trainings.threads import ThreadCommunicator, together
 
 SHARES = [[(8,)], [(4, 4)], [(5, 3), (1, 7), (0, 8)], [(3, 0, 5), (2, 4, 2), (0, 0, 8)], [(1, 0, 6, 1), (2, 2, 2, 2)]]
@@ -337,7 +338,7 @@ def test_sessions_of_workers_leave_the_cores_to_each_other() -> None:
 
     def told(given: ort.SessionOptions | None) -> list[str]:
         trainer = Trainer(steps.whole_step(), given, communicator=ThreadCommunicator.alone())
-        sessions = [bound._session for bound in (*trainer._engine._own, trainer._engine._shared)]
+        sessions = [bound._session for bound in (*trainer._runner._local, trainer._runner._shared)]
         key = "session.intra_op.allow_spinning"
         return [session.get_session_options().get_session_config_entry(key) for session in sessions]
 

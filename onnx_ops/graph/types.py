@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 from onnx import TensorProto, helper, shape_inference
@@ -62,6 +62,11 @@ def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
         if info.type.WhichOneof("value"):
             types[info.name] = info.type
     return types
+
+
+def declared_types(values: Iterable[onnx.ValueInfoProto]) -> dict[str, TensorType]:
+    """The types of inputs or outputs by name, as a graph declares them."""
+    return {value.name: TensorType.of_proto(value.type) for value in values}
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:

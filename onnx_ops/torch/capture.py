@@ -29,8 +29,8 @@ from onnx_ops.torch.verification.tolerances import compare
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.verify import Graph, Updates, Verification, arrays
 from onnx_ops.torch.whole.randomness import Random
-from onnx_ops.training.step import Bounds, Step, step_model
-from onnx_ops.training.summary import summary
+from onnx_ops.training.step import Bounds, Step, summary
+from onnx_ops.training.step_files import step_model
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the arrays of a batch need to be."""
+"""Checks of the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -8,31 +8,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx_ops.core.types import Shape, TensorType
+from onnx_ops.training.arrays import array_text, check_names, check_unmasked, conversion_hint, numpy_dtype, tensor_text
+from onnx_ops.training.errors import StepError
 from onnx_ops.training.ranges import IndexRange
-from onnx_ops.training.step import (
-    Bounds,
-    StepError,
-    array_text,
-    check_names,
-    conversion_hint,
-    numpy_dtype,
-    refuse_mask,
-    tensor_text,
-)
+from onnx_ops.training.step import Bounds
 
 Sizes = dict[str, tuple[int, str]]
-"""Those of named dimensions, each with the input it was found in."""
+"""The sizes of named dimensions, each with the first input that has it."""
 
 
 class Batches:
-    """Checks batches.
+    """Checks batches against the inputs of a step.
 
     Args:
-        inputs: the types of the arrays, by name.
-        bounds: the sizes that named dimensions may have.
-        ranges: the values that indices may have.
-        counted: the input, and its axis, whose size is the number of samples; None if that is not known.
-        may_be_empty: whether a batch may have no sample. Such a one is not run, and may have any sizes.
+        inputs: types of the arrays, by name.
+        bounds: sizes that named dimensions may have.
+        ranges: ranges of indices.
+        counted: the input, and its axis, whose size is the number of samples; None if unknown.
+        may_be_empty: whether a batch may have no samples; its bounds and ranges are then not checked.
     """
 
     def __init__(
@@ -49,7 +42,7 @@ class Batches:
         self._counted, self._may_be_empty = counted, may_be_empty
 
     def checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The arrays of a batch as sessions take them; StepError if they are not what they need to be."""
+        """The arrays of a batch, contiguous; StepError for names, dtypes, shapes or indices that do not fit."""
         if batch.keys() != self._types.keys():
             check_names("the batch", self._types, batch)
         sizes: Sizes = {}
@@ -71,7 +64,7 @@ class Batches:
 
 
 class _Input(NamedTuple):
-    """An input of the batch, and what an array needs to have to be one."""
+    """An input of the batch: its name, type, NumPy dtype and shape."""
 
     name: str
     tensor: TensorType
@@ -83,7 +76,7 @@ class _Input(NamedTuple):
         return cls(name, tensor, numpy_dtype(tensor), tensor.shape)
 
     def checked(self, array: Any, sizes: Sizes) -> np.ndarray:
-        """The array, contiguous; `sizes` are those of the named dimensions so far."""
+        """The array, contiguous; `sizes` of named dimensions are compared and added to."""
         if isinstance(array, np.generic):
             array = np.asarray(array)
         if not isinstance(array, np.ndarray) or array.dtype != self.dtype:
@@ -91,7 +84,7 @@ class _Input(NamedTuple):
             raise StepError(
                 f"'{self.name}' is {given}, expected {tensor_text(self.tensor)}; {conversion_hint(self.dtype)}"
             )
-        refuse_mask(self.name, array)
+        check_unmasked(self.name, array)
         if self.shape is not None:
             if len(array.shape) != len(self.shape):
                 raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")

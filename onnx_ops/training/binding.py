@@ -1,28 +1,84 @@
-"""A session whose state stays bound: two sets of it, read and written in turn."""
+"""Tensors in onnxruntime's memory, and sessions with inputs and outputs bound to them.
+
+bfloat16, of which onnxruntime makes no NumPy arrays, is read and written through the memory of the tensors.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
-from onnx_ops.training.values import BFLOAT16, Tensor, input_value, output_array
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that onnxruntime has allocated.
+
+    Attributes:
+        value: the OrtValue, as sessions take it.
+        array: a view of its memory; valid as long as `value` is.
+    """
+
+    value: ort.OrtValue
+    array: np.ndarray
+
+    @classmethod
+    def holding(cls, array: np.ndarray, element: int) -> Tensor:
+        """A tensor with a copy of an array; `element` is its TensorProto.DataType."""
+        value = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element)
+        tensor = cls(value, _view(value, array.shape, array.dtype))
+        tensor.array[...] = array
+        return tensor
+
+    def part(self, elements: slice, shape: Sequence[int]) -> Tensor:
+        """A view of some elements of a tensor of rank 1, as a tensor of a shape; it does not keep the memory alive."""
+        array = self.array[elements].reshape(shape)
+        return Tensor(ort.OrtValue.ortvalue_from_numpy(array), array)
+
 
 Tensors = Mapping[str, Tensor]
+Arrays = dict[str, np.ndarray]
+
+
+def _view(value: ort.OrtValue, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """The memory of an OrtValue as an array, which does not keep it alive."""
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * size).from_address(value.data_ptr())
+    return np.frombuffer(memoryview(memory), dtype).reshape(shape)
+
+
+def input_value(array: np.ndarray, element: int) -> ort.OrtValue:
+    """An OrtValue in the memory of a contiguous array; `element` is its TensorProto.DataType."""
+    if element == TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def output_array(value: ort.OrtValue, dtype: np.dtype) -> np.ndarray:
+    """A copy of an output: the memory of the output itself may be that of an input or of a constant."""
+    return (_view(value, value.shape(), dtype) if dtype == BFLOAT16 else value.numpy()).copy()
 
 
 class BoundSession:
-    """Runs a session with inputs and outputs that are bound once, for two turns.
+    """Runs a session whose inputs and outputs are bound once, to two sets of tensors that alternate.
 
     Args:
-        session: what is run.
-        inputs: for each of both turns the tensors of inputs, by name. Of those that the session has no input for, none
-            is bound; inputs that are not among them are given at each run.
-        outputs: for each of both turns the tensors that outputs are written to, in the same way.
+        session: the session.
+        inputs: for each turn, 0 and 1, the tensors of inputs, by name. Names that are no input of the session are
+            ignored; the session's other inputs are passed at each run.
+        outputs: for each turn the tensors that outputs are written to, likewise.
         returned: the outputs that a run returns, each with its dtype.
-        passed: the outputs that a run leaves for other sessions.
+        passed: the outputs that a run passes to other sessions.
     """
 
     def __init__(
@@ -36,14 +92,14 @@ class BoundSession:
         self._session = session
         reads = {value.name for value in session.get_inputs()}
         writes = {value.name for value in session.get_outputs()}
-        self._given = reads - inputs[0].keys()
+        self._unbound = reads - inputs[0].keys()
         self._returned = [(name, dtype) for name, dtype in returned.items() if name in writes]
-        self._fresh = list(dict.fromkeys([*(name for name, _ in self._returned), *passed]))
-        self._passed = {name: self._fresh.index(name) for name in passed}
+        self._allocated = list(dict.fromkeys([*(name for name, _ in self._returned), *passed]))
+        self._passed = {name: self._allocated.index(name) for name in passed}
         self._bindings = []
         for read, written in zip(inputs, outputs, strict=True):
             binding = session.io_binding()
-            self._bind_fresh(binding)  # first, so that they come first among the outputs
+            self._bind_allocated(binding)  # first, so that they come first among the outputs
             for name in reads & read.keys():
                 binding.bind_ortvalue_input(name, read[name].value)
             for name in writes & written.keys():
@@ -56,17 +112,17 @@ class BoundSession:
         """Run the session.
 
         Args:
-            turn: which of both.
-            batch: contiguous arrays of the right dtypes, more than the session has inputs for or not.
-            passed: what other sessions have left, by name; what this one leaves is added. It is valid until the next
-                run of the session that has left it in the same turn.
+            turn: 0 or 1.
+            batch: contiguous arrays of the dtypes of the inputs; names that are no input of the session are ignored.
+            passed: values from other sessions, by name; those that this session passes are added. They are valid until
+                the next run of the session that computed them in the same turn.
 
         Returns:
-            The outputs that are wanted, in memory of their own.
+            Copies of the outputs in `returned`.
         """
         binding = self._bindings[turn]
         values = []  # alive until the run is done
-        for name in self._given:
+        for name in self._unbound:
             if name not in batch:
                 binding.bind_ortvalue_input(name, (passed or {})[name])
             elif batch[name].dtype == BFLOAT16:
@@ -74,14 +130,14 @@ class BoundSession:
                 binding.bind_ortvalue_input(name, values[-1])
             else:
                 binding.bind_cpu_input(name, batch[name])
-        self._bind_fresh(binding)  # else they would have to be of the last run's shapes
+        self._bind_allocated(binding)  # again, as their shapes may differ from those of the last run
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs_as_ortvaluevector()
         if passed is not None:
             passed |= {name: ort.OrtValue(outputs[i]) for name, i in self._passed.items()}
         return {name: output_array(outputs[i], dtype) for i, (name, dtype) in enumerate(self._returned)}
 
-    def _bind_fresh(self, binding: ort.IOBinding) -> None:
-        """Let the outputs that are bound to no tensor be made anew."""
-        for name in self._fresh:
+    def _bind_allocated(self, binding: ort.IOBinding) -> None:
+        """Let onnxruntime allocate the outputs that are bound to no tensor."""
+        for name in self._allocated:
             binding.bind_output(name)

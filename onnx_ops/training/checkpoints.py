@@ -1,4 +1,4 @@
-"""Checkpoints: arrays by name in a safetensors file, which is there whole or not at all."""
+"""Checkpoints: arrays by name in a safetensors file, which is written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT, FORMAT_METADATA, UNVERSIONED, check_format
 from onnx_ops.graph.staging import staging_folder
-from onnx_ops.training.step import StepError
+from onnx_ops.training.errors import StepError
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -35,15 +35,15 @@ DTYPES: dict[str, np.dtype] = {
         "F64": np.float64,
     }.items()
 }
-"""The names that the format has for dtypes."""
+"""NumPy dtypes by their names in safetensors files."""
 
 
 def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write contiguous arrays and texts; the file takes the place of one that is there when all of it is on disk.
+    """Write contiguous arrays, and strings as metadata; an existing file is replaced once the new one is on disk.
 
     Raises:
         OSError: a file that cannot be written.
-        StepError: a path that is no regular file; a dtype that the format does not have.
+        StepError: a path that is no regular file; a dtype that safetensors files do not have.
     """
     import safetensors
     import safetensors.numpy
@@ -52,7 +52,7 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
         if array.dtype not in DTYPES.values():
             raise StepError(f"'{name}' is of dtype {array.dtype}, which safetensors files do not have")
     try:
-        with _taking_the_place_of(path) as staged:
+        with _replacing(path) as staged:
             texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
             texts[CHECKSUM_METADATA] = _checksum(arrays, texts)
             safetensors.numpy.save_file(dict(arrays), staged, texts)
@@ -64,7 +64,7 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], metadata: Map
 
 
 def _sort_metadata(path: Path) -> None:
-    """Give the texts in the header of a safetensors file one order: the library writes them in a random one."""
+    """Sort the metadata in the header of a safetensors file, which the library writes in random order."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -76,13 +76,12 @@ def _sort_metadata(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a safetensors file, and its texts but for checksum and format version.
+    """The arrays of a safetensors file, and its metadata without checksum and format version.
 
     Raises:
         OSError: a file that cannot be read.
-        StepError: one that is no safetensors file, has a format version that is not supported, arrays of a dtype that
-            NumPy does not have, or other contents than its checksum says; files without version and checksum, which
-            other programs write, are read too.
+        StepError: no safetensors file; a format version that is not supported; a dtype that NumPy does not have; a
+            wrong checksum. Files of other programs, without format version and checksum, are read too.
     """
     import safetensors
 
@@ -112,7 +111,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
-    """Of names, dtypes, shapes and bytes of the arrays, and of the texts."""
+    """SHA-256 of names, dtypes, shapes and bytes of the arrays, and of the metadata."""
     names = sorted(arrays)
     types = [[name, arrays[name].dtype.name, arrays[name].shape] for name in names]
     checksum = hashlib.sha256(json.dumps([types, sorted(metadata.items())]).encode())
@@ -122,8 +121,8 @@ def _checksum(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> 
 
 
 @contextlib.contextmanager
-def _taking_the_place_of(path: Path) -> Iterator[Path]:
-    """The path of a new file that takes the place of another, at once, when it is written and on disk."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """The path of a temporary file that atomically replaces `path` on exit, once it is on disk."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise StepError(f"cannot write {path}: it is no regular file")
     with staging_folder(path.parent) as folder:
@@ -138,7 +137,7 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
 
 
 def _to_disk(path: Path) -> None:
-    """Have the system write out a file, or the names that a folder holds, so that neither is lost with the power."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Which numbers an index among a step's inputs may have: labels of classes, tokens, places in a tensor."""
+"""Ranges of indices among a step's inputs, such as class labels, tokens and positions in a tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Cut = tuple[int, ...]
 
 @dataclass(frozen=True)
 class IndexRange:
-    """What PyTorch accepts where a step looks something up.
+    """The indices that PyTorch accepts in an input, low <= index < high.
 
     Attributes:
-        input: the name of the batch's input that has the indices.
-        low, high: the least number, and the one after the greatest.
-        ignored: a number besides, which counts as no label.
-        cuts: which part of the input it is about, each cut of what the one before leaves.
+        input: name of the batch's input.
+        low, high: least index, and greatest index plus 1.
+        ignored: a further value that is accepted, such as `ignore_index` of a loss.
+        cuts: the part of the input with these indices; each cut applies to the result of the one before.
     """
 
     input: str
@@ -29,7 +29,7 @@ class IndexRange:
     cuts: tuple[Cut, ...] = ()
 
     def problem(self, array: np.ndarray) -> str | None:
-        """The first element of the input that is out of range, and what was expected; None if all are in range."""
+        """A message about the first element that is out of range; None if all are in range."""
         part = self._part(array)
         if not part.size or (self.low <= int(part.min()) and int(part.max()) < self.high):
             return None
@@ -45,7 +45,7 @@ class IndexRange:
         return f"'{self.input}'{at} is {array[place]}, expected an index of {self.low} to {self.high - 1}{besides}"
 
     def fits(self, rank: int) -> bool:
-        """Whether an array of a rank has the axes that are cut."""
+        """Whether arrays of a rank can be cut."""
         for axis, *cut in self.cuts:
             if not 0 <= axis < rank or (len(cut) == 3 and cut[2] == 0):
                 return False
@@ -61,7 +61,7 @@ class IndexRange:
         return np.asarray(array)
 
     def entry(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The range as a JSON object."""
         found: dict[str, Any] = {"input": self.input, "low": self.low, "high": self.high}
         if self.ignored is not None:
             found["ignored"] = self.ignored
@@ -71,7 +71,7 @@ class IndexRange:
 
     @classmethod
     def of_entry(cls, entry: Any) -> IndexRange:
-        """The range of an object of JSON; ValueError for what is none."""
+        """The range of a JSON object; ValueError for an invalid one."""
         fields = {"input", "low", "high"}
         if not isinstance(entry, dict) or not fields <= set(entry) <= fields | {"ignored", "cuts"}:
             raise ValueError(f"a range is {entry!r}, expected an object with input, low and high")

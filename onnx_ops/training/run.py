@@ -1,4 +1,4 @@
-"""A training in epochs, which can be interrupted and resumed."""
+"""Training in epochs, which can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.training.checkpoints import read_checkpoint
+from onnx_ops.training.errors import StepError
 from onnx_ops.training.samples import Samples
-from onnx_ops.training.step import StepError
 from onnx_ops.training.trainer import Trainer
 
 
 @dataclass
 class Run:
-    """A training of so many epochs.
+    """A training in epochs.
 
     Attributes:
         trainer: makes the steps.
-        samples: what they are made with.
+        samples: the training data.
         seed: of the order of the samples.
-        losses: the mean loss over the samples of each epoch that is done.
-        step: how many steps of the present epoch are done.
-        total: the sum of the losses of the samples seen in it.
+        losses: for each finished epoch the mean loss over its samples.
+        step: number of steps made in the current epoch.
+        total: sum of the losses of the samples of those steps.
     """
 
     trainer: Trainer
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """How many epochs are done."""
+        """Number of finished epochs."""
         return len(self.losses)
 
     def advance(self) -> float:
@@ -71,17 +71,18 @@ class Run:
         return loss
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint with the state and how far the training has come; errors as `Trainer.save`."""
+        """Write a checkpoint with the state and the progress; errors as `Trainer.save`."""
         record = Record(
             self.seed, self.samples.count, self.samples.batch_size, tuple(self.losses), self.step, self.total
         )
         self.trainer.save(path, {RUN_METADATA: json.dumps(asdict(record))})
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where the training was that has written a checkpoint.
+        """Resume the training that has written a checkpoint.
 
         Raises:
-            StepError: a training that had the samples in another order; a state that does not fit the step.
+            StepError: a training with another seed, number of samples or batch size; a state that does not fit the
+                step.
         """
         record = checkpoint.record
         for what, before, now in (
@@ -100,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """How far a training has come, as its checkpoint says it; names as in `Run` and `Samples`."""
+    """The progress of a training, as stored in its checkpoint; fields as in `Run` and `Samples`."""
 
     seed: int
     samples: int
@@ -112,14 +113,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a training has saved."""
+    """A checkpoint of a training in epochs."""
 
     state: Mapping[str, np.ndarray]
     record: Record
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Raises OSError and StepError as `Trainer.load`; StepError for a checkpoint of no training in epochs."""
+        """Read a checkpoint; errors as `Trainer.load`, and StepError for one without the progress of a training."""
         state, metadata = read_checkpoint(path)
         if RUN_METADATA not in metadata:
             raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{RUN_METADATA}'")

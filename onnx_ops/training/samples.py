@@ -1,4 +1,4 @@
-"""Arrays of samples, and the batches of an epoch."""
+"""Samples in arrays, and the batches of an epoch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 
 from onnx_ops.core.types import TensorType, shape_text
-from onnx_ops.training.step import StepError, array_text, check_names, conversion_hint, numpy_dtype, tensor_text
+from onnx_ops.training.arrays import array_text, check_names, conversion_hint, numpy_dtype, tensor_text
+from onnx_ops.training.errors import StepError
 
 USUAL_BATCH_SIZE = 32
 
 
 def read_arrays(path: Path, inputs: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file for the inputs of a step.
+    """Read the arrays of an .npz file for the inputs of a step.
 
-    Names and dtypes are compared before anything is decompressed.
+    Names, dtypes and sizes are checked before anything is decompressed.
 
     Raises:
         OSError: a file that cannot be read.
@@ -45,13 +46,13 @@ def read_arrays(path: Path, inputs: Mapping[str, TensorType]) -> dict[str, np.nd
 
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""What reads the headers of arrays, by the version of their format."""
+"""Readers of the header of an array, by version of the .npy format."""
 _UNNAMED = np.dtype("V2")
-"""All that .npz files say of bfloat16."""
+"""The dtype of bfloat16 arrays in .npy files."""
 
 
 def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, tensor: TensorType) -> None:
-    """Refuse an array of another dtype, or of more elements than the file has."""
+    """Raise StepError for an array of another dtype, ValueError for one whose size does not fit its shape."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in _HEADERS:
@@ -76,14 +77,14 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, tensor: TensorType)
 
 @dataclass(frozen=True)
 class Samples:
-    """What a step is trained with.
+    """The samples of a training.
 
     Attributes:
         arrays: by the names of the step's inputs.
-        axes: the axis along which the samples lie; an array without one is given whole to each step.
-        count: how many samples there are; 1 if all arrays are given whole.
-        batch_size: how many of them a step takes.
-        fixed: whether the step takes no fewer, so that the rest of each epoch is left out.
+        axes: for each input the batch axis of its array; an array without one is passed whole to each step.
+        count: number of samples; 1 if all arrays are passed whole.
+        batch_size: number of samples in a batch.
+        fixed: whether the step takes no smaller batch, so that the remainder of each epoch is dropped.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -100,21 +101,22 @@ class Samples:
         batch_size: int | None = None,
         batch_dimension: str | None = None,
     ) -> Samples:
-        """Find out along which axes the samples lie.
+        """Determine the batch axes.
 
-        An array lies along the dimension named `batch_dimension`; one whose input lacks it is given whole. Without that
-        name: along the first axis if the step gives it a name or leaves it open, and the names agree; if its size is
-        fixed, along the first axis if the array is longer there than the input, else the array is given whole.
+        With `batch_dimension`, the batch axis of an input is the dimension of that name; an array whose input has none
+        is passed whole. Without it, the batch axis is the first one if its dimension in the step is symbolic or
+        unknown; symbolic ones must have the same name. If that dimension is fixed, the array is passed whole if it has
+        that size, else its batch axis is the first one.
 
         Args:
             arrays: for each of `inputs`.
-            inputs: those of the step's batch.
-            batch_size: how many samples a step takes; without one as many as the step says, else 32.
-            batch_dimension: the name of a dimension.
+            inputs: the inputs of the step's batch.
+            batch_size: number of samples in a batch; by default that of the step if it is fixed, else 32.
+            batch_dimension: name of a dimension.
 
         Raises:
-            StepError: where it is not clear which axis that is; arrays with different numbers of samples, or none; a
-                batch size that the step does not take.
+            StepError: an ambiguous batch axis; arrays with different numbers of samples, or none; a batch size that the
+                step does not take.
         """
         _check_dimension(inputs, batch_dimension)
         for name, tensor in inputs.items():
@@ -127,8 +129,8 @@ class Samples:
         }
         counts = {arrays[name].shape[axis]: name for name, axis in axes.items()}
         if len(counts) > 1:
-            told = ", ".join(f"{count} of '{name}'" for count, name in counts.items())
-            raise StepError(f"the arrays have different numbers of samples: {told}")
+            listed = ", ".join(f"{count} of '{name}'" for count, name in counts.items())
+            raise StepError(f"the arrays have different numbers of samples: {listed}")
         count = next(iter(counts), 1)
         sizes = {size for name, axis in axes.items() if isinstance(size := (inputs[name].shape or (None,))[axis], int)}
         if len(sizes) > 1:
@@ -143,20 +145,20 @@ class Samples:
 
     @property
     def steps(self) -> int:
-        """How many batches an epoch has."""
+        """Number of batches in an epoch."""
         return self.count // self.batch_size if self.fixed else -(-self.count // self.batch_size)
 
     @property
     def left_out(self) -> int:
-        """How many samples of each epoch are too few for a batch; others each time."""
+        """Number of samples that each epoch drops, different ones each time."""
         return self.count % self.batch_size if self.fixed else 0
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The samples of an epoch in an order of its own, which seed and epoch alone determine."""
+        """A permutation of the samples, a function of seed and epoch."""
         return np.random.default_rng([seed, epoch]).permutation(self.count)
 
     def batch(self, order: np.ndarray, number: int) -> dict[str, np.ndarray]:
-        """The batch of this number, from 0 on, of an epoch."""
+        """Batch `number`, counted from 0, of an epoch with this order of samples."""
         chosen = self.chosen(order, number)
         return {
             name: array.take(chosen, self.axes[name]) if name in self.axes else array
@@ -164,7 +166,7 @@ class Samples:
         }
 
     def chosen(self, order: np.ndarray, number: int) -> np.ndarray:
-        """The samples in that batch."""
+        """The indices of the samples in a batch."""
         return order[number * self.batch_size : (number + 1) * self.batch_size]
 
 
@@ -172,12 +174,11 @@ def counted_axis(inputs: Mapping[str, TensorType], batch_dimension: str | None =
     """The input, and its axis, whose size is the number of samples in a batch; None if the step fixes that number.
 
     Args:
-        inputs: those of the step's batch.
-        batch_dimension: the name of a dimension; without it the first axis of an input counts, one with a name before
-            others.
+        inputs: the inputs of the step's batch.
+        batch_dimension: name of a dimension; by default that of the first axis of an input, preferably a symbolic one.
 
     Raises:
-        StepError: where it is not clear which axis that is.
+        StepError: an ambiguous axis.
     """
     _check_dimension(inputs, batch_dimension)
     if batch_dimension is not None:
@@ -195,8 +196,8 @@ def counted_axis(inputs: Mapping[str, TensorType], batch_dimension: str | None =
 def _check_dimension(inputs: Mapping[str, TensorType], batch_dimension: str | None) -> None:
     names = {t.shape[0]: name for name, t in inputs.items() if t.shape and isinstance(t.shape[0], str)}
     if batch_dimension is None and len(names) > 1:
-        told = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
-        raise StepError(f"the first dimensions of the inputs have different names, {told}: say which is the batch")
+        listed = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
+        raise StepError(f"the first dimensions of the inputs have different names, {listed}: say which is the batch")
     if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
         raise StepError(f"no input has a dimension named '{batch_dimension}'")
 

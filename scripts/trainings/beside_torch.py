@@ -35,7 +35,7 @@ from models.torch_step import TorchStep
 from models.training import StartedStep, difference, first_losses
 from onnx_ops import Trainer
 from onnx_ops.torch import CaptureError
-from onnx_ops.training.step import numpy_dtype
+from onnx_ops.training.arrays import numpy_dtype
 from scripts import markdown, measuring, timing
 from scripts.measuring import Run
 

@@ -13,7 +13,7 @@ from models import digit_training, digits
 from models.line_reader import data as lines
 from models.line_reader import training as line_training
 from models.perceptron import perceptron_step
-from onnx_ops.training.step import step_model
+from onnx_ops.training.step_files import step_model
 
 HELD_OUT_LINES = 100
 """Fewer than in Python: the page reads them again and again, with a single thread."""

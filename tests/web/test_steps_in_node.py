@@ -24,7 +24,8 @@ import onnx_ops
 from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
-from onnx_ops.training.step import Step, step_model
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
 
 Array = np.ndarray[Any, Any]
 SelfContained = Callable[[onnx.ModelProto], onnx.ModelProto]

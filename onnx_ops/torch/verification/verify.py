@@ -23,8 +23,8 @@ from onnx_ops.torch.tracing import Tensors, eager_mode
 from onnx_ops.torch.verification.tolerances import WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import in_double
-from onnx_ops.training.step import numpy_dtype
-from onnx_ops.training.values import input_value, output_array
+from onnx_ops.training.arrays import numpy_dtype
+from onnx_ops.training.binding import input_value, output_array
 
 Arrays = dict[str, np.ndarray]
 DISTURBANCE = 1e-5

@@ -1,4 +1,4 @@
-"""Batch norm of a training step over the samples of all workers."""
+"""Rewrites batch norm of a training step to use the samples of all workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from onnx_ops.graph.types import value_types
 from onnx_ops.graph.walk import GRAPH, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.ops import OPS
-from onnx_ops.training.exchanges import Combined, Exchanged
-from onnx_ops.training.step import StepError, tensor_text
+from onnx_ops.training.arrays import tensor_text
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.workers.exchange import Combined, Exchanged
 
 STATISTICS, GATHERING, FINISHING = "BatchNormStats", "BatchNormGatherStatsWithCounts", "BatchNormElemtBackward"
 STANDARD = "BatchNormalization"
@@ -27,23 +28,23 @@ STANDARD = "BatchNormalization"
 def synchronized(
     model: onnx.ModelProto, batch: Collection[str], ends: Collection[str]
 ) -> tuple[onnx.ModelProto, list[Exchanged]]:
-    """Let batch norm in training be that of all workers' samples.
+    """Make batch norm in training use the samples of all workers.
 
-    Behind each BatchNormStats the statistics of the workers are merged by a BatchNormGatherStatsWithCounts, and what
-    read the former reads the latter. BatchNormElemtBackward gets the sums and the counts of all workers, and so do the
-    nodes that keep running statistics.
+    After each BatchNormStats a BatchNormGatherStatsWithCounts merges the statistics of the workers, and readers of the
+    former read the latter. BatchNormElemtBackward, and the nodes that update running statistics, get the sums and the
+    counts of all workers.
 
     Args:
         model: a step.
-        batch: its inputs that differ from worker to worker.
-        ends: values that are averaged; nodes behind them stay as they are.
+        batch: its inputs that differ between workers.
+        ends: values that are averaged; nodes after them stay as they are.
 
     Returns:
-        The step, with a further input for what comes of each exchange, and what is exchanged.
+        The step, with an input for each combined value, and the values to exchange.
 
     Raises:
-        StepError: a step without such nodes; one that has them in a function or a subgraph, reads statistics in other
-            nodes too, or trains a BatchNormalization.
+        StepError: a step without such nodes; nodes in a function or a subgraph; statistics that other nodes read too;
+            a BatchNormalization in training mode.
     """
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -67,7 +68,7 @@ def synchronized(
 
 
 class _Edit:
-    """Writes the nodes of a step, and finds out what is exchanged."""
+    """The rewritten nodes of a step, and the values to exchange."""
 
     def __init__(self, model: onnx.ModelProto, local: Collection[str]) -> None:
         self._local, self._types, self._names = local, value_types(model), Names.of(model)
@@ -78,7 +79,7 @@ class _Edit:
         """The statistics of all workers."""
 
     def add(self, given: onnx.NodeProto) -> None:
-        """Add a node, and what is to be with it."""
+        """Add a node, and the nodes that its rewrite needs."""
         node = onnx.NodeProto()
         node.CopyFrom(given)
         kind = node.op_type if node.domain == DOMAIN else ""
@@ -91,7 +92,7 @@ class _Edit:
             self._replace(node, "counter", Combined.TOTAL)
         if kind == GATHERING and _read(node, "mean") in self._local:
             self._replace(node, "counts", Combined.TOTAL)
-            # Its values do not matter: with rows of the statistics the node depends on what all workers have alike.
+            # The values of `input` are not used; those of `mean` are the same on all workers, unlike the activations.
             _rewire(node, "input", _read(node, "mean"))
         self.nodes.append(node)
 
@@ -123,9 +124,9 @@ class _Edit:
         self.merged += wanted
 
     def _replace(self, node: onnx.NodeProto, operand: str, combined: Combined) -> None:
-        """Let a node read what comes of the exchange of an operand.
+        """Make a node read the combined value of an operand.
 
-        What is exchanged is a copy: the operand itself may come from elsewhere, and be exchanged as a gradient too.
+        A copy is exchanged, as the operand itself may be exchanged too, as a gradient.
         """
         given = _read(node, operand)
         if (given, combined) not in self._replaced:
@@ -135,7 +136,7 @@ class _Edit:
         _rewire(node, operand, self._replaced[given, combined])
 
     def _of_all(self, own: str, tensor: TensorType, combined: Combined) -> str:
-        """Exchange a value; returns the name of what comes of it."""
+        """Exchange a value; returns the name of the combined value."""
         if tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape):
             raise StepError(f"'{own}' of batch norm is {tensor_text(tensor)}, expected a shape that is known")
         self.exchanged.append(Exchanged(own, self._names.new(f"{own}.of_all"), tensor, combined))
@@ -151,7 +152,10 @@ def _rewire(node: onnx.NodeProto, operand: str, value: str) -> None:
 
 
 def _check_readers(graph: onnx.GraphProto, statistics: Collection[str], local: Collection[str]) -> None:
-    """Refuse batch norm that is computed, or derived a second time, by nodes that do not know of other workers."""
+    """Raise StepError for statistics that are read by other nodes than those of batch norm, as second derivatives do.
+
+    Those nodes would compute with the statistics of all workers as if they were of the worker's own samples.
+    """
     found = set(statistics)
     for node in graph.node:
         if node.op_type == GATHERING or found.isdisjoint(values_read(node)):
@@ -167,7 +171,7 @@ def _check_readers(graph: onnx.GraphProto, statistics: Collection[str], local: C
 
 
 def _check_places(model: onnx.ModelProto) -> None:
-    """Refuse batch norm in training that cannot be synchronized where it stands."""
+    """Raise StepError for batch norm in a place where it cannot be synchronized."""
     called = {function_key(function) for function in functions_needed(model.graph, model.functions)}
     for place, node in placed_nodes(model):
         if isinstance(place.importer, onnx.FunctionProto) and function_key(place.importer) not in called:

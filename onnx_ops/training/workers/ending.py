@@ -1,4 +1,4 @@
-"""What ends all workers of a training when one of them ends before it should."""
+"""Ends all workers when one of them fails, and tells the others when one ends before they do."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from onnx_ops.training.workers.communicator import Communicator
+
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 SECONDS_TO_PRINT = 1.0
-"""Launchers pass on what processes print, but not what they have not passed on when one of these aborts all."""
+"""Launchers forward what processes print, but discard what is not yet forwarded when a process aborts all."""
 
 
-def end_all_by_exceptions(communicator: Any) -> None:
-    """Let an exception that nothing catches end all workers, after it has been printed.
+def end_all_by_exceptions(communicator: Communicator) -> None:
+    """Set an excepthook that prints an uncaught exception and then ends all workers, which would otherwise wait.
 
-    Without that the others would wait for this worker for ever. Workers that are no processes have no `Abort`, and
-    nothing happens.
+    Does nothing for communicators without `Abort`, whose workers are no processes.
     """
     abort = getattr(communicator, "Abort", None)
     if abort is not None and not isinstance(sys.excepthook, _EndingAll):
@@ -27,7 +28,7 @@ def end_all_by_exceptions(communicator: Any) -> None:
 
 
 def announce(ending: str) -> None:
-    """Print why all workers end, and wait until launchers have passed it on."""
+    """Print why all workers end, and wait until launchers have forwarded it."""
     print(f"onnx_ops: {ending}", file=sys.stderr, flush=True)
     time.sleep(SECONDS_TO_PRINT)
 
@@ -46,19 +47,19 @@ class _EndingAll:
             self._abort(1)
 
 
-_leaving: list[tuple[Any, Callable[[], None]]] = []
-"""Communicators, and what tells the others of each, who may wait in its latest training, that this worker ends."""
+_leaving: list[tuple[Communicator, Callable[[], None]]] = []
+"""For each communicator the function that tells the other workers of its latest training that this one ends."""
 
 
-def tell_at_exit(communicator: Any, leave: Callable[[], None]) -> None:
-    """Call `leave` when this process ends by itself, unless another training of these workers begins before."""
+def call_at_exit(communicator: Communicator, leave: Callable[[], None]) -> None:
+    """Call `leave` when this process exits, in place of an earlier function for the same communicator."""
     if hasattr(communicator, "Abort"):
-        tell_nobody(communicator)
+        forget(communicator)
         _leaving.append((communicator, leave))
 
 
-def tell_nobody(communicator: Any) -> None:
-    """For workers of which one has ended already."""
+def forget(communicator: Communicator) -> None:
+    """Tell nobody at exit: a worker of this communicator has ended already, and takes part in no message."""
     _leaving[:] = [entry for entry in _leaving if entry[0] != communicator]
 
 

@@ -1,0 +1,108 @@
+"""Step files: models of training steps together with the state that they start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from onnx_ops.graph.files import embed_external_data, external_files
+from onnx_ops.graph.reading import load_model
+from onnx_ops.linking.link import link
+from onnx_ops.training.arrays import check_state
+from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.inference import inference_function, with_inference
+from onnx_ops.training.step import Step
+
+
+class Captured(Protocol):
+    """A training step in memory, as `onnx_ops.torch` captures it.
+
+    Attributes:
+        model: the step, with its metadata.
+        state: an array for each input of the state.
+        inference: the graph of the trained network as a model of its own; None if there is none.
+    """
+
+    @property
+    def model(self) -> onnx.ModelProto: ...
+
+    @property
+    def state(self) -> Mapping[str, np.ndarray]: ...
+
+    @property
+    def inference(self) -> onnx.ModelProto | None: ...
+
+
+def step_model(
+    model: onnx.ModelProto, state: Mapping[str, np.ndarray], inference: onnx.ModelProto | None = None
+) -> onnx.ModelProto:
+    """The model of a step file: self-contained, with a start value for each input of the state.
+
+    Args:
+        model: the step, with its metadata.
+        state: an array for each input of the state.
+        inference: the graph of the trained network, as for `with_inference`.
+
+    Returns:
+        A linked model.
+
+    Raises:
+        StepError: a model that is no step; a state or an inference graph that does not fit it.
+        OpError, LinkError: as `link`.
+    """
+    step = Step.of(model)
+    check_state(step.state(model), state)
+    whole = link(model) if inference is None else with_inference(model, inference)
+    _remove_state(whole, step)
+    whole.graph.initializer.extend(numpy_helper.from_array(state[name], name) for name in step.roles)
+    return whole
+
+
+def open_step(
+    step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
+) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+    """Read a step.
+
+    Returns:
+        A copy of the model without start values, external data embedded; and the start values, by name.
+
+    Raises:
+        OSError, ModelFileError: a file, or external data, that cannot be read.
+        LinkError: no model.
+        StepError: no training step; start values that cannot be read.
+    """
+    if isinstance(step, str | os.PathLike | bytes | onnx.ModelProto):
+        model = load_model(step)
+        if isinstance(step, str | os.PathLike):
+            path = Path(step)
+            external_files(model, path)
+            embed_external_data(model, path)
+        own = Step.of(model)
+        start = {tensor.name: _start(tensor) for tensor in model.graph.initializer if tensor.name in own.roles}
+    else:
+        model, start = load_model(step.model), dict(step.state)
+        if step.inference is not None and inference_function(model) is None:
+            model = with_inference(model, step.inference)
+        own = Step.of(model)
+    _remove_state(model, own)
+    return model, start
+
+
+def _remove_state(model: onnx.ModelProto, step: Step) -> None:
+    """Remove the start values of the state from the initializers."""
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in step.roles]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+
+def _start(tensor: TensorProto) -> np.ndarray:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raise StepError(f"'{tensor.name}' has its data in another file, which is found only if the path is given")
+    with refusals_as_step_errors(f"the start of '{tensor.name}' cannot be read"):
+        return numpy_helper.to_array(tensor)

@@ -1,0 +1,156 @@
+"""The step runner of distributed training: a step in parts, each in a session, with an exchange after each but one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto
+
+from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
+from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
+from onnx_ops.training.errors import refusals_as_step_errors
+from onnx_ops.training.state import Sets, Version
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_runner import MakeSession, loss_output, next_values, reported_dtypes
+from onnx_ops.training.workers.agreement import check_agreement, checksum
+from onnx_ops.training.workers.communicator import Communicator, broadcast
+from onnx_ops.training.workers.ending import call_at_exit
+from onnx_ops.training.workers.exchange import Exchange
+from onnx_ops.training.workers.partition import partition
+
+
+class DistributedStepRunner:
+    """Runs a step that workers share; a StepRunner.
+
+    Each worker runs the local parts with its own samples; the values of all are exchanged after each of them. The last
+    part is computed from what was exchanged, identically by each worker.
+
+    Args:
+        model: the step.
+        sets: both sets of tensors of the state; those of worker 0 are copied to all.
+        session: makes the session of a part.
+        communicator: of all workers.
+        counted: the input, and its axis, whose size is the number of samples; None if all workers have as many.
+        synchronize_batch_norm: whether batch norm normalizes with the samples of all workers.
+
+    Attributes:
+        loss: as in StepRunner; None for an output that differs between workers.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        sets: Sets,
+        session: MakeSession,
+        communicator: Communicator,
+        counted: tuple[str, int] | None,
+        synchronize_batch_norm: bool,
+    ) -> None:
+        step = Step.of(model)
+        with refusals_as_step_errors("the step cannot be shared by workers"):
+            parts = partition(model, synchronize_batch_norm=synchronize_batch_norm)
+        self._inputs = step.batch(model)
+        self._counted = counted
+        models = [*(local.model for local in parts.local), parts.shared]
+        contents = (part.SerializeToString(deterministic=True) for part in models)
+        check_agreement(communicator, checksum(contents), "the step that they make")
+        broadcast(communicator, (tensor.array for tensor in sets[0].values()))
+        for name, tensor in sets[1].items():
+            tensor.array[...] = sets[0][name].array
+
+        self._sets = sets
+        self._rank = communicator.rank
+        self._exchanges = [Exchange(communicator, local.exchanged) for local in parts.local]
+        self._next_exchange = 0
+        """The exchange in which other workers may wait for this one."""
+        call_at_exit(communicator, lambda: self._exchanges[self._next_exchange].leave())
+        sent = {name: tensor for exchange in self._exchanges for name, tensor in exchange.own.items()}
+        combined = {name: tensor for exchange in self._exchanges[:-1] for name, tensor in exchange.of_all.items()}
+        self._averages = self._exchanges[-1].of_all
+        gradients = {name: tensor for name, tensor in self._averages.items() if name.startswith(GRADIENT)}
+
+        self._reported = reported_dtypes(model)
+        self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
+        same = {*self._averages, *(value.name for value in parts.shared.graph.output)}
+        self.loss = loss if (loss := loss_output(model)) in same else None
+        self._buffers = [name.removeprefix(NEXT) for name in self._averages if name.startswith(NEXT)]
+        self._seeds = {n: Tensor.holding(sets[0][n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
+        self._compared = step.names(InputRole.SEED, InputRole.SETTING)
+
+        self._local = [
+            BoundSession(
+                session(local.model),
+                [{**now, **self._seeds, **combined, **sent} for now in sets],
+                [sent, sent],
+                {name: dtype for name, dtype in self._reported.items() if name not in sent},
+                local.passed - sent.keys(),
+            )
+            for local in parts.local
+        ]
+        self._shared = BoundSession(
+            session(parts.shared),
+            [{**now, **combined, **gradients} for now in sets],
+            next_values(sets),
+            self._reported,
+        )
+
+    def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
+        """Make a step. If it fails on one worker it fails on all of them, so that none waits."""
+        turn = version.turn
+        now, then = self._sets[turn], self._sets[1 - turn]
+        arrays: Arrays = {}
+        found: Arrays = {}
+        passed: dict[str, ort.OrtValue] = {}
+        samples, state = 0, self._checksum(version, now)
+        for number, (local, exchange) in enumerate(zip(self._local, self._exchanges, strict=True)):
+            self._next_exchange, failure = number, None
+            try:
+                if not number:
+                    arrays = batch()
+                    samples = self._samples(arrays)
+                    for name, seed in self._seeds.items():
+                        seed.array[...] = _seed_of_worker(int(now[name].array), self._rank)
+                if samples:
+                    found |= local.run(turn, arrays, passed)
+            except Exception as error:
+                failure = error
+            try:
+                exchange(samples, state, failure)
+            except Exception:
+                self._next_exchange = 0  # no worker continues this step
+                raise
+        self._next_exchange = 0
+        for name in self._buffers:
+            then[name].array[...] = self._averages[NEXT + name].array
+        found |= {name: self._averages[name].array.copy() for name in self._scalars}
+        found |= self._shared.run(turn, {})
+        return {name: found[name] for name in self._reported if name in found}
+
+    def _checksum(self, version: Version, now: Tensors) -> int:
+        """Of what must be equal on all workers: loaded states, number of steps, seed and settings."""
+        numbers = (version.loaded, version.steps)
+        settings = (now[name].array.tobytes() for name in self._compared)
+        return checksum([*(number.to_bytes(8, "little") for number in numbers), *settings])
+
+    def checksum_after_load(self, before: int, state: Mapping[str, np.ndarray]) -> int:
+        contents = (text for name, array in sorted(state.items()) for text in (name.encode(), array.tobytes()))
+        return checksum([before.to_bytes(4, "little"), *contents])
+
+    def _samples(self, arrays: Arrays) -> int:
+        """The weight of this worker's batch in averages: its number of samples."""
+        if self._inputs and not arrays:
+            return 0
+        if self._counted is None:
+            return 1
+        name, axis = self._counted
+        return arrays[name].shape[axis]
+
+
+def _seed_of_worker(seed: int, rank: int) -> np.int64:
+    """The seed of a worker's random numbers; for worker 0 that of the step, as without other workers."""
+    if rank == 0:
+        return np.int64(seed)
+    return np.random.SeedSequence([seed % 2**64, rank]).generate_state(1, np.uint64).view(np.int64)[0]
