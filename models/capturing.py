@@ -1,6 +1,6 @@
-"""`make models`: captures the steps of all trainings from PyTorch, and writes the files that are kept of them.
+"""`make models`: captures the training steps in this folder from PyTorch and writes their files.
 
-Run it from the repository's root: `python -m models.capturing`. It needs torch and onnxscript, `onnx-ops[torch]`.
+Run it from the root of the repository: `python -m models.capturing`. Requires torch and onnxscript, `onnx-ops[torch]`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import re
 import textwrap
 import warnings
-from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -33,13 +33,16 @@ STEPS: tuple[TorchStep, ...] = (
     multilabel.STEP,
     sparse_coding.STEP,
 )
-"""Of all trainings."""
 
 WIDTH = 120
 
+AttributeValue = (
+    int | float | str | bytes | onnx.TensorProto | onnx.GraphProto | list[int] | list[float] | list[str] | list[bytes]
+)
 
-def unstarted(capture: Capture) -> onnx.ModelProto:
-    """A captured step with the defaults of its settings, and nothing else of its state."""
+
+def without_state(capture: Capture) -> onnx.ModelProto:
+    """The model of a captured step, whose only initializers of the state are the defaults of its settings."""
     model = onnx.ModelProto()
     model.CopyFrom(capture.model)
     settings = Step.of(model).names(InputRole.SETTING)
@@ -48,7 +51,7 @@ def unstarted(capture: Capture) -> onnx.ModelProto:
 
 
 def inference(capture: Capture) -> onnx.ModelProto | None:
-    """The inference graph of a captured step; parameters and buffers are inputs without a default."""
+    """The inference graph of a captured step, None if it has none; parameters and buffers are required inputs."""
     if capture.inference is None:
         return None
     model, state = onnx.ModelProto(), Step.of(capture.model).roles
@@ -61,10 +64,10 @@ def inference(capture: Capture) -> onnx.ModelProto | None:
 
 
 def text(model: onnx.ModelProto) -> str:
-    """A model in ONNX's text format, without the names of nodes and without types that the others tell.
+    """A model in ONNX's text format, without names of nodes and without the types of intermediate values.
 
     Raises:
-        ValueError: numbers that the text does not tell exactly.
+        ValueError: the text does not represent the numbers of the model exactly.
     """
     short = onnx.ModelProto()
     short.CopyFrom(model)
@@ -77,33 +80,33 @@ def text(model: onnx.ModelProto) -> str:
     for kind in ("initializer", "node"):
         for one, other in zip(getattr(short.graph, kind), getattr(read, kind), strict=True):
             if not same(one, other):
-                raise ValueError(f"the text does not tell this {kind} exactly: {one}")
+                raise ValueError(f"the text does not represent this {kind} exactly: {one}")
     return written
 
 
 def with_points(line: str) -> str:
-    """A line of a model's text whose floating attributes are no whole numbers: onnx 1.19 reads 1 for an integer."""
+    """Write a decimal point in all float attributes of a line: onnx 1.19 reads `1` as an integer."""
 
-    def told(match: re.Match[str]) -> str:
+    def with_point(match: re.Match[str]) -> str:
         return match[1] + re.sub(r"(?<![\w.+-])(-?\d+)(?=[\],> ]|$)", r"\1.0", match[2])
 
-    return re.sub(r"(: floats? = )(\[[^\]]*\]|[^,>]+)", told, line)
+    return re.sub(r"(: floats? = )(\[[^\]]*\]|[^,>]+)", with_point, line)
 
 
 def wrapped(line: str) -> str:
-    """A line of a model's text, broken where it is too long to read; the metadata stand in one string."""
+    """Break a line of a model's text at `WIDTH`; the metadata are one string, which cannot be broken."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     if STEP_METADATA in line:
         return line.rstrip()
     return textwrap.fill(line.rstrip(), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two nodes, tensors, or values of attributes are alike, whatever their numbers are stored as."""
-    if isinstance(one, onnx.TensorProto):
-        arrays = numpy_helper.to_array(one), numpy_helper.to_array(other)
+def same(one: onnx.NodeProto | AttributeValue, other: onnx.NodeProto | AttributeValue) -> bool:
+    """Whether two nodes, tensors or values of attributes are equal, tensors in dtype and bytes of the elements."""
+    if isinstance(one, onnx.TensorProto) and isinstance(other, onnx.TensorProto):
+        arrays: list[np.ndarray] = [numpy_helper.to_array(one), numpy_helper.to_array(other)]
         return arrays[0].dtype == arrays[1].dtype and arrays[0].tobytes() == arrays[1].tobytes()
-    if not isinstance(one, onnx.NodeProto):
+    if not (isinstance(one, onnx.NodeProto) and isinstance(other, onnx.NodeProto)):
         return one == other
     first, second = ({a.name: helper.get_attribute_value(a) for a in node.attribute} for node in (one, other))
     return (
@@ -114,13 +117,13 @@ def same(one: Any, other: Any) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Capture the steps of all trainings, and keep what they are.")
+    parser = argparse.ArgumentParser(description="Capture all training steps from PyTorch and write their files.")
     parser.parse_args()
-    warnings.simplefilter("ignore")  # of PyTorch, on its own insides
+    warnings.simplefilter("ignore")  # PyTorch warns of its own internals
     for step in STEPS:
         files = step.training.files
         capture = step.capture()
-        model = unstarted(capture)
+        model = without_state(capture)
         for path, kept in ((files.step, model), (files.inference, inference(capture))):
             if kept is not None:
                 path.write_text(text(kept))

@@ -1,4 +1,4 @@
-"""What a classifier of digits is trained with, and on: scikit-learn's images of handwritten digits."""
+"""Data set and hyperparameters of a classifier of scikit-learn's images of handwritten digits."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ SEED = 0
 HIDDEN = (256,)
 BATCH = 64
 LEARNING_RATE = 1.0
-# An epoch shows each image so many times, each time moved by up to a pixel.
 COPIES = 5
+"""Copies of each image in an epoch, each shifted by up to one pixel."""
 EPOCHS = 20
-# Of the held-out images.
 REQUIRED_ACCURACY = 0.95
+"""On the held-out images."""
 
 
 class Digits(NamedTuple):
-    """Images (N, 64), brightness from 0 to 1, and their labels (N): those to learn from, and those held out."""
+    """Training set and held-out set: images (N, 64), float32 in [0, 1], and labels (N,)."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -29,7 +29,7 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """All images there are, a fifth of them held out."""
+    """All images; a fifth of each class is held out."""
     images, labels = load_digits(return_X_y=True)
     learned, held_out, learned_labels, held_out_labels = train_test_split(
         (images / 16).astype(np.float32), labels, test_size=0.2, stratify=labels, random_state=SEED
@@ -37,13 +37,13 @@ def load() -> Digits:
     return Digits(learned, learned_labels, held_out, held_out_labels)
 
 
-def shown(data: Digits) -> tuple[np.ndarray, np.ndarray]:
-    """What an epoch shows: images (N, 64) and one-hot labels (N, 10)."""
+def augmented(data: Digits) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of an epoch: images (N, 64) and one-hot labels (N, 10), N = COPIES times the training set."""
     rng = np.random.default_rng(SEED)
-    images = np.concatenate([digits.nudged(data.images, rng) for _ in range(COPIES)])
+    images = np.concatenate([digits.shifted(data.images, rng) for _ in range(COPIES)])
     return images, digits.one_hot(np.tile(data.labels, COPIES))
 
 
 def learning_rate(done: float) -> float:
-    """Falls in a straight line, to 0 where training ends; `done` is the share of the training that is done."""
+    """Linear decay to 0; `done`, in [0, 1], is the fraction of the training that is done."""
     return LEARNING_RATE * (1 - done)

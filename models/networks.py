@@ -1,6 +1,6 @@
-"""Networks of PyTorch with their losses, of the kinds that people train: what captured steps are measured on.
+"""PyTorch modules of common architectures with losses, batches and optimizers: the benchmarks of captured steps.
 
-Needs torch.
+Requires torch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Task:
     """A network to train.
 
     Attributes:
-        network: makes it, with weights of the generator's state.
-        loss: of the network and a batch.
-        batch: makes one.
-        optimizer: makes that of the network's parameters.
+        network: returns the module; its weights depend on torch's random seed.
+        loss: takes the module and the tensors of a batch, returns a scalar.
+        batch: returns the tensors of a batch.
+        optimizer: returns an optimizer of the module's parameters.
     """
 
     network: Callable[[], nn.Module]
@@ -45,7 +45,7 @@ def momentum(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9, weight_decay=5e-4)
 
 
-def classified(network: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(network: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(network(x), labels)
 
 
@@ -60,11 +60,11 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, CLASSES))
 
 
-def with_binary_cross_entropy(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def binary_cross_entropy(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(network(x), y)
 
 
-def with_divergence(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def kl_divergence(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return functional.kl_div(network(x).log_softmax(1), y, reduction="batchmean")
 
 
@@ -72,7 +72,7 @@ def with_divergence(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Convolutional(nn.Module):
-    """Two blocks of convolution, batch normalization and max pooling."""
+    """Two blocks of convolution, batch normalization, ReLU and max pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Convolutional(nn.Module):
 
 
 class DepthwiseBlock(nn.Module):
-    """A convolution of each channel by itself, then one of all channels at each place; as in MobileNet."""
+    """A depthwise separable convolution, as in MobileNet: depthwise 3 x 3, then pointwise."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def depthwise() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """One block of causal attention and a feed-forward layer between an embedding and the logits of the next token."""
+    """A language model of one transformer block: tokens (N, T) to logits of the next token (N, T, tokens)."""
 
     def __init__(self, tokens: int = 1000, width: int = 128, heads: int = 4) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 class Speech(nn.Module):
-    """From 40 bands of a spectrogram to log-probabilities of 28 letters and the blank."""
+    """Spectrograms (N, 40, T) to log-probabilities (T, N, 29) of 28 letters and the blank."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Speech(nn.Module):
         return self.head(hidden).log_softmax(-1)
 
 
-def spelt(network: nn.Module, x: Tensor, labels: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
+def ctc(network: nn.Module, x: Tensor, labels: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
     return functional.ctc_loss(network(x), labels, steps, lengths)
 
 
@@ -178,7 +178,7 @@ def recordings() -> tuple[Tensor, ...]:
 
 
 class Recurrent(nn.Module):
-    """An LSTM, and a layer on its last hidden state."""
+    """An LSTM with a linear layer on its last hidden state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,19 +192,19 @@ class Recurrent(nn.Module):
 TASKS: Mapping[str, Task] = {
     "MLP, BCE": Task(
         perceptron,
-        with_binary_cross_entropy,
+        binary_cross_entropy,
         lambda: (torch.randn(BATCH, FEATURES), torch.rand(BATCH, CLASSES)),
         adam,
     ),
     "MLP, KL": Task(
         perceptron,
-        with_divergence,
+        kl_divergence,
         lambda: (torch.randn(BATCH, FEATURES), torch.rand(BATCH, CLASSES).softmax(1)),
         adam,
     ),
-    "CNN with batch norm and max pooling": Task(Convolutional, classified, images, momentum),
-    "depthwise CNN": Task(depthwise, classified, images, momentum),
+    "CNN with batch norm and max pooling": Task(Convolutional, cross_entropy, images, momentum),
+    "depthwise CNN": Task(depthwise, cross_entropy, images, momentum),
     "transformer block": Task(Transformer, next_token, text, adamw),
-    "speech, CTC": Task(Speech, spelt, recordings, adamw),
-    "LSTM": Task(Recurrent, classified, lambda: (torch.randn(BATCH, 20, 16), torch.randint(0, 4, (BATCH,))), adam),
+    "speech, CTC": Task(Speech, ctc, recordings, adamw),
+    "LSTM": Task(Recurrent, cross_entropy, lambda: (torch.randn(BATCH, 20, 16), torch.randint(0, 4, (BATCH,))), adam),
 }

@@ -1,7 +1,7 @@
-"""A training step for a perceptron with ReLU units in hidden layers, whose outputs are classes one against all.
+"""A training step for a multilayer perceptron with ReLU, written without PyTorch.
 
-The loss is binary cross entropy; the chain rule is written out, and the optimizer is gradient descent with momentum. As
-in captured steps, the gradient by a parameter is named `grad.<parameter>`, so that workers can share the step.
+The loss is binary cross entropy with logits, the optimizer SGD with momentum. As in captured steps, the gradient with
+respect to a parameter is named `grad.<parameter>`, so that data-parallel training can average it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ IR_VERSION = 10
 def perceptron_step(
     sizes: Sequence[int], *, momentum: float = 0.9, rate: float = 0.1, seed: int = 0
 ) -> onnx.ModelProto:
-    """A step's model with its start, for Trainer.
+    """A training step with its initial state, for `onnx_ops.Trainer`.
 
     Args:
-        sizes: of the input, the hidden layers and the output.
-        momentum: of the gradient descent.
-        rate: the learning rate.
+        sizes: numbers of features of the input, the hidden layers and the output.
+        momentum: of SGD.
+        rate: initial learning rate.
         seed: of the initial weights.
 
     Returns:
-        A model whose batch is `x` (N, first size) and `labels` (N, last size), zeros and ones, both float32. It
-        reports `loss`. Its inference graph makes `logits` (N, last size) of `x`.
+        A model with the batch inputs `x` (N, sizes[0]) and `labels` (N, sizes[-1]), float32, labels 0 or 1, and the
+        output `loss`. Its inference graph maps `x` to `logits` (N, sizes[-1]).
     """
     b, rng = Builder(), np.random.default_rng(seed)
     start: dict[str, np.ndarray] = {}
@@ -74,23 +74,23 @@ def perceptron_step(
             moved = moving[name] * momentum + gradient
             b.output(NEXT + name, parameters[name] - learning_rate * moved, types[name])
             b.output(NEXT + momenta[name], moved, types[name])
-    model = made(b, "perceptron")
+    model = model_of(b, "perceptron")
     Step(roles).write_into(model)
     return step_model(model, start, inference(types))
 
 
 def inference(types: Mapping[str, TensorType]) -> onnx.ModelProto:
-    """The network by itself, with parameters of these types as inputs."""
+    """The forward pass, with parameters of these types as inputs."""
     b = Builder()
     weights = [tensor for name, tensor in types.items() if name.startswith("weight")]
     x = b.input("x", TensorType(TensorProto.FLOAT, ("N", (weights[0].shape or ())[0])))
     *_, logits = forward(b, x, {name: b.input(name, tensor) for name, tensor in types.items()})
     b.output("logits", logits, TensorType(TensorProto.FLOAT, ("N", (weights[-1].shape or ())[1])))
-    return made(b, "inference")
+    return model_of(b, "inference")
 
 
 def forward(b: Builder, x: Value, parameters: Mapping[str, Value]) -> list[Value]:
-    """What goes into each layer, and the logits."""
+    """The input of each layer, then the logits."""
     values, layers = [x], len(parameters) // 2
     for i in range(layers):
         value = b.op("Gemm", values[-1], parameters[f"weight{i}"], parameters[f"bias{i}"])
@@ -98,7 +98,7 @@ def forward(b: Builder, x: Value, parameters: Mapping[str, Value]) -> list[Value
     return values
 
 
-def made(b: Builder, name: str) -> onnx.ModelProto:
-    """The model of a graph."""
+def model_of(b: Builder, name: str) -> onnx.ModelProto:
+    """The model of the builder's graph."""
     imports = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
     return helper.make_model(b.graph(name), opset_imports=imports, ir_version=IR_VERSION)

@@ -1,4 +1,4 @@
-"""A graph of one `aclnn` node, for any op, dtypes and shapes."""
+"""A model of one `aclnn` node, for any op, dtypes and shapes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,21 +23,23 @@ def single_op_model(
     attributes: Mapping[str, Any] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """A model whose only node is `op_type`; its inputs and its outputs are named as in the op's schema.
+    """A model with one node, whose inputs and outputs are named as in the op's schema.
 
-    Whatever can be written down is built, also what the op refuses (a bad shape, a missing input, an attribute out of
-    range), so that a test can see who reports it.
+    Invalid nodes are built too (a wrong shape, a missing input, an attribute out of range), for tests of errors.
 
     Args:
-        op_type: one of the ops of the `aclnn` domain, such as "HardshrinkBackward".
-        input_types: (dtype, shape) of each input, in the order of the schema; None leaves an input out, and inputs at
-            the end may be missing altogether. A dimension may be a number, a name or None.
-        attributes: the attributes to set; `reduction` also by name.
-        outputs: the outputs that are wanted; None for all.
+        op_type: an op of the `aclnn` domain, such as "HardshrinkBackward".
+        input_types: (dtype, shape) of each input, in the order of the schema; None omits an input, and trailing inputs
+            may be missing. A dimension is a number, a name or None.
+        attributes: attributes by name; `reduction` may be a string.
+        outputs: names of the requested outputs; None for all.
 
     Returns:
-        The model. The outputs' types are those that the schema infers, or where the schema refuses the node the type of
-        the first input.
+        The model. The types of its outputs are inferred by the schema; if that fails, they are the type of the first
+        input.
+
+    Raises:
+        ValueError: more input types than the op has inputs.
     """
     schema = onnx.defs.get_schema(op_type, onnx_ops.OPSET_VERSION, onnx_ops.DOMAIN)
     formal_names = [parameter.name for parameter in schema.inputs]
@@ -47,12 +49,12 @@ def single_op_model(
     wanted = [p.name if outputs is None or p.name in outputs else "" for p in schema.outputs]
     while wanted and not wanted[-1]:
         wanted.pop()
-    settled = dict(attributes or {})
-    if isinstance(settled.get("reduction"), str):
-        settled["reduction"] = onnx_ops.Reduction[settled["reduction"].upper()]
+    values = dict(attributes or {})
+    if isinstance(values.get("reduction"), str):
+        values["reduction"] = onnx_ops.Reduction[values["reduction"].upper()]
 
     node = helper.make_node(op_type, names, wanted, domain=onnx_ops.DOMAIN)
-    for name, value in sorted(settled.items()):
+    for name, value in sorted(values.items()):
         kind = AttributeProto.INTS if isinstance(value, list | tuple) and not value else None
         node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
     graph = helper.make_graph(
@@ -81,15 +83,12 @@ def _output_types(model: onnx.ModelProto) -> list[onnx.TypeProto]:
     except onnx_ops.OpError:
         inferred = onnx.GraphProto()
     known = {v.name: v.type for v in [*inferred.value_info, *inferred.output] if v.type.HasField("tensor_type")}
-    # onnx.checker wants some type here before it looks at the node.
-    others = [value.type for value in model.graph.input]
-    anything = others[0] if others else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-    return [known.get(value.name, anything) for value in model.graph.output]
+    # onnx.checker requires a type of every output before it checks the node.
+    inputs = [value.type for value in model.graph.input]
+    default = inputs[0] if inputs else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    return [known.get(value.name, default) for value in model.graph.output]
 
 
 def onnx_element_type(dtype: DTypeLike | int) -> int:
-    """The ONNX element type of a NumPy dtype; one that is already an ONNX element type passes through.
-
-    bfloat16 is `ml_dtypes.bfloat16`, or `onnx.TensorProto.BFLOAT16`.
-    """
+    """TensorProto.DataType of a NumPy dtype (bfloat16: `ml_dtypes.bfloat16`); a TensorProto.DataType is unchanged."""
     return dtype if isinstance(dtype, int) else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

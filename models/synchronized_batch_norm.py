@@ -1,10 +1,9 @@
 """Synchronized batch normalization: workers that share a batch normalize it with the statistics of the whole batch.
 
-Every worker runs the same steps on its own elements. Here the steps of all workers stand in one graph, in which a
-Concat takes the place of the message that gathers their results, and a Sum that of the message that adds them up:
+The graphs here have the nodes of all workers; a Concat replaces the all-gather, a Sum the all-reduce:
 
-    forward     BatchNormStats -> gather -> BatchNormGatherStatsWithCounts -> BatchNormElemt
-    backward    BatchNormReduceBackward -> add up -> BatchNormElemtBackward
+    forward     BatchNormStats -> all-gather -> BatchNormGatherStatsWithCounts -> BatchNormElemt
+    backward    BatchNormReduceBackward -> all-reduce -> BatchNormElemtBackward
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ IR_VERSION = 9
 
 
 def statistics_type(element_type: int) -> int:
-    """The element type of statistics, weights and sums for inputs of an element type."""
+    """The element type of statistics, weights and sums, for an element type of the input."""
     return TensorProto.DOUBLE if element_type == TensorProto.DOUBLE else TensorProto.FLOAT
 
 
@@ -38,19 +37,19 @@ def forward_model(
     """Batch normalization in training.
 
     Args:
-        workers: how many share the batch.
+        workers: number of workers.
         element_type: of the input, a TensorProto.DataType.
         rank: of the input.
-        affine: whether there are a weight and a bias.
-        running: whether running statistics are kept.
+        affine: whether there are weight and bias.
+        running: whether running statistics are updated.
         eps: added to the variance.
-        momentum: the weight of this batch in the running statistics.
+        momentum: weight of this batch in the running statistics.
 
     Returns:
-        A model with the inputs input_0, input_1, ... (N, C, ...), one for each worker, each with an N of its own; with
-        `affine` weight and bias (C), with `running` running_mean and running_var (C). Its outputs are out_0, out_1, ...
-        like the inputs, and what the backward pass needs: mean and invstd (C) of the whole batch, and counts (workers),
-        int32; with `running` running_mean_out and running_var_out (C) too.
+        A model with the inputs input_0, input_1, ... (N_k, C, ...), one for each worker; with `affine` weight and bias
+        (C,), with `running` running_mean and running_var (C,). Its outputs are out_0, out_1, ... of the shapes of the
+        inputs, and for the backward pass mean and invstd (C,) of the whole batch and counts (workers,), int32; with
+        `running` also running_mean_out and running_var_out (C,).
     """
     b, per_channel = Builder(), TensorType(statistics_type(element_type), ("C",))
     inputs = [b.input(f"input_{w}", _elements(w, element_type, rank)) for w in range(workers)]
@@ -85,15 +84,15 @@ def forward_model(
 def backward_model(
     workers: int, element_type: int = TensorProto.FLOAT, rank: int = 4, *, affine: bool = True
 ) -> onnx.ModelProto:
-    """The gradient of batch normalization in training.
+    """The backward pass of batch normalization in training.
 
     Args:
         workers, element_type, rank, affine: as in `forward_model`.
 
     Returns:
-        A model with the inputs grad_out_0, input_0, grad_out_1, input_1, ... (N, C, ...), two for each worker; mean and
-        invstd (C), with `affine` weight (C), and counts (workers). Its outputs are grad_input_0, grad_input_1, ... like
-        the inputs, and with `affine` grad_weight and grad_bias (C), summed over the workers.
+        A model with the inputs grad_out_0, input_0, grad_out_1, input_1, ... (N_k, C, ...), two for each worker; mean
+        and invstd (C,), with `affine` weight (C,), and counts (workers,). Its outputs are grad_input_0, grad_input_1,
+        ... of the shapes of the inputs, and with `affine` grad_weight and grad_bias (C,), summed over the workers.
     """
     b, per_channel = Builder(), TensorType(statistics_type(element_type), ("C",))
     elements = [_elements(w, element_type, rank) for w in range(workers)]
@@ -126,13 +125,13 @@ def _elements(worker: int, element_type: int, rank: int) -> TensorType:
 
 
 def _gathered(b: Builder, values: Sequence[Value], name: str) -> Value:
-    """(C) of each worker to (workers, C)."""
+    """Stack values (C,) of the workers to (workers, C)."""
     rows = [b.op("Unsqueeze", value, [0], name=f"{value.hint}_row") for value in values]
     return b.op("Concat", *rows, name=name, axis=0)
 
 
 def _count(b: Builder, x: Value, worker: int) -> Value:
-    """How many elements a channel of a worker has: (1), int32."""
+    """Number of elements of a channel of one worker, (1,), int32."""
     sizes = [b.op("Shape", x, name="batch_size", end=1), b.op("Shape", x, name="later_sizes", start=2)]
     product = b.op("ReduceProd", b.op("Concat", *sizes, name="sizes", axis=0), name="count", keepdims=1)
     return product.cast(TensorProto.INT32).named(f"count_{worker}")

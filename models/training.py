@@ -1,10 +1,10 @@
-"""What a training of this folder is: a step captured from PyTorch, kept as text, and the samples that it is made with.
+"""Trainings: a step captured from PyTorch, stored as text, with data set and initial state.
 
-`models/capturing.py` writes the files; nothing here needs PyTorch. A step `step` has three of them in its folder:
+`models/capturing.py` writes the files; nothing here requires PyTorch. The files of a step `step`:
 
-    step.onnxtxt            the step in ONNX's text format, without the weights that it starts from
-    step.inference.onnxtxt  the trained network by itself; missing where the loss does not call the network
-    step.losses.json        the losses of PyTorch's first steps, from the start and on the batches of seed 0
+    step.onnxtxt            the step in ONNX's text format, without initial parameters
+    step.inference.onnxtxt  the inference graph; missing where the loss does not call the network
+    step.losses.json        the first losses in PyTorch, with the initial state and the batches of seed 0
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from onnx_ops.training.step import Step
 Arrays = dict[str, np.ndarray]
 
 COMPARED_STEPS = 100
-"""So many losses of PyTorch are kept."""
+"""Number of losses in step.losses.json."""
 
 
 @dataclass(frozen=True)
 class StepFiles:
-    """The files of a captured step."""
+    """Paths of the files of a captured step."""
 
     folder: Path
     name: str
@@ -55,15 +55,15 @@ class StepFiles:
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A step with the state that it starts from, as `onnx_ops.Trainer` takes it; attributes as of its `Captured`."""
+    """A step with its initial state, for `onnx_ops.Trainer`; attributes as of `onnx_ops.training.trainer.Captured`."""
 
     model: onnx.ModelProto
     state: Arrays
     inference: onnx.ModelProto | None
 
 
-def keep(state: Arrays, rng: np.random.Generator) -> Arrays:
-    """Leave the state as it was drawn."""
+def unchanged(state: Arrays, rng: np.random.Generator) -> Arrays:
+    """The state as `initial_state` returns it."""
     return state
 
 
@@ -72,28 +72,28 @@ class Training:
     """A training of one step.
 
     Attributes:
-        title: what it is, for tables and progress bars.
-        files: of its step.
-        samples: from a seed to the arrays of the step's batch inputs, each with all samples.
-        batch_size: samples in a step.
-        whole: those of the arrays that each step takes as they are; of all others the first axis counts samples.
-        start: from the state as `drawn` and a generator of random numbers to the one that training starts from.
+        title: for tables and progress bars.
+        files: paths of the step's files.
+        samples: maps a seed to the data set, arrays by name of the step's batch inputs.
+        batch_size: samples per step.
+        unbatched: names of the arrays that every step gets whole; axis 0 of all others is the batch axis.
+        initialize: maps the result of `initial_state` and a random generator to the initial state.
     """
 
     title: str
     files: StepFiles
     samples: Callable[[int], Mapping[str, np.ndarray]]
     batch_size: int
-    whole: tuple[str, ...] = ()
-    start: Callable[[Arrays, np.random.Generator], Arrays] = keep
+    unbatched: tuple[str, ...] = ()
+    initialize: Callable[[Arrays, np.random.Generator], Arrays] = unchanged
 
     @cached_property
     def model(self) -> onnx.ModelProto:
-        """The step; of its state only the settings have defaults."""
+        """The step; the only initializers of its state are those of its settings."""
         return onnx.parser.parse_model(self.files.step.read_text())
 
     def started(self, seed: int) -> StartedStep:
-        """The step and where it starts with a seed."""
+        """The step with the initial state of a seed."""
         inference = self.files.inference
         return StartedStep(
             self.model,
@@ -102,43 +102,43 @@ class Training:
         )
 
     def state(self, model: onnx.ModelProto, seed: int) -> Arrays:
-        """What a step of this training starts from; `model` may be one of other dtypes."""
+        """The initial state of a seed; `model` is a captured step of this training, of any floating-point dtype."""
         rng = np.random.default_rng(seed)
-        return self.start(drawn(model, rng), rng)
+        return self.initialize(initial_state(model, rng), rng)
 
     def in_batches(self, samples: Mapping[str, np.ndarray]) -> Samples:
-        """The samples, batch by batch."""
-        axes = {name: 0 for name in samples if name not in self.whole}
+        """The data set, split into batches."""
+        axes = {name: 0 for name in samples if name not in self.unbatched}
         count = len(samples[next(iter(axes))])
         return Samples(samples, axes, count, self.batch_size, fixed=False)
 
     def run(self, trainer: Trainer, samples: Mapping[str, np.ndarray], seed: int) -> Run:
-        """A training with these samples, in an order of this seed."""
+        """A run on these samples, shuffled with the seed."""
         arrays = {name: np.asarray(samples[name], numpy_dtype(t)) for name, t in trainer.batch_inputs.items()}
         return Run(trainer, self.in_batches(arrays), seed)
 
     def difference(self) -> float:
-        """The largest difference of the first losses from PyTorch's that are kept, as a share of these."""
-        kept = np.array(json.loads(self.files.losses.read_text()))
-        return difference(first_losses(self, Trainer(self.started(0)), len(kept)), kept)
+        """The maximal relative difference between the first losses and those of PyTorch in step.losses.json."""
+        expected = np.array(json.loads(self.files.losses.read_text()))
+        return difference(first_losses(self, Trainer(self.started(0)), len(expected)), expected)
 
 
 def first_losses(training: Training, trainer: Trainer, steps: int = COMPARED_STEPS) -> np.ndarray:
-    """The losses of a trainer that starts where this training does with seed 0."""
+    """The first losses of a trainer, (steps,), on the batches of seed 0."""
     run = training.run(trainer, training.samples(0), seed=0)
     return np.array([run.advance() for _ in range(steps)])
 
 
 def difference(losses: np.ndarray, expected: np.ndarray) -> float:
-    """The largest, as a share of what is expected."""
+    """The maximal relative difference: max(abs(losses - expected) / abs(expected))."""
     return float(np.max(np.abs(losses - expected) / np.abs(expected)))
 
 
-def drawn(model: onnx.ModelProto, rng: np.random.Generator) -> Arrays:
-    """A state to start from, by the names and shapes that a step's inputs have.
+def initial_state(model: onnx.ModelProto, rng: np.random.Generator) -> Arrays:
+    """Initial values of a step's state, chosen by the names and shapes of its inputs.
 
-    Settings are the model's defaults. Weights of several axes are random, of variance 2 / inputs (He et al., 2015,
-    equation 10), those of one axis 1 and variances too, all else 0.
+    Parameters of two or more dimensions are normal with variance 2 / fan_in (He et al., 2015, equation 10);
+    one-dimensional weights and running variances are 1; settings have the model's defaults; all others are 0.
     """
     step = Step.of(model)
     settings = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

@@ -1,4 +1,4 @@
-"""The network in PyTorch, with two batch norms, its loss and its optimizer."""
+"""The PyTorch module, with two batch norm layers, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.torch_step import TorchStep
 
 
 def network() -> nn.Module:
-    """From images (N, 1, 8, 8) to logits (N, 10)."""
+    """A classifier: images (N, 1, 8, 8) to logits (N, 10)."""
     return nn.Sequential(
         OrderedDict(
             convolution=nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),

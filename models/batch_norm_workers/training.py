@@ -1,4 +1,4 @@
-"""The training of the digits that workers share; a step takes the whole batch, or a worker's share of it."""
+"""The training; a step takes the whole batch, or one worker's part of it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A large network's knowledge of handwritten digits, handed on to a network with a tenth of its parameters.
+"""Knowledge distillation of a classifier of handwritten digits to a network with a tenth of its parameters.
 
-Data: scikit-learn's images of digits. The teacher learns from them and from copies of them that are moved, turned and
-scaled. The student sees the images as they are and no copy, with their labels and the teacher's probabilities of all
-ten classes for them; its loss brings its own probabilities near to these by the op `KlDiv`. Its twin starts from the
-same weights, and sees the same images with the same labels in the same order, without the probabilities. What the
-student knows beyond its twin, of moved digits above all, these have told it (Hinton, Vinyals and Dean, 2015,
-"Distilling the Knowledge in a Neural Network", section 3).
+Data: scikit-learn's images of digits. The teacher is trained on them and on augmented copies (rotated, scaled,
+shifted). The student is trained on the original images alone, with their labels and the teacher's softened
+probabilities; its loss has the Kullback-Leibler divergence from these, the op `KlDiv`. Its twin is the baseline: the
+same initial weights and the same batches, without the teacher's probabilities. The difference in accuracy between
+student and twin, above all on moved digits, is due to these probabilities.
+
+References:
+    Hinton, Vinyals and Dean, 2015, "Distilling the Knowledge in a Neural Network", section 3.
 """

@@ -1,4 +1,4 @@
-"""The digits: those to learn from, those held out, and moved copies of them. scikit-learn's images; no torch."""
+"""scikit-learn's digits, split into a training set and a held-out set, and augmented copies of them; no torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from models.digits import SIDE
 
 HELD_OUT = 597
 TURN, SHIFT, SCALE, NOISE = 0.2, 1.0, 0.1, 0.05
-"""How far copies are moved at most: turned, in radians; shifted, in pixels; scaled, as a share; and their noise."""
+"""Maximal rotation in radians, shift in pixels, relative change of scale; standard deviation of the noise."""
 
 
 class Digits(NamedTuple):
-    """Images (N, 8, 8), brightness from 0 to 1, and their labels (N)."""
+    """Images (N, 8, 8), float32 in [0, 1], and labels (N,)."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 class Split(NamedTuple):
-    """The digits to learn from, and those held out."""
+    """Training set and held-out set."""
 
     learned: Digits
     held_out: Digits
 
 
 def split(seed: int) -> Split:
-    """All digits there are; the seed chooses which are held out, as large a share of each class."""
+    """A stratified split of all digits, drawn with the seed."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(
         (images / 16).astype(np.float32).reshape(-1, SIDE, SIDE),
@@ -44,7 +44,7 @@ def split(seed: int) -> Split:
 
 
 def moved(digits: Digits, copies: int, rng: np.random.Generator) -> Digits:
-    """So many copies of each image, turned, scaled and shifted by chance, and with noise."""
+    """Random rotations, scalings and shifts of the images, with noise: `copies` of each, with their labels."""
     count = copies * len(digits.images)
     turns, scales = rng.uniform(-TURN, TURN, count), 1 + rng.uniform(-SCALE, SCALE, count)
     shifts, noise = rng.uniform(-SHIFT, SHIFT, (count, 2)), rng.normal(0, NOISE, (count, SIDE, SIDE))
@@ -54,21 +54,24 @@ def moved(digits: Digits, copies: int, rng: np.random.Generator) -> Digits:
 
 
 def warped(image: np.ndarray, turn: float, scale: float, shift: np.ndarray) -> np.ndarray:
-    """An image (H, W) turned about its centre and scaled, then shifted down and to the right; black comes in.
+    """An affine transformation of an image, with bilinear interpolation; pixels outside of the image are 0.
 
-    Pixels in between are interpolated.
+    Args:
+        image: (H, W).
+        turn: angle of the rotation about the centre, in radians.
+        scale: factor of the scaling about the centre.
+        shift: (2,), pixels down and to the right, after rotation and scaling.
     """
-    # From places in the result to places in the image.
-    back = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) / scale
+    inverse = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) / scale
     centre = (np.array(image.shape) - 1) / 2
-    return ndimage.affine_transform(image.astype(float), back, centre - back @ (centre + shift), order=1)
+    return ndimage.affine_transform(image.astype(float), inverse, centre - inverse @ (centre + shift), order=1)
 
 
 def by_class_means(digits: Digits) -> np.ndarray:
-    """Probabilities (N, 10) by a closed formula, from how far the images are from the mean images of the classes.
+    """Probabilities (N, 10): the softmax of the negative squared distances to the mean image of each class.
 
-    They stand in for a teacher's where a training is compared with PyTorch's: the last bits of a trained teacher's are
-    other ones on every machine.
+    They replace the teacher's probabilities where a training is compared with PyTorch's: those of a trained teacher
+    differ between machines in their last bits.
     """
     pixels = digits.images.reshape(len(digits.images), -1).astype(float)
     means = np.stack([pixels[digits.labels == k].mean(axis=0) for k in range(10)])
@@ -77,6 +80,6 @@ def by_class_means(digits: Digits) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """The probabilities (N, K) of logits."""
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
+    """Softmax over axis 1 of logits (N, K), as float32."""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The networks, their losses and their optimizers in PyTorch."""
+"""The PyTorch modules of teacher and student, their losses and their optimizers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from models.torch_step import TorchStep
 
 
 class Classifier(nn.Module):
-    """From images (N, 8, 8) to logits (N, 10), by two convolutions and a hidden layer.
+    """Two convolutions and a hidden layer: images (N, 8, 8) to logits (N, 10).
 
     Args:
-        channels: of the convolutions.
+        channels: output channels of the convolutions.
         hidden: units of the hidden layer.
     """
 
@@ -27,36 +27,44 @@ class Classifier(nn.Module):
         self.head = nn.Linear(hidden, DIGITS)
 
     def forward(self, images: Tensor) -> Tensor:
-        # SiLU is smooth. With ReLU, Adam makes large steps of the gradients that rounding alone switches on and off.
-        found = functional.silu(self.second(functional.silu(self.first(images[:, None]))))
-        return self.head(functional.silu(self.hidden(found.flatten(1))))
+        # SiLU, for the gradient of ReLU is discontinuous: rounding would make Adam's updates differ from PyTorch's.
+        x = functional.silu(self.second(functional.silu(self.first(images[:, None]))))
+        return self.head(functional.silu(self.hidden(x.flatten(1))))
 
 
-def teachers_loss(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+def teacher_loss(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(network(images), labels)
 
 
-def students_loss(network: nn.Module, images: Tensor, labels: Tensor, probabilities: Tensor, alpha: Tensor) -> Tensor:
-    """That of the twin, from the labels alone, for an alpha of 0."""
+def student_loss(network: nn.Module, images: Tensor, labels: Tensor, probabilities: Tensor, alpha: Tensor) -> Tensor:
+    """alpha * T**2 * KL(teacher || student) + (1 - alpha) * cross entropy; the twin has alpha = 0.
+
+    Args:
+        network: the student.
+        images: (N, 8, 8).
+        labels: (N,).
+        probabilities: (N, 10), the teacher's, at temperature T.
+        alpha: scalar.
+    """
     logits = network(images)
-    own = functional.log_softmax(logits / TEMPERATURE, 1)
-    # Softened probabilities have gradients smaller by the square of the temperature (Hinton et al., 2015, section 2).
-    from_teacher = TEMPERATURE**2 * functional.kl_div(own, probabilities, reduction="batchmean")
-    return alpha * from_teacher + (1 - alpha) * functional.cross_entropy(logits, labels)
+    log_probabilities = functional.log_softmax(logits / TEMPERATURE, 1)
+    # The gradients of softened probabilities scale with 1 / T**2 (Hinton et al., 2015, section 2).
+    divergence = TEMPERATURE**2 * functional.kl_div(log_probabilities, probabilities, reduction="batchmean")
+    return alpha * divergence + (1 - alpha) * functional.cross_entropy(logits, labels)
 
 
 ROWS = {0: torch.export.Dim("rows")}
 TEACHER_STEP = TorchStep(
     TEACHER,
     lambda: Classifier((16, 32), 64),
-    teachers_loss,
+    teacher_loss,
     lambda network: torch.optim.AdamW(network.parameters(), TEACHER_RATE, weight_decay=0.03),
     (ROWS, ROWS),
 )
 STUDENT_STEP = TorchStep(
     STUDENT,
     lambda: Classifier((4, 8), 24),
-    students_loss,
+    student_loss,
     lambda network: torch.optim.Adam(network.parameters(), STUDENT_RATE),
     (ROWS, ROWS, ROWS, {}),
 )

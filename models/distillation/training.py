@@ -1,4 +1,4 @@
-"""The trainings whose steps `network` makes, of the teacher and of the student; no torch."""
+"""The trainings of teacher and student, whose steps are captured from `network`; no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from models.training import StepFiles, Training
 
 COPIES = 4
 TEMPERATURE = 8.0
-"""What the logits of both networks are divided by where their probabilities are compared."""
+"""Divisor of the logits of both networks in the divergence."""
 ALPHA = 0.9
-"""The weight of the teacher's probabilities in the student's loss; that of the labels is the rest."""
+"""Weight of the divergence in the student's loss; that of the cross entropy is 1 - ALPHA."""
 TEACHER_RATE, STUDENT_RATE = 3e-3, 5e-3
 
 
-def teachers_samples(seed: int) -> dict[str, np.ndarray]:
-    """The images with their labels, and moved copies of them."""
+def teacher_samples(seed: int) -> dict[str, np.ndarray]:
+    """The training set and `COPIES` augmented copies of each image."""
     learned = data.split(seed).learned
     copies = data.moved(learned, COPIES, np.random.default_rng([seed, 0]))
     return {
@@ -27,8 +27,8 @@ def teachers_samples(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def students_samples(seed: int) -> dict[str, np.ndarray]:
-    """The images with their labels and a formula's probabilities, for which a training puts those of its teacher."""
+def student_samples(seed: int) -> dict[str, np.ndarray]:
+    """The training set, with `by_class_means` as probabilities; a training replaces these by its teacher's."""
     learned = data.split(seed).learned
     return {
         "images": learned.images,
@@ -39,12 +39,12 @@ def students_samples(seed: int) -> dict[str, np.ndarray]:
 
 
 def softened(logits: np.ndarray) -> np.ndarray:
-    """The teacher's probabilities, as the student's loss takes them."""
+    """The teacher's probabilities (N, K) at the temperature, from its logits (N, K)."""
     return data.softmax(logits.astype(float) / TEMPERATURE)
 
 
 FOLDER = Path(__file__).parent
-TEACHER = Training("Distillation, teacher", StepFiles(FOLDER, "teacher"), teachers_samples, batch_size=64)
+TEACHER = Training("Distillation, teacher", StepFiles(FOLDER, "teacher"), teacher_samples, batch_size=64)
 STUDENT = Training(
-    "Distillation, student", StepFiles(FOLDER, "student"), students_samples, batch_size=64, whole=("alpha",)
+    "Distillation, student", StepFiles(FOLDER, "student"), student_samples, batch_size=64, unbatched=("alpha",)
 )

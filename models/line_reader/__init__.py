@@ -1,9 +1,10 @@
-"""A reader of lines of handwritten digits, trained with the op `CtcLoss`.
+"""Sequence recognition of lines of handwritten digits, trained with connectionist temporal classification, `CtcLoss`.
 
 The data are lines of three to seven of scikit-learn's images of handwritten digits, side by side, some of them
-touching, each a little higher or lower than the one before. The network looks at a few columns of a line at a time, and
-says for each column which of the ten digits it sees there, or none. Training tells it the digits of a line, and not
-where they stand: CTC, connectionist temporal classification, adds up the probabilities of all ways to spread the digits
-over the columns, and its gradient makes the likely ones likelier. So the network finds out by itself where a digit ends
-and the next begins. It is tried on the digits of writers that it has seen nothing of.
+touching, with random vertical offsets. A convolutional network classifies each column of a line: one of the ten digits,
+or the blank. The labels are the digits of a line without their positions: CTC sums the probabilities of all alignments
+of the digits with the columns. The test set has digits of other writers than the training set.
+
+References:
+    Graves, Fernández, Gomez and Schmidhuber, 2006, "Connectionist Temporal Classification".
 """

@@ -1,4 +1,4 @@
-"""The reader in PyTorch: convolutions over the columns of a line, and CTC loss. Needs torch."""
+"""The PyTorch module of the reader, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from models.torch_step import TorchStep
 
 
 class LineReader(nn.Module):
-    """From lines (N, H, W) to the log-probabilities of the classes in each column, (N, W, 11).
+    """Lines (N, H, W) to log-probabilities of the classes of each column, (N, W, 11).
 
-    Two layers look at the strokes within 5 x 5 pixels; they use up 4 of the rows. Pooling leaves half of the rest. The
-    other two layers see all rows at once, and so 11 columns of the line.
+    Two 2-D convolutions with a receptive field of 5 x 5 pixels and no padding of rows, max pooling of rows, then two
+    1-D convolutions over the columns, whose channels are all rows; the receptive field is 11 columns.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LineReader(nn.Module):
 
 
 def loss(network: LineReader, images: Tensor, widths: Tensor, digits: Tensor, lengths: Tensor) -> Tensor:
-    """The CTC loss of each line for each of its digits, and its mean over the lines."""
+    """CTC loss with reduction "mean": divided by the lengths, then averaged over the lines."""
     log_probs = network(images).transpose(0, 1)
     return functional.ctc_loss(log_probs, digits, widths, lengths, blank=BLANK)
 

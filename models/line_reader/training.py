@@ -12,22 +12,21 @@ from models.training import Arrays, StepFiles, Training
 EPOCHS = 12
 QUICK_EPOCHS = 2
 START_RATE, PEAK_RATE = 0.001, 0.005
-"""The learning rate of the first step, and the largest."""
+"""Learning rate of the first step, and its maximum."""
 WARM_UP = 0.1
-"""The share of the training in which the rate rises."""
+"""Fraction of the training in which the learning rate increases."""
 
 CLASSES_SCALE = 0.1
-"""Of the last layer's weights where training starts: all classes are about as likely there, and the first steps small.
-Where they are larger, the losses of the first steps depend on how sums are rounded."""
+"""Factor of the initial weights of the last layer. With larger weights rounding changes the first losses."""
 
 
-def start(state: Arrays, rng: np.random.Generator) -> Arrays:
-    """As drawn, with a last layer that says little."""
+def initialize(state: Arrays, rng: np.random.Generator) -> Arrays:
+    """Scale the weights of the last layer."""
     return state | {"classes.weight": state["classes.weight"] * np.float32(CLASSES_SCALE)}
 
 
 def learning_rate(done: float) -> float:
-    """Rises in a straight line to the peak and falls to 0 at the end; `done` is the share of the training."""
+    """Linear warm-up to the peak, then linear decay to 0; `done`, in [0, 1], is the fraction of the training."""
     if done < WARM_UP:
         return START_RATE + (PEAK_RATE - START_RATE) * done / WARM_UP
     return PEAK_RATE * (1 - done) / (1 - WARM_UP)
@@ -38,5 +37,5 @@ TRAINING = Training(
     files=StepFiles(Path(__file__).parent, "step"),
     samples=data.training_lines,
     batch_size=32,
-    start=start,
+    initialize=initialize,
 )

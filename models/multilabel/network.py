@@ -1,4 +1,4 @@
-"""The network, its loss and its optimizer in PyTorch."""
+"""The PyTorch module, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ STRIDE = 2
 
 
 class Finder(nn.Module):
-    """Looks at windows of 8 x 8 pixels, two pixels apart; a picture has what one of its windows shows.
+    """A classifier of windows of 8 x 8 pixels with stride 2: pictures (N, H, W) to logits (N, K).
 
-    From pictures (N, H, W) to logits (N, K), which are the logarithms of the windows' mean odds.
+    The logit of a picture is the logarithm of the mean odds over its windows.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # With the pixels of a block as its channels, blocks side by side make a window.
-        self.blocks = nn.PixelUnshuffle(STRIDE)
+        self.blocks = nn.PixelUnshuffle(STRIDE)  # 4 x 4 blocks are a window of 8 x 8 pixels
         self.window = nn.Conv2d(STRIDE**2, HIDDEN, digits.SIDE // STRIDE)
         self.hidden = nn.Conv2d(HIDDEN, HIDDEN // 2, 1)
         self.head = nn.Conv2d(HIDDEN // 2, digits.DIGITS, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        # SiLU is smooth. With ReLU, Adam makes large steps of the gradients that rounding alone switches on and off.
+        # SiLU, for the gradient of ReLU is discontinuous: rounding would make Adam's updates differ from PyTorch's.
         windows = functional.silu(self.window(self.blocks(images[:, None])))
         logits = self.head(functional.silu(self.hidden(windows))).flatten(2)
         return logits.logsumexp(2) - math.log(logits.shape[2])

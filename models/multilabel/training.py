@@ -1,4 +1,4 @@
-"""The training whose step `network` makes; no torch."""
+"""The training, whose step is captured from `network`; no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEARNING_RATE = 0.01
 
 
 def samples(seed: int) -> dict[str, np.ndarray]:
-    """Pictures, labels, and the pos_weight that balances these."""
+    """Pictures, labels, and the pos_weight that balances the labels."""
     images, labels = data.training_pictures(seed)
     return {"images": images, "labels": labels, "pos_weight": data.balancing(labels)}
 
@@ -23,5 +23,5 @@ TRAINING = Training(
     StepFiles(Path(__file__).parent, "step"),
     samples,
     batch_size=100,
-    whole=("pos_weight",),
+    unbatched=("pos_weight",),
 )

@@ -1,6 +1,6 @@
-"""Patches of photographs, and how well they are told with how many numbers.
+"""Patches of photographs, their reconstruction error, and principal components as a baseline.
 
-Letters: N patches of P = SIDE * SIDE pixels, K atoms.
+Shapes: N patches of P = SIDE * SIDE pixels, K atoms.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from sklearn.datasets import load_sample_images
 SIDE = 8
 PIXELS = SIDE * SIDE
 HELD_OUT_ROWS = 26 * SIDE
-"""So many of the 427 rows of the photographs are held out, the upper ones."""
+"""Rows held out of the 427 of a photograph, from the top."""
 PATCHES = 40000
 
 
 def photographs() -> list[np.ndarray]:
-    """Both of them, (427, 640), brightness from 0 to 1 in float32."""
+    """Two images (427, 640), float32 in [0, 1]."""
     return [(image.mean(axis=2) / 255).astype(np.float32) for image in load_sample_images().images]
 
 
 def training_patches(seed: int) -> np.ndarray:
-    """Patches (N, P) from all over the parts to learn from, as many of either photograph, their means removed."""
+    """Patches (N, P) at random positions, half of them from each photograph, with their means subtracted."""
     rng = np.random.default_rng(seed)
     parts = []
     for image in photographs():
@@ -35,50 +35,55 @@ def training_patches(seed: int) -> np.ndarray:
 
 
 def means(patches: np.ndarray) -> np.ndarray:
-    """Of each patch, (N, 1)."""
+    """Mean of each patch, (N, 1)."""
     return patches.mean(axis=1, keepdims=True)
 
 
-def cut(image: np.ndarray) -> np.ndarray:
-    """The patches (N, P) side by side that an image (H, W) consists of; H and W are multiples of SIDE."""
+def to_patches(image: np.ndarray) -> np.ndarray:
+    """Split an image (H, W) into patches (N, P) without overlap; H and W are multiples of SIDE."""
     rows, columns = (size // SIDE for size in image.shape)
     return image.reshape(rows, SIDE, columns, SIDE).swapaxes(1, 2).reshape(rows * columns, PIXELS)
 
 
-def put_together(patches: np.ndarray, columns: int) -> np.ndarray:
-    """The image of patches (N, P), so many side by side."""
+def from_patches(patches: np.ndarray, columns: int) -> np.ndarray:
+    """Inverse of `to_patches`: the image of patches (N, P), `columns` in each row."""
     return patches.reshape(-1, columns, SIDE, SIDE).swapaxes(1, 2).reshape(-1, columns * SIDE)
 
 
 def held_out_patches() -> np.ndarray:
-    """All patches (N, P) side by side of the held-out parts, their means removed."""
-    patches = np.concatenate([cut(image[:HELD_OUT_ROWS]) for image in photographs()])
+    """All patches (N, P) of the held-out rows, with their means subtracted."""
+    patches = np.concatenate([to_patches(image[:HELD_OUT_ROWS]) for image in photographs()])
     return patches - means(patches)
 
 
-def decibels(patches: np.ndarray, told: np.ndarray) -> float:
-    """The peak signal-to-noise ratio of what is told, for brightness from 0 to 1."""
-    return float(-10 * np.log10(np.mean((patches.astype(np.float64) - told) ** 2)))
+def psnr(patches: np.ndarray, reconstruction: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB, for pixels in [0, 1].
+
+    Args:
+        patches: (N, P).
+        reconstruction: (N, P).
+    """
+    return float(-10 * np.log10(np.mean((patches.astype(np.float64) - reconstruction) ** 2)))
 
 
 class Components(NamedTuple):
-    """Principal components: orthogonal patches (P, P), those first by which the patches vary most."""
+    """Principal components, the rows of an orthogonal matrix (P, P), in the order of decreasing variance."""
 
     patches: np.ndarray
 
     @classmethod
     def of(cls, patches: np.ndarray) -> Components:
-        """Those of patches (N, P) without means."""
+        """The principal components of patches (N, P) with mean 0."""
         exact = patches.astype(np.float64)
         return cls(np.linalg.eigh(exact.T @ exact)[1].T[::-1])
 
     def first(self, patches: np.ndarray, count: int) -> np.ndarray:
-        """Patches (N, P) told with their first coefficients, so many of each."""
+        """Patches (N, P) reconstructed from their first `count` coefficients."""
         kept = self.patches[:count]
         return patches @ kept.T @ kept
 
     def largest(self, patches: np.ndarray, count: float) -> np.ndarray:
-        """Patches (N, P) told with their largest coefficients, so many of each on average, some with more of them."""
+        """Patches (N, P) reconstructed from the count * N largest coefficients of all patches."""
         coefficients = patches @ self.patches.T
         kept = np.argsort(-np.abs(coefficients), axis=None)[: round(count * len(patches))]
         sparse = np.zeros(coefficients.size)

@@ -1,4 +1,4 @@
-"""The network, its loss and its optimizer in PyTorch."""
+"""The PyTorch module, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FIRST_THRESHOLD, LAST_THRESHOLD = 0.6, 0.1
 
 
 class SparseCoder(nn.Module):
-    """Iterative hard thresholding, unrolled; thresholds that fall let the atoms in that matter most first.
+    """Unrolled iterative hard thresholding with decreasing thresholds.
 
-    From patches (N, P) to their codes (N, K), and to what these tell of the patches, (N, P).
+    Patches (N, P) to codes (N, K) and reconstructed patches (N, P).
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class SparseCoder(nn.Module):
 
 
 def loss(network: nn.Module, patches: Tensor) -> Tensor:
-    _, told = network(patches)
-    # The logarithm is for the patch whose iteration diverges: its gradient would outweigh those of all others.
-    return (patches - told).square().sum(dim=1).log1p().mean()
+    _, reconstruction = network(patches)
+    # The logarithm bounds the gradient of patches whose iteration diverges.
+    return (patches - reconstruction).square().sum(dim=1).log1p().mean()
 
 
 def optimizer(network: nn.Module) -> torch.optim.Optimizer:

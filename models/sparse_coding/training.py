@@ -1,4 +1,4 @@
-"""The training whose step `network` makes; no torch."""
+"""The training, whose step is captured from `network`; no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def samples(seed: int) -> Arrays:
     return {"patches": data.training_patches(seed)}
 
 
-def start(state: Arrays, rng: np.random.Generator) -> Arrays:
-    """Steps of equal lengths, and a dictionary of three random orthogonal bases: with steps below 2/3 none diverges."""
+def initialize(state: Arrays, rng: np.random.Generator) -> Arrays:
+    """Equal step sizes, three random orthogonal bases as dictionary: step sizes below 2/3 do not diverge with it."""
     atoms, pixels = state["dictionary"].shape
     bases = np.linalg.qr(rng.normal(size=(atoms // pixels, pixels, pixels)))[0]
     dictionary = bases.reshape(atoms, pixels).astype(state["dictionary"].dtype)
@@ -30,5 +30,5 @@ TRAINING = Training(
     StepFiles(Path(__file__).parent, "step"),
     samples,
     batch_size=200,
-    start=start,
+    initialize=initialize,
 )

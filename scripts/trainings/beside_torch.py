@@ -30,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 from models import torch_step
-from models.capturing import STEPS, unstarted
+from models.capturing import STEPS, without_state
 from models.torch_step import TorchStep
 from models.training import StartedStep, difference, first_losses
 from onnx_ops import Trainer
@@ -135,7 +135,7 @@ def losses_of(name: str) -> Losses:
     ours = first_losses(training, Trainer(training.started(0)))
     float32 = difference(ours, torch_step.first_losses(step, training.model))
     try:
-        model = unstarted(step.capture(torch.float64))
+        model = without_state(step.capture(torch.float64))
     except CaptureError as error:
         return Losses(float32, None, lacking_operator(error))
     ours = first_losses(training, Trainer(StartedStep(model, training.state(model, 0), None)))

@@ -43,7 +43,7 @@ class Network(NamedTuple):
     """A trained network: its logits (N, K) for the held-out pictures, and how well it finds their digits."""
 
     logits: np.ndarray
-    found: data.Found
+    found: data.Metrics
 
 
 def run(options: Options) -> Result:
@@ -54,9 +54,9 @@ def run(options: Options) -> Result:
         PLAIN: trained(PLAIN, samples | {"pos_weight": np.ones_like(pos_weight)}, held_out, options),
         WEIGHTED: trained(WEIGHTED, samples, held_out, options),
     }
-    moved = data.found(networks[PLAIN].logits, held_out.labels, 1 / (1 + pos_weight))
+    moved = data.metrics(networks[PLAIN].logits, held_out.labels, 1 / (1 + pos_weight))
     plain, weighted = (
-        data.Found(*(np.mean(measure[data.RARE]) for measure in network.found)) for network in networks.values()
+        data.Metrics(*(np.mean(measure[data.RARE]) for measure in network.found)) for network in networks.values()
     )
     print(
         "The rare digits, with pos_weight and without: "
@@ -84,11 +84,11 @@ def trained(name: str, samples: dict[str, np.ndarray], held_out: data.Pictures, 
     model = options.folder / f"{name.replace(' ', '_')}.onnx"
     trainer.export(model)
     (logits,) = InferenceSession(model).run(None, {"images": held_out.images})
-    return Network(logits, data.found(logits, held_out.labels))
+    return Network(logits, data.metrics(logits, held_out.labels))
 
 
 def pictures_of(
-    held_out: data.Pictures, networks: dict[str, Network], moved: data.Found, folder: Path
+    held_out: data.Pictures, networks: dict[str, Network], moved: data.Metrics, folder: Path
 ) -> dict[Path, str]:
     """Draw what came of it; returns the files with their captions."""
     return {
@@ -102,7 +102,7 @@ def pictures_of(
     }
 
 
-def labels_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: data.Found, path: Path) -> Path:
+def labels_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: data.Metrics, path: Path) -> Path:
     """Some pictures with the digits that are named, and how well each digit is found."""
     with pictures.picture(path, 6.2) as figure:
         parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.25))
@@ -155,7 +155,7 @@ def bars(axes: Any, measures: dict[str, np.ndarray], moved: np.ndarray) -> None:
     pictures.in_percent(axes.yaxis)
 
 
-def curves_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: data.Found, path: Path) -> Path:
+def curves_drawn(held_out: data.Pictures, networks: dict[str, Network], moved: data.Metrics, path: Path) -> Path:
     """Precision over recall."""
     with pictures.picture(path, 3.6) as figure:
         for axes, digit in zip(figure.subplots(1, len(CURVES_OF), sharey=True), CURVES_OF, strict=True):

@@ -75,7 +75,7 @@ def run(options: Options) -> Result:
 
     def after(trainer: Trainer) -> dict[str, str]:
         codes, told = Coder.of(trainer, options.folder / "learnt.onnx")(held_out)
-        return {"held out": f"{data.decibels(held_out, told):.1f} dB", "numbers": f"{numbers(codes):.2f}"}
+        return {"held out": f"{data.psnr(held_out, told):.1f} dB", "numbers": f"{numbers(codes):.2f}"}
 
     epochs = QUICK_EPOCHS if options.quick else EPOCHS
     training = TRAINING.run(trainer, samples, options.seed)
@@ -87,13 +87,13 @@ def run(options: Options) -> Result:
     curves = {START: curve(start, held_out), LEARNT: curve(learnt, held_out)}
     reached = {
         START: float(np.interp(count, *curves[START])),
-        LEARNT: data.decibels(held_out, told),
-        FIRST: data.decibels(held_out, components.first(held_out, math.ceil(count))),
-        LARGEST: data.decibels(held_out, components.largest(held_out, count)),
+        LEARNT: data.psnr(held_out, told),
+        FIRST: data.psnr(held_out, components.first(held_out, math.ceil(count))),
+        LARGEST: data.psnr(held_out, components.largest(held_out, count)),
     }
     counts = np.arange(1, 1 + math.ceil(curves[LEARNT][0].max()))
     for name, told_with in ((FIRST, components.first), (LARGEST, components.largest)):
-        curves[name] = counts, np.array([data.decibels(held_out, told_with(held_out, n)) for n in counts])
+        curves[name] = counts, np.array([data.psnr(held_out, told_with(held_out, n)) for n in counts])
     print(f"With {count:.2f} numbers for each patch: " + ", ".join(f"{n} {d:.1f} dB" for n, d in reached.items()))
     over = {name: reached[LEARNT] - other for name, other in reached.items()}
     return Result(
@@ -122,7 +122,7 @@ def curve(coder: Coder, patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     points = []
     for scale in SCALES:
         codes, told = coder(patches, scale)
-        points.append((numbers(codes), data.decibels(patches, told)))
+        points.append((numbers(codes), data.psnr(patches, told)))
     counts, decibels = np.array(points).T
     return counts, decibels
 
@@ -170,7 +170,7 @@ def reconstruction_drawn(learnt: Coder, components: data.Components, path: Path)
     """A part of a photograph, as it is and as it is told."""
     region = data.photographs()[0][REGION]
     columns = region.shape[1] // data.SIDE
-    patches = data.cut(region)
+    patches = data.to_patches(region)
     means = data.means(patches)
     codes, told = learnt(patches - means)
     count = numbers(codes)
@@ -183,8 +183,8 @@ def reconstruction_drawn(learnt: Coder, components: data.Components, path: Path)
             (below_left, f"The first {math.ceil(count)} principal components", first + means),
         )
         for axes, title, some in shown:
-            pictures.show(axes, data.put_together(some, columns), vmin=0, vmax=1)
-            axes.set_title(title if some is patches else f"{title}: {data.decibels(patches, some):.1f} dB")
+            pictures.show(axes, data.from_patches(some, columns), vmin=0, vmax=1)
+            axes.set_title(title if some is patches else f"{title}: {data.psnr(patches, some):.1f} dB")
         used = np.count_nonzero(codes, axis=1).reshape(-1, columns)
         drawn = below_right.imshow(used, cmap="viridis")
         below_right.set_axis_off()

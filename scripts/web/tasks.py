@@ -44,7 +44,7 @@ def all_tasks() -> dict[str, Task]:
 def single_digits() -> Task:
     """The classifier of single digits."""
     data = digit_training.load()
-    images, labels = digit_training.shown(data)
+    images, labels = digit_training.augmented(data)
     return task(
         perceptron_step((digits.PIXELS, *digit_training.HIDDEN, digits.DIGITS), seed=digit_training.SEED),
         digit_training.learning_rate,

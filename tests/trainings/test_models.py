@@ -75,7 +75,7 @@ def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     step = steps[name]
     assert isinstance(step, torch_step.TorchStep)
     files, capture = step.training.files, step.capture()
-    assert capturing.text(capturing.unstarted(capture)) == files.step.read_text()
+    assert capturing.text(capturing.without_state(capture)) == files.step.read_text()
     inference = capturing.inference(capture)
     assert files.inference.exists() == (inference is not None)
     if inference is not None:
@@ -93,7 +93,7 @@ def test_float64(steps: dict[str, object], count: int, name: str) -> None:
 
     step = steps[name]
     assert isinstance(step, torch_step.TorchStep)
-    model = capturing.unstarted(step.capture(torch.float64))
+    model = capturing.without_state(step.capture(torch.float64))
     state = step.training.state(model, 0)
     trainer = Trainer(kept.StartedStep(model, state, None))
     expected = torch_step.first_losses(step, model, count, torch.float64)

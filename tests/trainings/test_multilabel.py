@@ -76,7 +76,7 @@ def test_measures() -> None:
     labels = (rng.random((40, 10)) < 0.3).astype(np.float32)
     logits = (2 * labels + rng.normal(size=labels.shape) - 1).astype(np.float32)
     threshold = rng.uniform(0.2, 0.8, 10)
-    found = data.found(logits, labels, threshold)
+    found = data.metrics(logits, labels, threshold)
     for k in range(10):
         said = [1 / (1 + np.exp(-float(logit))) > threshold[k] for logit in logits[:, k]]
         right = sum(1 for n in range(40) if said[n] and labels[n, k])
@@ -89,7 +89,7 @@ def test_measures() -> None:
 
 
 def test_nothing_is_found_of_what_is_never_named() -> None:
-    found = data.found(np.full((4, 1), -9.0), np.array([[1], [0], [0], [0]]))
+    found = data.metrics(np.full((4, 1), -9.0), np.array([[1], [0], [0], [0]]))
     assert (found.recall[0], found.precision[0], found.average_precision[0]) == (0, 0, 0.25)
 
 

@@ -21,12 +21,12 @@ from onnx_ops import InferenceSession, Trainer
 from scripts.trainings import pictures, sparse_coding
 
 
-def test_image_is_put_together_as_it_was_cut() -> None:
+def test_from_patches_is_the_inverse_of_to_patches() -> None:
     image = np.arange(24 * 40, dtype=np.float32).reshape(24, 40)
-    patches = data.cut(image)
+    patches = data.to_patches(image)
     assert patches.shape == (15, 64)
     assert np.array_equal(patches[7], image[8:16, 16:24].ravel())
-    assert np.array_equal(data.put_together(patches, 5), image)
+    assert np.array_equal(data.from_patches(patches, 5), image)
 
 
 def test_patches_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +48,10 @@ def test_patches_have_no_means() -> None:
     assert data.training_patches(1).tobytes() != data.training_patches(2).tobytes()
 
 
-def test_decibels() -> None:
-    """An error of a tenth everywhere is 20 dB below the largest brightness, 1."""
+def test_psnr() -> None:
+    """An error of 0.1 in all pixels is 20 dB below the peak, 1."""
     patches = np.zeros((3, 64), np.float32)
-    assert data.decibels(patches, patches + 0.1) == pytest.approx(20, abs=1e-5)
+    assert data.psnr(patches, patches + 0.1) == pytest.approx(20, abs=1e-5)
 
 
 def test_components() -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 from commands import check_pictures, module, run, run_quick
 
-from models.batch_norm_workers.data import TRAINED, digits, lit
+from models.batch_norm_workers.data import TRAINED, digits, jittered
 from models.batch_norm_workers.training import TRAINING
 from onnx_ops.training.run import Checkpoint
 from scripts.trainings import synchronized_batch_norm as training
@@ -32,7 +32,7 @@ def test_light_is_a_brightness_and_a_contrast() -> None:
     """Of pictures that are black in one half and white in the other the halves tell both."""
     pictures = np.zeros((2000, 2, 4))
     pictures[:, :, 2:] = 1
-    made = lit(pictures, np.random.default_rng(0))
+    made = jittered(pictures, np.random.default_rng(0))
     dark, bright = made[:, 0, 0], made[:, 0, 3]
     np.testing.assert_array_equal(made, np.where(pictures, bright[:, None, None], dark[:, None, None]))
     assert -2 <= dark.min() < -1.9 < 1.9 < dark.max() <= 2

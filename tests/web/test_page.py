@@ -394,7 +394,7 @@ class TestPage:
 
     @pytest.mark.full
     def test_an_epoch_shows_every_sample_once(self, browser: Browser, url: str) -> None:
-        images, labels = digit_training.shown(digit_training.load())
+        images, labels = digit_training.augmented(digit_training.load())
         with browser.new_page() as page:
             page.goto(f"{url}icon.svg")  # anything from there, for a program that needs no page
             epochs = drawn(page, "digits", 2)
@@ -611,7 +611,7 @@ class TestLines:
 def test_images_are_moved_by_up_to_a_pixel() -> None:
     """Each of them five times."""
     data = digit_training.load()
-    images, labels = digit_training.shown(data)
+    images, labels = digit_training.augmented(data)
     padded = np.pad(data.images.reshape(-1, digits.SIDE, digits.SIDE), ((0, 0), (1, 1), (1, 1)))
     count, moves = len(data.images), set()
     for copy in range(digit_training.COPIES):
