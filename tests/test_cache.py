@@ -210,7 +210,9 @@ def test_code_that_others_could_have_planted_is_not_run(
     assert entry.load_overload(signature, context) is None
     assert not proof.exists()
     monkeypatch.setattr(sessions, "_warned", set())
-    with pytest.warns(UserWarning, match=r"compiles kernels anew .* can be written by all users \(mode 1777\)"):
+    with pytest.warns(
+        UserWarning, match=r"compiles kernels in each process.* can be written by all users \(mode 1777\)"
+    ):
         sessions._warn_of_cache(stacklevel=1)
     folder.chmod(0o700)
     with pytest.raises(TypeError):  # what makes no function is run before that is seen

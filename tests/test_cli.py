@@ -172,7 +172,7 @@ def test_show() -> None:
     assert schema.doc.strip() in text
     assert "float = 0.5. Half-width" in text
     assert "-> [1.0, 0.0, 3.0, 0.0]" in text
-    assert "Portable body" not in text
+    assert "Function body" not in text
 
 
 @pytest.mark.parametrize("op_type", OPS)
@@ -212,7 +212,7 @@ def test_link_writes_what_link_gives(good: Path, tmp_path: Path) -> None:
     before = good.read_bytes()
     text = run("link", good, out).stdout
     assert "Linked 1 node of 1 op: HardshrinkBackward (1).\n" in text
-    assert "opset 21, 15 or newer would do" in text
+    assert "opset 21; its ops need 15 or newer" in text
     assert onnx.load_model(out) == onnx_ops.link(good)
     assert good.read_bytes() == before
     assert names(tmp_path) == {"good.onnx", "out.onnx"}
@@ -667,7 +667,7 @@ def test_check_finds_nodes_wherever_they_are(tmp_path: Path) -> None:
     (use,) = nodes["graph"]["uses"]
     assert use["inputs"]["weight"] is None
     text = run("check", path).stdout
-    assert "weight left out" in text
+    assert "weight omitted" in text
     assert "self float (N,)" in text
 
 
@@ -806,7 +806,7 @@ def test_check_without_kernels(good: Path, no_kernels: str) -> None:
     assert checked["nodes"][0]["runs_on"] == "portable body"
     text = run("check", good).stdout
     assert f"not registered: {no_kernels}" in text
-    assert "runs on  portable body" in text
+    assert "runs on  function body" in text
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------
@@ -839,7 +839,7 @@ def test_doctor_without_kernels(no_kernels: str) -> None:
     }
     text = run("doctor").stdout
     assert f"not registered: {no_kernels}" in text
-    assert "all ops run here, on portable bodies; there are no kernels" in text
+    assert "all ops run here, as function bodies; there are no kernels" in text
 
 
 def test_doctor_without_numba() -> None:

@@ -620,15 +620,15 @@ print(*(w.message for w in caught))
 
 @pytest.mark.full
 def test_processor_without_instructions_for_float16(tmp_path: Path) -> None:
-    """Kernels, or the portable bodies where Numba is too old to do without."""
+    """Kernels, or the function bodies where Numba is too old to do without."""
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "ONNX_OPS_CACHE_DIR": str(tmp_path)}
     printed = assert_ends_well(run(TOLD, generic))
-    assert not "".join(printed) or ("portable bodies" in printed[0] and "F16C" in printed[0])
+    assert not "".join(printed) or ("function bodies" in printed[0] and "F16C" in printed[0])
 
 
-def test_numba_that_compiles_nothing_leaves_the_portable_bodies() -> None:
+def test_numba_that_compiles_nothing_leaves_the_function_bodies() -> None:
     (text,) = assert_ends_well(run(TOLD, {"NUMBA_DISABLE_JIT": "1"}))
-    assert "portable bodies" in text
+    assert "function bodies" in text
     assert "NUMBA_DISABLE_JIT" in text
 
 

@@ -1,4 +1,4 @@
-"""Sessions: every way to make one, options of every state, the kernels or the portable bodies underneath."""
+"""Sessions: every way to make one, options of every state, the kernels or the function bodies underneath."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_plain_session_with_our_options_runs_the_kernel(tmp_path: Path) -> None:
     assert nodes_that_ran(linked_bytes(), onnx_ops.session_options(), tmp_path) == {KERNEL_NODE}
 
 
-def test_plain_session_without_our_options_runs_the_portable_body(tmp_path: Path) -> None:
+def test_plain_session_without_our_options_runs_the_function_body(tmp_path: Path) -> None:
     ran = nodes_that_ran(linked_bytes(), ort.SessionOptions(), tmp_path)
     assert "Where" in ran
     assert KERNEL_NODE not in ran
@@ -483,7 +483,7 @@ def test_session_runs_on_after_a_failed_run() -> None:
 
 @pytest.mark.usefixtures("no_kernels")
 def test_one_warning_where_the_kernels_cannot_be_registered() -> None:
-    with pytest.warns(UserWarning, match=r"portable bodies.*no such library here") as caught:
+    with pytest.warns(UserWarning, match=r"function bodies.*no such library here") as caught:
         options = onnx_ops.session_options()
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -496,14 +496,14 @@ def test_one_warning_where_the_kernels_cannot_be_registered() -> None:
 
 @pytest.mark.usefixtures("no_kernels")
 def test_the_warning_points_at_the_users_line() -> None:
-    with pytest.warns(UserWarning, match="portable bodies") as caught:
+    with pytest.warns(UserWarning, match="function bodies") as caught:
         onnx_ops.InferenceSession(model())
     assert caught[0].filename == __file__
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.filterwarnings("ignore:onnx_ops runs on portable bodies")
-def test_portable_body_runs_where_the_kernels_cannot_be_registered(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:onnx_ops runs on function bodies")
+def test_function_body_runs_where_the_kernels_cannot_be_registered(tmp_path: Path) -> None:
     ran = nodes_that_ran(linked_bytes(), onnx_ops.session_options(), tmp_path)
     assert "Where" in ran
     assert KERNEL_NODE not in ran

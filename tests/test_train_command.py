@@ -94,7 +94,7 @@ def test_training_is_told(step: Path, data: Path, tmp_path: Path) -> None:
 def test_step_of_fixed_size(data: Path, tmp_path: Path) -> None:
     (tmp_path / "step.onnx").write_bytes(steps.whole_step(samples=8, inference=False).SerializeToString())
     text = run("train", tmp_path / "step.onnx", data, "--out", tmp_path / "out").stdout
-    assert text.startswith("20 samples, 8 in a step; 4 of each epoch are left out, too few for a step\n")
+    assert text.startswith("20 samples, 8 in a step; 4 of each epoch are dropped, too few for a step\n")
 
 
 def test_learning_rate(step: Path, data: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_killed_training_goes_on_from_the_last_epoch(step: Path, data: Path, t
 def test_resuming_without_a_checkpoint_starts_anew(step: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = run("train", step, data, "--out", out, "--resume").stdout.splitlines()
-    assert said[0] == f"There is no {out} to resume from; the training starts anew."
+    assert said[0] == f"There is no {out} to resume from; a new training starts."
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_checkpoint_that_is_there_is_not_lost(step: Path, data: Path, tmp_path: 
     out = tmp_path / "out"
     train(step, data, out)
     before = out.read_bytes()
-    expected = f"{out} is there already: --resume goes on from it; to start anew, name another file"
+    expected = f"{out} exists already: use --resume to continue, or another file to start a new training"
     assert refusal(step, data, "--out", out) == expected
     assert out.read_bytes() == before
     result = run("train", step, data, "--out", out, code=FAILED)

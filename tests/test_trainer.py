@@ -910,7 +910,7 @@ def test_trainer_without_kernels_warns_and_trains() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             trainer = onnx_ops.Trainer(steps.whole_step())
-        assert [("portable bodies" in str(w.message), w.filename) for w in caught] == [(True, "<string>")]
+        assert [("function bodies" in str(w.message), w.filename) for w in caught] == [(True, "<string>")]
         print(trainer.step(**steps.batch())["loss"])"""
     command = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The command line: what the ops are, whether they run here, models linked, checked and trained."""
+"""The command line application."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnx_ops.core.version import __version__
 
 app = typer.Typer(
     name=NAME,
-    help="""Gradient ops for ONNX graphs: what they are, whether they run here, models linked, checked and trained.
+    help="""Gradient ops for ONNX graphs: documentation, self-test, linking and checks of models, training.
 
-    Exit status: 0 all is well; 1 what was asked about is not (a file that cannot be read or written, a model that is
-    refused, an op that is unknown or fails its self-test); 2 a command line that is not understood; 128 and the number
-    of the signal for a training that a signal has interrupted.
+    Exit status: 0 success; 1 failure (a file that cannot be read or written, a model that is refused, an op that is
+    unknown or fails its self-test); 2 an invalid command line; 128 plus the number of the signal if a signal has
+    interrupted a training.
 
-    With --json a command that is understood writes one JSON object, and nothing else, to standard output: what its help
-    says, or {"error": text} where there is no answer; numbers that JSON does not have are "NaN", "Infinity" and
-    "-Infinity". Without, errors go to standard error.""",
+    With --json a valid command writes one JSON object, and nothing else, to standard output: the one that its help
+    describes, or {"error": text} if it fails; numbers that JSON does not have are "NaN", "Infinity" and "-Infinity".
+    Without --json, errors go to standard error.""",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -34,8 +34,8 @@ def main() -> None:
     """Run the command line; ends the process."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name in a model may have letters that the stream has not
-    ort.set_default_logger_severity(SILENT)  # what it logs in colours, its exceptions say too
+            stream.reconfigure(errors="backslashreplace")  # names in a model may not be encodable in the stream
+    ort.set_default_logger_severity(SILENT)  # its exceptions have the same messages
     app(prog_name=NAME)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import onnx_ops
-from onnx_ops.cli.inspection import Linked, describe, inspect
+from onnx_ops.cli.inspection import FUNCTION_BODY, Linked, describe, inspect
 from onnx_ops.cli.terminal import (
     FAILED,
     INDENT,
@@ -36,9 +36,9 @@ from onnx_ops.runtime.cache import cache_directory, readers
 
 
 def list_ops(as_json: AsJson = False) -> None:
-    """The ops with inputs ([optional]), attributes and dtypes.
+    """List the ops with inputs ([optional]), attributes and dtypes.
 
-    JSON: domain, version, and ops, a list of objects with name; minimum_opset, of the portable body; inputs and
+    JSON: domain, version, and ops, a list of objects with name; minimum_opset, of the function body; inputs and
     outputs, lists of name, optional, dtypes, description; attributes, a list of name, type, default, description.
     """
     descriptions = [describe(op) for op in OPS.values()]
@@ -53,23 +53,21 @@ def list_ops(as_json: AsJson = False) -> None:
 
 
 def _completed_op(incomplete: str) -> list[str]:
-    """The ops whose names begin with what is typed."""
+    """The ops whose names begin with an incomplete argument."""
     return [name for name in OPS if name.startswith(incomplete)]
 
 
 def show(
     op: Annotated[
         str,
-        typer.Argument(
-            metavar="OP", help="Name of the op; upper and lower case are the same.", autocompletion=_completed_op
-        ),
+        typer.Argument(metavar="OP", help="Name of the op; case does not matter.", autocompletion=_completed_op),
     ],
-    body: Annotated[bool, typer.Option("--body", help="The portable body too, as the example gets it.")] = False,
+    body: Annotated[bool, typer.Option("--body", help="Show the function body too, for the example.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The documentation of an op, with an example worked out.
+    """Show the documentation of an op, with an example.
 
-    JSON: the object that `list` gives for the op, and doc; example, an object of inputs, attributes and output; with
+    JSON: the object of the op as in `list`, and doc; example, an object of inputs, attributes and output; with
     --body also body, in ONNX's text syntax.
     """
     from onnx.printer import to_text
@@ -86,24 +84,24 @@ def show(
     print_documentation(console, record)
     if body:
         console.print()
-        console.print(f"Portable body of the example, opset {record.body_opset}", style="bold")
+        console.print(f"Function body for the example, opset {record.body_opset}", style="bold")
         console.print()
         print_lines(console, textwrap.indent(to_text(example_body(record)).strip(), INDENT))
 
 
 def link(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The model to link.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; IN may be replaced.")],
-    inline: Annotated[bool, typer.Option("--inline", help="Standard operators alone, no functions.")] = False,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it may be IN.")],
+    inline: Annotated[bool, typer.Option("--inline", help="Write standard operators only, no functions.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a copy of a model that any onnxruntime session can run.
 
-    OUT appears as a whole or not at all. External data stays external; if OUT is in another folder than IN, the files
-    are copied there, and nothing is written over files with other contents.
+    OUT is written atomically. External data stays external; if OUT is in another folder than IN, the files are copied
+    there, and existing files with other contents are not overwritten.
 
     JSON: input, output, inlined; nodes, an object with the number of nodes by op; opset, that the model imports;
-    minimum_opset, the oldest that would do (null if there are no nodes); copied, a list of the files copied.
+    minimum_opset, the oldest that its ops support (null if there are no nodes); copied, a list of the files copied.
     """
     from onnx_ops.graph.files import read_model, write_model
 
@@ -134,32 +132,31 @@ def link(
         print_wrapped(
             console, f"{done} {counted(sum(counts.values()), 'node')} of {counted(len(counts), 'op')}: {ops}."
         )
-        print_wrapped(console, f"Wrote {target}: opset {opset}, {minimum} or newer would do.")
+        print_wrapped(console, f"Wrote {target}: opset {opset}; its ops need {minimum} or newer.")
     else:
-        print_wrapped(console, f"Wrote {target}; there was nothing to link, for no node is of domain {DOMAIN}.")
+        print_wrapped(console, f"Wrote {target}; there was nothing to link: no node is of domain {DOMAIN}.")
     if copied:
         print_wrapped(console, f"Copied external data: {', '.join(copied)}.")
 
 
 def check(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file, or another format that onnx loads.")],
-    linked: Annotated[bool, typer.Option("--linked", help="Require that this version has linked the model.")] = False,
+    linked: Annotated[bool, typer.Option("--linked", help="Fail unless this version has linked the model.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What the nodes of a model run on here, and every problem.
+    """Check a model, and show what its nodes run on here.
 
-    Problems are those for which `link` refuses the model, and external data that is not there.
+    Problems are the reasons for which `link` refuses the model, and missing external data.
 
-    JSON: model; ok; opset, that it imports; minimum_opset, the oldest that would do (null if there are no nodes);
-    linked: "current", "stale" (something else is attached than this version attaches), "broken" (nodes of kernels stand
-    in it without their functions, so that no session without the kernels can load it), "absent" or "unneeded";
-    linked_by, the version of onnx_ops that has linked it, null if the model does not tell;
-    kernels, an object of registered and reason; problems, a list of texts, those of single nodes not among them; nodes,
-    a list of op, name, outputs, place, bare_kernel (the name of a kernel that stands in the op's place without its
-    function, else null), kernel (the name of the one that the node calls once it is linked, null for a refused one),
-    problems, runs_on ("kernel", "portable body" or null for a refused one) and
-    uses, one for each time that the node is run: inputs (by name, null if left out), attributes, and output, tensors
-    being objects of dtype and shape, null where they are not known.
+    JSON: model; ok; opset, that it imports; minimum_opset, the oldest that its ops support (null if there are no
+    nodes); linked: "current", "stale" (its functions differ from those that this version adds), "broken" (it has nodes
+    of kernels without their functions, and sessions without the kernels cannot load it), "absent" or "unneeded";
+    linked_by, the version of onnx_ops that has linked it, null if unknown; kernels, an object of registered and reason;
+    problems, a list of texts, without those of single nodes; nodes, a list of op, name, outputs, place, bare_kernel
+    (name of the kernel if the node is one without its function, else null), kernel (name of the kernel that the linked
+    node calls, null if the node is refused), problems, runs_on ("kernel", "portable body" for the function body, or
+    null if the node is refused) and uses, a list with one item for each call of the node: inputs (by name, null if
+    omitted), attributes, and outputs; tensors are objects of dtype and shape, null where unknown.
     """
     from onnx_ops.cli.diagnosis import kernels
     from onnx_ops.graph.files import ModelFileError, external_files, read_model
@@ -180,7 +177,7 @@ def check(
     if as_json:
         answer = dataclasses.asdict(inspection)
         for node in answer["nodes"]:
-            node["runs_on"] = None if node["problems"] else "kernel" if here.registered else "portable body"
+            node["runs_on"] = None if node["problems"] else "kernel" if here.registered else FUNCTION_BODY
         print_json(model=str(model), ok=inspection.ok, kernels=dataclasses.asdict(here), **answer)
     else:
         print_inspection(make_console(), model, inspection, here.reason)
@@ -189,15 +186,15 @@ def check(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Whether the ops run on this machine, and on what.
+    """Test the ops on this machine.
 
-    Where the kernels cannot be registered they run on the portable bodies; that is no failure. A package in a version
-    that is not supported is one, whatever the self-test says.
+    If the kernels cannot be registered, the ops run as function bodies; that is no failure. A package in a version that
+    is not supported is a failure, even if the self-test passes.
 
     JSON: ok; platform; versions, by package, null if not installed; unsupported, a list of package, version and
     supported (such as ">=1.23"); kernels, an object of registered and reason; cache, an object of path, writable and
-    problem (null, or why kernels cannot be loaded from there or kept); outcomes, a list of op, way ("kernel", "portable
-    body", "inlined"), status ("passed", "failed", "unavailable") and detail.
+    problem (null, or why kernels cannot be loaded or saved there); outcomes, a list of op, way ("kernel", "portable
+    body" for the function body, "inlined"), status ("passed", "failed", "unavailable") and detail.
     """
     from onnx_ops.cli.diagnosis import diagnose
 
@@ -212,12 +209,12 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def compile_kernels(as_json: AsJson = False) -> None:
-    """Compile all kernels now, so that no session has to later.
+    """Compile all kernels ahead of time, so that no session has to compile any.
 
-    The code goes to the directory that `doctor` names; the variable ONNX_OPS_CACHE_DIR names another. It serves the
-    same versions of the packages on the same kind of processor, also where the directory can only be read: in the image
-    of a container, say. A directory that is made is for this user alone; one that is there, made with mode 755, serves
-    all users, if nobody but this user or root can write it.
+    The code is written to the cache directory, which `doctor` shows and the variable ONNX_OPS_CACHE_DIR can set. It is
+    valid for the same versions of the packages on the same kind of processor; processes need only read the directory,
+    for example in a container image. A new directory is readable by this user only; an existing one, made with mode
+    755, can serve all users if only this user or root can write to it.
 
     JSON: cache, the directory; files, the number of files in it; readers, who can read them: "all users", "its group"
     or "this user".
@@ -234,12 +231,12 @@ def compile_kernels(as_json: AsJson = False) -> None:
     if as_json:
         print_json(cache=str(folder), files=files, readers=readers(folder))
     else:
-        text = f"All kernels are compiled; {folder} holds {counted(files, 'file')}, for {readers(folder)}."
+        text = f"All kernels are compiled; {folder} has {counted(files, 'file')}, readable by {readers(folder)}."
         print_wrapped(make_console(), text)
 
 
 def _op_named(op_type: str, as_json: bool) -> Op:
-    """The op of that name, in whatever case."""
+    """The op with a name, case-insensitive."""
     names = {name.lower(): name for name in OPS}
     wanted = op_type.lower()
     if wanted in names:

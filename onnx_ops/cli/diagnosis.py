@@ -1,4 +1,4 @@
-"""Whether the ops run on this machine, and in which ways. All fields are of types that JSON has."""
+"""The self-test of the ops on this machine. All fields have types of JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 from packaging.requirements import Requirement
 
+from onnx_ops.cli.inspection import FUNCTION_BODY
 from onnx_ops.cli.terminal import SILENT
 from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
@@ -29,7 +30,7 @@ PACKAGES = ("onnx-ops", "onnx", "onnxruntime", "onnxruntime-extensions", "numba"
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A package in a version that onnx-ops does not support, and those it does, such as ">=1.23"."""
+    """A package in a version that is not supported, and the versions that are, such as ">=1.23"."""
 
     package: str
     version: str
@@ -38,7 +39,7 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Whether the kernels can be registered with onnxruntime here, and why not."""
+    """Whether the kernels can be registered with onnxruntime here; if not, the reason."""
 
     registered: bool
     reason: str | None
@@ -46,9 +47,12 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where compiled kernels are kept; None where there is no place for them.
+    """The cache directory of compiled kernels.
 
-    problem: what keeps kernels from being loaded from there, or kept.
+    Attributes:
+        path: None if there is none.
+        writable: whether kernels can be saved there.
+        problem: why kernels cannot be loaded or saved there.
     """
 
     path: str | None
@@ -60,12 +64,12 @@ class Verdict(enum.StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNAVAILABLE = "unavailable"
-    """There are no kernels here, and nothing has been run."""
+    """Not run, as the kernels cannot be registered."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an op's example when it was run in one way."""
+    """The result of running an op's example in one way."""
 
     op: str
     way: str
@@ -75,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out about a machine. The version of a package that is not installed is None."""
+    """The result for a machine. The version of a package that is not installed is None."""
 
     platform: str
     versions: Mapping[str, str | None]
@@ -90,7 +94,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Everything about this machine that matters to the ops; each op is run in each way."""
+    """Test this machine: run each op in each way."""
     here = kernels()
     compile_ahead(link_with_calls(example_model(op))[1][0] for op in OPS.values())
     outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
@@ -99,7 +103,7 @@ def diagnose() -> Diagnosis:
 
 
 def kernels() -> Kernels:
-    """Whether the kernels can be registered; compiles what that needs and is not in the cache."""
+    """Try to register the kernels; compiles the code for it if it is not cached."""
     try:
         register(None)
     except KernelsUnavailableError as reason:
@@ -110,12 +114,12 @@ def kernels() -> Kernels:
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # onnxruntime comes under several names
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime has several distributions
         return getattr(sys.modules.get(package.replace("-", "_")), "__version__", None)
 
 
 def _unsupported() -> tuple[Unsupported, ...]:
-    """Installed packages whose version is not among those that the metadata of onnx-ops asks for."""
+    """Installed packages whose version does not meet the requirements of onnx-ops."""
     found = []
     for requirement in map(Requirement, _requirements()):
         version = _version(requirement.name)
@@ -151,7 +155,7 @@ def _on_kernel(model: onnx.ModelProto) -> ort.InferenceSession:
     return _session(link(model), register(None))
 
 
-def _on_portable_body(model: onnx.ModelProto) -> ort.InferenceSession:
+def _on_function_body(model: onnx.ModelProto) -> ort.InferenceSession:
     return _session(link(model), ort.SessionOptions())
 
 
@@ -161,7 +165,7 @@ def _inlined(model: onnx.ModelProto) -> ort.InferenceSession:
 
 WAYS: Mapping[str, Callable[[onnx.ModelProto], ort.InferenceSession]] = {
     "kernel": _on_kernel,
-    "portable body": _on_portable_body,
+    FUNCTION_BODY: _on_function_body,
     "inlined": _inlined,
 }
 
@@ -177,9 +181,9 @@ def _outcome(op: Op, way: str) -> Outcome:
         results = WAYS[way](example_model(op)).run(None, op.example.arrays())
     except KernelsUnavailableError as reason:
         return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
-    except Exception as error:  # whatever it is, it is what the user wants to know
+    except Exception as error:
         return Outcome(op.name, way, Verdict.FAILED, f"{type(error).__name__}: {error}")
-    # The tolerance is that of float32, to which inputs and result are rounded.
+    # The tolerance of float32, to which inputs and results are rounded.
     for (name, wanted), got in zip(expected.items(), results, strict=True):
         if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=3e-7, atol=6e-8, equal_nan=True):
             problem = f"{name} is {got.tolist()}, expected {wanted.tolist()}"

@@ -1,4 +1,4 @@
-"""What there is to say of an op, and of the nodes of a model. All fields are of types that JSON has."""
+"""Descriptions of ops and of the nodes of a model. All fields have types of JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from onnx_ops.linking.link import link
 from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
 
 REFUSALS = (ValueError, checker.ValidationError, shape_inference.InferenceError)
-"""What `link` raises for a model: OpError and LinkError, and what onnx has for one that is not valid."""
+"""What `link` raises for a model: OpError and LinkError, and errors of onnx for an invalid model."""
+FUNCTION_BODY = "portable body"
+"""The function body in JSON, as the way that a node is run."""
 
 
 # --- ops -------------------------------------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of an op; one that is required has no default."""
+    """An attribute of an op; a required one has no default."""
 
     name: str
     type: str
@@ -53,7 +55,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class OpDescription:
-    """The facts of an op's schema; minimum_opset is that of its portable body."""
+    """The schema of an op; minimum_opset is that of its function body."""
 
     name: str
     minimum_opset: int
@@ -63,7 +65,7 @@ class OpDescription:
 
 
 def describe(op: Op) -> OpDescription:
-    """The facts of an op: inputs in the order of its schema; its attributes have none, and come by name."""
+    """The description of an op, with inputs in the order of the schema and attributes sorted by name."""
     attributes = (
         Attribute(name, attribute_type(a), defaults(op.schema).get(name), a.description)
         for name, a in sorted(op.schema.attributes.items())
@@ -81,23 +83,23 @@ def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Paramet
 
 
 class Linked(enum.StrEnum):
-    """Whether a model has attached what its nodes need to run."""
+    """Whether a model has the functions that `link` adds for its nodes."""
 
     CURRENT = "current"
-    """What `link` of this version attaches."""
+    """Those of this version."""
     STALE = "stale"
-    """Something else: of another version, or for other nodes."""
+    """Others: of another version, or for other nodes."""
     BROKEN = "broken"
-    """Nodes of kernels without the functions that `link` attaches for them. A session with the kernels saves its
-    optimised model so; no other session can load it."""
+    """Nodes of kernels without their functions, as in the optimized model that a session with the kernels saves; only
+    sessions with the kernels can load it."""
     ABSENT = "absent"
     UNNEEDED = "unneeded"
-    """Nothing, and there is no node of the domain."""
+    """None, and there is no node of the domain."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is known of a tensor; None is what is not. A dimension is a number, a name or None."""
+    """Dtype and shape of a tensor, None where unknown. A dimension is a number, a name or None."""
 
     dtype: str | None
     shape: tuple[int | str | None, ...] | None
@@ -105,14 +107,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Use:
-    """A node as it is run: one in a function has as many uses as the function has calls."""
+    """A call of a node: one in a function is called once for each call of the function."""
 
     inputs: Mapping[str, Tensor | None]
-    """By name; None for one that is left out."""
+    """By name; None for an omitted one."""
     attributes: Mapping[str, Any]
-    """Defaults filled in."""
+    """With defaults."""
     outputs: Mapping[str, Tensor | None] | None
-    """By name, None for one that is left out; None for a use that the op refuses."""
+    """By name, None for an omitted one; None for a call that the op refuses."""
 
 
 @dataclass(frozen=True)
@@ -123,24 +125,24 @@ class Node:
     name: str
     outputs: tuple[str, ...]
     place: str
-    """The graph, function or subgraph that it stands in."""
+    """The graph, function or subgraph that contains it."""
     bare_kernel: str | None
-    """The name of the kernel that stands in the model in the op's place, where no function of that name is attached."""
+    """Name of the kernel if the node is one without its function."""
     kernel: str | None
-    """The name of the kernel that it calls once it is linked; None for a node that no op accepts."""
+    """Name of the kernel that the linked node calls; None for a node that no op accepts."""
     uses: tuple[Use, ...]
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model, and everything that `link` would refuse in it.
+    """The nodes of a model, and all reasons for which `link` refuses it.
 
     Attributes:
-        opset: the version of the default domain that it imports.
-        minimum_opset: the oldest that its nodes can be linked with; None if there are none.
-        linked_by: the version of onnx_ops that has linked it, if its metadata tells.
-        problems: those of no single node.
+        opset: imported version of the default domain.
+        minimum_opset: the oldest one that its nodes can be linked with; None if there are no nodes.
+        linked_by: the version of onnx_ops that has linked it; None if its metadata has none.
+        problems: those that concern no single node.
     """
 
     opset: int
@@ -156,7 +158,7 @@ class Inspection:
 
 
 def inspect(model: onnx.ModelProto) -> Inspection:
-    """The nodes of the domain in a model, with all problems that `link` would find, where it stops at the first."""
+    """Inspect a model; finds all problems, while `link` raises the first one."""
     try:
         own = load_model(model)
         bare = _bare_kernels(own)
@@ -186,7 +188,7 @@ def inspect(model: onnx.ModelProto) -> Inspection:
 
 
 def _bare_kernels(model: onnx.ModelProto) -> dict[tuple[str, ...], str]:
-    """The names of nodes of kernels for which no function is attached, by place and outputs."""
+    """The names of kernels called by nodes without their functions, by place and outputs of the nodes."""
     attached = {function_key(f) for f in model.functions}
     return {
         (place.text, *node.output): function_text(node.domain, node.op_type)

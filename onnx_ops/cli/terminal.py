@@ -1,4 +1,4 @@
-"""How commands answer: text for terminals and programs, JSON, progress, and failures."""
+"""Output of commands: text, JSON, progress and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 NAME = "onnx-ops"
 FAILED = 1
 SILENT = 4
-"""onnxruntime's log level for fatal errors only; others are reported by its exceptions."""
+"""onnxruntime's log level for fatal errors only; its exceptions report others."""
 UNWRAPPED = 1_000_000
-"""The width of what is no terminal: lines there are for programs, which look for them whole."""
+"""Width where the output is no terminal: programs that read it expect unbroken lines."""
 INDENT = "  "
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console on standard output or standard error. It prints each text as one line, escaped."""
+    """A LineConsole on standard output or standard error."""
     from onnx_ops.cli.console import LineConsole
 
     stream = sys.stderr if stderr else sys.stdout
@@ -39,13 +39,13 @@ def make_console(stderr: bool = False) -> Console:
     return LineConsole(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
-def print_json(**answer: Any) -> None:
+def print_json(**answer: object) -> None:
     print(json.dumps(_finite(answer), indent=2, allow_nan=False))
 
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar for whoever watches: advance(done, total, what)."""
+    """A progress bar on a terminal; yields advance(done, total, description)."""
     if not sys.stderr.isatty():  # a disabled bar writes an empty line before rich 15
         yield lambda done, total, what: None
         return
@@ -60,7 +60,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 @contextlib.contextmanager
 def compiling_status() -> Iterator[None]:
-    """A bar while kernels compile; what is no terminal gets the lines that the library logs."""
+    """A progress bar while kernels compile; without a terminal the library logs the progress."""
     if not sys.stderr.isatty():
         yield
         return
@@ -69,8 +69,8 @@ def compiling_status() -> Iterator[None]:
         yield
 
 
-def _finite(value: Any) -> Any:
-    """The value with floats that JSON does not have as the strings that protobuf's JSON has for them."""
+def _finite(value: object) -> object:
+    """Replace floats that JSON does not have by strings, as in protobuf's JSON."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,7 +97,7 @@ def fail(problem: str, as_json: bool) -> NoReturn:
 
 
 def print_wrapped(console: Console, text: str, indent: str = "", style: str | None = None) -> None:
-    """Lines broken between words only, and indented from the second on."""
+    """Print text wrapped between words, with an indent from the second line on."""
     from onnx_ops.cli.console import escaped
 
     shown = escaped(re.sub(r"[\t-\r]", " ", text))
@@ -108,13 +108,13 @@ def print_wrapped(console: Console, text: str, indent: str = "", style: str | No
 
 
 def print_lines(console: Console, text: str) -> None:
-    """Text of several lines as they are."""
+    """Print lines without wrapping."""
     for line in text.splitlines():
         console.print(line, soft_wrap=True)
 
 
 def print_fields(console: Console, fields: Iterable[tuple[str, str]]) -> None:
-    """Names in a column of their own, as narrow as can be."""
+    """Print names and texts in two columns."""
     fields = list(fields)
     column = max((len(name) for name, _ in fields), default=0) + 2
     for name, text in fields:

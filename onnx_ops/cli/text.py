@@ -1,4 +1,4 @@
-"""What ops, models and machines are, as text for a terminal."""
+"""Ops, models and diagnoses as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx_ops.cli.inspection import Attribute, Inspection, Linked, Node, OpDescription, Parameter, Tensor, describe
+from onnx_ops.cli.inspection import (
+    FUNCTION_BODY,
+    Attribute,
+    Inspection,
+    Linked,
+    Node,
+    OpDescription,
+    Parameter,
+    Tensor,
+    describe,
+)
 from onnx_ops.cli.terminal import INDENT, NAME, UNWRAPPED, counted, print_fields, print_lines, print_wrapped
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Op
@@ -31,13 +41,13 @@ def print_op(console: Console, op: OpDescription) -> None:
             ("inputs", inputs),
             ("attributes", attributes or "none"),
             *zip(itertools.chain(["dtypes"], itertools.repeat("")), _dtypes(op), strict=False),
-            ("opset", f"{op.minimum_opset} or newer for the portable body"),
+            ("opset", f"{op.minimum_opset} or newer for the function body"),
         ],
     )
 
 
 def _dtypes(op: OpDescription) -> Iterator[str]:
-    """What the inputs can be; their names only where they differ."""
+    """The dtypes of the inputs, with names only if they differ."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for parameter in op.inputs:
         groups.setdefault(parameter.dtypes, []).append(parameter.name)
@@ -52,7 +62,7 @@ def doc_text(op: Op) -> str:
 def print_documentation(console: Console, op: Op) -> None:
     description = describe(op)
     console.print(op.name, style="bold")
-    console.print(f"{DOMAIN}, version {OPSET_VERSION}; portable body from opset {op.body_opset} on")
+    console.print(f"{DOMAIN}, version {OPSET_VERSION}; function body from opset {op.body_opset} on")
     console.print()
     for paragraph in doc_text(op).split("\n\n"):
         if console.width == UNWRAPPED or paragraph.startswith(" "):
@@ -88,9 +98,9 @@ def _attribute_text(attribute: Attribute) -> str:
 
 LINKED = {
     Linked.CURRENT: f"yes, by this version, {__version__}",
-    Linked.STALE: f"yes{{}}, but not as this version links it; `{NAME} link` does it anew",
-    Linked.BROKEN: f"no longer: nodes of kernels have lost their functions; `{NAME} link` gives them back",
-    Linked.ABSENT: f"no; onnx_ops.InferenceSession links by itself, for other sessions `{NAME} link` does it",
+    Linked.STALE: f"yes{{}}, but not as this version links it; `{NAME} link` links it again",
+    Linked.BROKEN: f"no longer: nodes of kernels have lost their functions; `{NAME} link` restores them",
+    Linked.ABSENT: f"no; onnx_ops.InferenceSession links it, other sessions need `{NAME} link`",
     Linked.UNNEEDED: "not needed",
 }
 
@@ -103,7 +113,7 @@ def print_inspection(console: Console, path: Path, inspection: Inspection, no_ke
     kernels = (
         f"not registered: {no_kernels}"
         if no_kernels
-        else "registered by onnx_ops.InferenceSession and onnx_ops.register_kernels; elsewhere portable bodies run"
+        else "registered by onnx_ops.InferenceSession and onnx_ops.register_kernels; other sessions run function bodies"
     )
     print_fields(
         console,
@@ -131,8 +141,8 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
     if node.bare_kernel:
         fields.append(("as", f"{node.bare_kernel}, which only sessions with the kernels can load"))
     if not node.problems:
-        portable = "portable body, for the kernels are not registered"
-        fields.append(("runs on", portable if no_kernels else f"kernel {node.kernel}"))
+        body = "function body, as the kernels are not registered"
+        fields.append(("runs on", body if no_kernels else f"kernel {node.kernel}"))
     for use in node.uses:
         inputs = "; ".join(f"{name} {_tensor_text(tensor)}" for name, tensor in use.inputs.items())
         fields.append(("inputs", inputs))
@@ -148,7 +158,7 @@ def _print_node(console: Console, node: Node, no_kernels: str | None) -> None:
 
 def _tensor_text(tensor: Tensor | None) -> str:
     if tensor is None:
-        return "left out"
+        return "omitted"
     if tensor.dtype is None and tensor.shape is None:
         return "unknown"
     shape = "of unknown shape" if tensor.shape is None else shape_text(tensor.shape)
@@ -158,13 +168,17 @@ def _tensor_text(tensor: Tensor | None) -> str:
 STYLES = {"passed": "green", "failed": "red", "unavailable": "yellow"}
 
 
+def _way_text(way: str) -> str:
+    return "function body" if way == FUNCTION_BODY else way
+
+
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     from rich.table import Table
     from rich.text import Text
 
     cache = diagnosis.cache
     kernels = "registered" if diagnosis.kernels.registered else f"not registered: {diagnosis.kernels.reason}"
-    problem = f"; kernels that cannot be loaded from it, or kept, are compiled anew in each process: {cache.problem}"
+    problem = f"; kernels that cannot be loaded or saved there are compiled in each process: {cache.problem}"
     print_fields(
         console,
         [
@@ -175,7 +189,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         ],
     )
     ways = list(dict.fromkeys(outcome.way for outcome in diagnosis.outcomes))
-    table = Table("self-test", *ways, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table("self-test", *map(_way_text, ways), box=None, padding=(0, 2, 0, 0), header_style="bold")
     for op in dict.fromkeys(outcome.op for outcome in diagnosis.outcomes):
         cells = [o.status.value for o in diagnosis.outcomes if o.op == op]
         table.add_row(op, *(Text(cell, STYLES[cell]) for cell in cells))
@@ -187,10 +201,10 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         print_wrapped(console, text, INDENT, "red")
     failures = [o for o in diagnosis.outcomes if o.detail and o.status.value == "failed"]
     for failure in failures:
-        print_wrapped(console, f"{failure.op}, {failure.way}: {failure.detail}", INDENT, "red")
+        print_wrapped(console, f"{failure.op}, {_way_text(failure.way)}: {failure.detail}", INDENT, "red")
     if failures:
         console.print(counted(len(failures), "failure"), style="red")
     elif diagnosis.kernels.registered:
-        console.print("all ops run here, on kernels and on portable bodies", style="green")
+        console.print("all ops run here, as kernels and as function bodies", style="green")
     else:
-        console.print("all ops run here, on portable bodies; there are no kernels", style="yellow")
+        console.print("all ops run here, as function bodies; there are no kernels", style="yellow")

@@ -26,32 +26,30 @@ def train(
     step: Annotated[Path, typer.Argument(metavar="STEP", help="An .onnx file of a training step.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="An .npz file, its arrays named as the step's inputs.")],
     out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="The safetensors file to write after each epoch.")],
-    epochs: Annotated[int, typer.Option(min=1, help="In all, with those done before.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Total number, including those before --resume.")] = 1,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step; if not given, as many as the step says, else 32.")
+        int | None, typer.Option(min=1, help="Samples in a step; by default as fixed by the step, else 32.")
     ] = None,
-    batch_dimension: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The dimension along which the samples lie.")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="If not given, as the step or CHECKPOINT says.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the order of the samples; if not given, 0.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from CHECKPOINT, if it is there.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the losses of the epochs.")] = None,
+    batch_dimension: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the batch dimension.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="By default that of the step or CHECKPOINT.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the order of the samples; by default 0.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from CHECKPOINT if it exists.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Plot the losses of the epochs.")] = None,
     export: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the trained model for inference.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train with a training step, without a training framework.
 
-    Samples lie along the first axis of each array, in a new order in each epoch. An array of exactly the shape that the
-    step wants is given whole to each step. Where the first dimensions of the step's inputs have different names,
-    --batch-dimension says which one is the batch; inputs without it are given whole. If the step takes a fixed number
-    of samples, the rest of each epoch is left out.
+    The first axis of each array is the batch axis; samples are shuffled in each epoch. An array of exactly the shape of
+    its input is passed whole to each step. If the first dimensions of the step's inputs have different names,
+    --batch-dimension names the batch dimension; arrays of inputs without it are passed whole. If the step fixes the
+    batch size, the remainder of each epoch is dropped.
 
-    CHECKPOINT is written after each epoch, and after the present step when the training is interrupted (Ctrl-C,
-    SIGTERM). A training that is resumed gives the same bits as one that was not interrupted. While a
-    training runs, another one that would write the same CHECKPOINT is refused.
+    CHECKPOINT is written after each epoch, and after the current step when the training is interrupted (Ctrl-C,
+    SIGTERM). A resumed training gives the same bits as an uninterrupted one. While a training runs, another one that
+    would write the same CHECKPOINT is refused.
 
-    JSON: checkpoint; samples; batch_size; left_out, samples left out of each epoch; losses, a list with the mean loss
+    JSON: checkpoint; samples; batch_size; left_out, samples dropped in each epoch; losses, a list with the mean loss
     of each epoch; interrupted; plot and export, the files written, null if none.
     """
     from onnx_ops.cli.training import Stopping, can_plot, no_folder, plot_losses, prepare
@@ -70,10 +68,10 @@ def train(
 
     with _training_refusals(as_json), reserved(out):
         if out.exists() and not resume:
-            fail(f"{out} is there already: --resume goes on from it; to start anew, name another file", as_json)
+            fail(f"{out} exists already: use --resume to continue, or another file to start a new training", as_json)
         checkpoint = Checkpoint.read(out) if out.exists() else None
         if resume and checkpoint is None:
-            say(f"There is no {out} to resume from; the training starts anew.")
+            say(f"There is no {out} to resume from; a new training starts.")
         with compiling_status():
             run = prepare(
                 step,
@@ -87,7 +85,7 @@ def train(
         if export is not None and not run.trainer.has_inference_graph:
             fail(f"--export needs an inference graph, and there is none in {step}", as_json)
         samples = run.samples
-        rest = f"; {samples.left_out} of each epoch are left out, too few for a step" if samples.left_out else ""
+        rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
         before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
         say(f"{counted(samples.count, 'sample')}, {samples.batch_size} in a step{rest}{before}")
         with progress_bar("training") as advance, Stopping() as stopping:
@@ -117,7 +115,7 @@ def train(
             export=None if export is None or interrupted else str(export),
         )
     elif interrupted:
-        say(f"Interrupted; {out} is written, and --resume goes on from it.")
+        say(f"Interrupted; wrote {out}, from which --resume continues.")
     else:
         say(f"Wrote {', '.join(str(path) for path in (out, plot, export) if path is not None)}.")
     if stopping.signal is not None and interrupted:
@@ -126,14 +124,14 @@ def train(
 
 @contextlib.contextmanager
 def _training_refusals(as_json: bool) -> Iterator[None]:
-    """As `refusals`, with those of files and of a step that is run."""
+    """As `refusals`, also for errors of files and of steps."""
     try:
         yield
     except REFUSALS as refusal:
         fail(str(refusal), as_json)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), as_json)
-    except Exception as error:  # what onnxruntime raises has no class in common
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         if type(error) is not RuntimeError and type(error).__module__.split(".")[0] != "onnxruntime":
             raise
         fail(str(error), as_json)

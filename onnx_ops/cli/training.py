@@ -1,4 +1,4 @@
-"""What the command `train` does beside printing: it makes a training ready, heeds signals, and draws the losses."""
+"""Parts of the command `train`: preparation, signals, and the plot of the losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare(
     learning_rate: float | None,
     seed: int | None,
 ) -> Run:
-    """A training from its start, or from a checkpoint; what is not given is as there.
+    """A new training, or one resumed from a checkpoint, whose settings are the defaults.
 
     Raises:
         OSError, StepError, ModelFileError, OpError, LinkError: files that cannot be read, or do not fit each other.
@@ -45,10 +45,10 @@ def prepare(
 
 
 class Stopping:
-    """While this is entered, a signal to end the process does not end it but is noted; the second one ends it.
+    """A context in which the first SIGINT or SIGTERM is recorded instead of ending the process.
 
     Attributes:
-        signal: the number of the signal that has come, if one has.
+        signal: number of the received signal, or None.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Stopping:
 
 
 def no_folder(paths: Iterable[Path | None]) -> Path | None:
-    """The first of the folders of these files that is not there: to know it after an epoch is too late."""
+    """The first missing folder of these files, to fail before the first epoch."""
     return next((path.parent for path in paths if path is not None and not path.parent.is_dir()), None)
 
 
@@ -77,7 +77,7 @@ def can_plot() -> bool:
 
 
 def plot_losses(path: Path, losses: Sequence[float]) -> None:
-    """Draw the losses of epochs as a PNG; OSError for a file that cannot be written."""
+    """Plot the losses of epochs as a PNG; OSError for a file that cannot be written."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

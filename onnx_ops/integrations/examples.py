@@ -13,7 +13,7 @@ from onnx_ops.linking.link import FUNCTIONS_SINCE_IR, link
 
 
 def example_model(op: Op) -> onnx.ModelProto:
-    """The op's example as a model of one node, in the oldest opset that its function body takes."""
+    """The op's example as a model of one node, in the oldest opset that its function body supports."""
     arrays, expected = op.example.arrays(), op.example.expected()
     node = make_node(
         op.name, {name: name for name in arrays}, {name: name for name in expected}, **op.example.attributes
@@ -26,7 +26,7 @@ def example_model(op: Op) -> onnx.ModelProto:
 
 
 def example_body(op: Op) -> onnx.FunctionProto:
-    """The function body that `link` attaches to the op's example."""
+    """The function body that `link` adds to the op's example."""
     body, _ = link(example_model(op)).functions
     return body
 

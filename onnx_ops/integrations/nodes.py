@@ -1,4 +1,4 @@
-"""Nodes of the domain."""
+"""Makes nodes of the domain."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from onnx_ops.core.schema import attribute_kind
 from onnx_ops.core.types import TensorType
 from onnx_ops.ops import op_named
 
+AttributeValue = int | float | str | list[int] | list[float]
+
 
 def make_node(
     op_type: str,
@@ -26,18 +28,17 @@ def make_node(
     doc_string: str | None = None,
     **attributes: Any,
 ) -> onnx.NodeProto:
-    """A node of the domain, its names checked against the op's schema.
+    """A node of the domain, checked against the op's schema.
 
     Args:
         op_type: name of the op.
-        inputs: names of the values in the order of the schema, or by input name; "" or None for an input left out.
+        inputs: names of the values in the order of the schema, or by input name; "" or None for an omitted input.
         outputs: the same for the outputs.
         name, doc_string: as in onnx.helper.make_node.
         attributes: by name; `reduction` also by its name ("none", "mean", "sum", "batchmean"), flags also as bools.
 
     Raises:
-        OpError: an op, input or attribute that does not exist, a value that an attribute cannot have, a required input
-            that is missing.
+        OpError: an unknown op, input or attribute; an invalid value of an attribute; a missing required input.
     """
     with at_node(node_label(name or "", _first(outputs))):
         op = op_named(op_type)
@@ -50,12 +51,12 @@ def make_node(
             raise OpError(op_type, f"outputs are '{outputs}', expected a sequence of names, ['{outputs}']")
         names = _values(op, "output", op.output_names, outputs)
         op.check_outputs(names)
-        settled: dict[str, Any] = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
-        op.infer(op.call([TensorType() if value else None for value in values], settled, list(map(bool, names))))
+        converted = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
+        op.infer(op.call([TensorType() if value else None for value in values], converted, list(map(bool, names))))
     node = helper.make_node(op_type, values, names, name=name, doc_string=doc_string, domain=DOMAIN)
     node.attribute.extend(
         helper.make_attribute(key, value, attr_type=attribute_kind(op.attribute(key)))  # an empty list has no type
-        for key, value in sorted(settled.items())
+        for key, value in sorted(converted.items())
     )
     return node
 
@@ -70,7 +71,7 @@ def _first(outputs: Sequence[str | None] | Mapping[str, str | None]) -> str:
 def _values(
     op: Op, kind: str, known: Sequence[str], given: Sequence[str | None] | Mapping[str, str | None]
 ) -> list[str]:
-    """Names of values in the order of the schema, without those left out at the end."""
+    """Names of values in the order of the schema, without trailing omitted ones."""
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - set(known)):
             raise OpError(op.name, f"unknown {kind} '{unknown[0]}', expected {', '.join(known)}")
@@ -81,7 +82,7 @@ def _values(
     return values
 
 
-def _attribute_value(op: Op, name: str, value: Any) -> Any:
+def _attribute_value(op: Op, name: str, value: Any) -> AttributeValue:
     attribute = op.attribute(name)
     try:
         if name == "reduction":
@@ -100,13 +101,13 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
-CONVERSIONS: dict[OpSchema.AttrType, Callable[[Any], Any]] = {
+CONVERSIONS: dict[OpSchema.AttrType, Callable[[Any], AttributeValue]] = {
     OpSchema.AttrType.FLOAT: float,
     OpSchema.AttrType.INT: _whole,
     OpSchema.AttrType.STRING: _text,
@@ -123,7 +124,7 @@ EXPECTED = {
 
 
 def _reduction(op: Op, value: Any) -> Reduction:
-    """The reduction that a number or a name stands for; ValueError if the op has none such."""
+    """The reduction with a number or a name; ValueError if the op does not support it."""
     reduction = Reduction(value)
     if not _takes(op, reduction):
         raise ValueError

@@ -1,4 +1,4 @@
-"""Compiles all native code beforehand, for container images and for machines whose cache cannot be written later."""
+"""Compiles all kernels ahead of time, for container images and caches that are read-only later."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from onnx_ops.ops import ALL_VERSIONS
 from onnx_ops.runtime.cache import cache_directory, problem
 
 MOST_CHOICES = 4
-"""Integer attributes that choose among kernels number their values from 0 on, and have no more than this."""
+"""Upper bound for integer attributes that select a kernel; their values are 0, 1, ..."""
 
 
 def precompile() -> None:
-    """Fill the cache of compiled code.
+    """Compile all kernels that are not in the cache.
 
     Raises:
         KernelsUnavailableError: kernels cannot be registered here.
-        OSError: the cache cannot be written, or is refused.
+        OSError: the cache cannot be written, or is unsafe.
     """
     cache_directory()
     register(None)
@@ -54,10 +54,10 @@ def all_functions() -> list[Any]:
 
 
 def _calls(op: Op) -> Iterator[Call]:
-    """At least one call for each kernel that an op may need.
+    """Calls that need all kernels of an op, each at least once.
 
-    All inputs and outputs with any dtypes of the output, and any one of the other inputs; then with one dtype for all,
-    any of the optional inputs and outputs.
+    With all inputs and outputs: all combinations of the dtypes that outputs follow, and one dtype for the other inputs;
+    with one dtype for all inputs: all combinations of optional inputs and outputs.
     """
     typed = op.signature.typed_inputs
     allowed = [
@@ -69,8 +69,8 @@ def _calls(op: Op) -> Iterator[Call]:
     presences = list(_subsets(op.schema.inputs))
     wishes = [wanted for wanted in _subsets(op.schema.outputs) if any(wanted)]
     for *own, other in itertools.product(FLOATS, repeat=len(typed) + 1):
-        settled = dict(zip(typed, own, strict=True))
-        given = [settled.get(name, other) for name in op.input_names]
+        of_typed = dict(zip(typed, own, strict=True))
+        given = [of_typed.get(name, other) for name in op.input_names]
         dtypes = [dtype if dtype in possible else possible[0] for dtype, possible in zip(given, allowed, strict=True)]
         for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
             attributes = {**op.required_attributes, **dict(zip(choices, values, strict=True))}
@@ -81,11 +81,11 @@ def _calls(op: Op) -> Iterator[Call]:
                 call = op.call(tensors, attributes, wanted)
                 try:
                     op.infer(call)
-                except OpError:  # a mixture of dtypes, an attribute or an output that the op does not take
+                except OpError:  # dtypes, an attribute or an output that the op does not support
                     continue
                 yield call
 
 
 def _subsets(parameters: Sequence[OpSchema.FormalParameter]) -> Iterator[tuple[bool, ...]]:
-    """Which inputs, or outputs, may be there."""
+    """All combinations of present inputs, or outputs."""
     return itertools.product(*((True, False) if is_optional(parameter) else (True,) for parameter in parameters))

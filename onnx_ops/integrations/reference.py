@@ -25,7 +25,7 @@ def reference_ops() -> list[type[OpRun]]:
 def _evaluator(op: Op) -> type[OpRun]:
     from onnx.reference.op_run import OpRun
 
-    def run(self: Any, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
+    def run(self: OpRun, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
         given = {
             name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
         }
@@ -34,9 +34,9 @@ def _evaluator(op: Op) -> type[OpRun]:
         with at_node(node_label(node.name, next(iter(node.output), ""))):
             call = op.check_arrays(arrays, given, list(map(bool, node.output)))
         results = op.compute(arrays, **call.attributes)[: len(node.output)]
-        # The evaluator takes no None for an output that is left out.
+        # The evaluator does not accept None for an omitted output.
         return tuple(np.empty(0, np.float32) if result is None else result for result in results)
 
-    # Without `op_schema` the evaluator takes, of all schemas known when it was imported, the one of the same name, and
-    # refuses a missing attribute in words of its own.
+    # Without `op_schema` the evaluator would use the schema of this name among those registered when it was imported,
+    # and raise an error of its own for a missing attribute.
     return type(op.name, (OpRun,), {"op_domain": DOMAIN, "op_schema": None, "_run": run, "__doc__": op.schema.doc})

@@ -1,4 +1,4 @@
-"""Sessions with the kernels in them."""
+"""Sessions with the kernels."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
 from onnx_ops.runtime.process import STATE, aside
 
 MOST_BYTES = 2**31 - 1
-"""What protobuf takes in one message."""
+"""Maximum size of a protobuf message."""
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()
 
 
 def session_options() -> ort.SessionOptions:
-    """New options with the kernels registered, as by `register_kernels`."""
+    """New session options with the kernels registered, as by `register_kernels`."""
     return registered_options(None, stacklevel=3)
 
 
 def register_kernels(options: ort.SessionOptions) -> None:
-    """Register the kernels with options, in place. Registering them again changes nothing.
+    """Register the kernels with session options, in place. Registering them again has no effect.
 
-    Where the kernels cannot be registered the options stay as they are, and one warning per process says so: linked
-    models then run on the function bodies.
+    If the kernels cannot be registered, the options stay as they are and a warning is issued once per process: linked
+    models then run on function bodies.
 
     Args:
-        options: for sessions that are made afterwards.
+        options: used for sessions that are made afterwards.
 
     Raises:
-        TypeError: what is no onnxruntime.SessionOptions.
+        TypeError: no onnxruntime.SessionOptions.
         RuntimeError: options with which onnxruntime-extensions was registered before the kernels were added to it.
     """
     if not isinstance(options, ort.SessionOptions):
@@ -62,36 +62,38 @@ def register_kernels(options: ort.SessionOptions) -> None:
 def registered_options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
     """The given options, or new ones, after `register_kernels`.
 
-    A warning points at the caller that is `stacklevel` - 1 above this function.
+    Args:
+        options: session options, or None.
+        stacklevel: of warnings, as in warnings.warn, counted from this function.
     """
     try:
         registered = register(options)
     except KernelsUnavailableError as reason:
-        _warn_once(f"onnx_ops runs on portable bodies, not on its kernels: {reason}", stacklevel + 1)
+        _warn_once(f"onnx_ops runs on function bodies, not on its kernels: {reason}", stacklevel + 1)
         return ort.SessionOptions() if options is None else options
     _warn_of_cache(stacklevel + 1)
     return registered
 
 
 def _warn_of_cache(stacklevel: int) -> None:
-    """Warn if compiled kernels could not be loaded from the cache, or kept there."""
+    """Warn if compiled kernels could not be loaded from the cache or saved there."""
     if reason := problem():
         _warn_once(
-            f"onnx_ops compiles kernels anew in each process, for it cannot use its cache: {reason}. Set"
+            f"onnx_ops compiles kernels in each process, as it cannot use its cache: {reason}. Set"
             f" {DIRECTORY_VARIABLE} to a folder that only you can write, or to one that `onnx-ops compile` has filled",
             stacklevel + 1,
         )
 
 
 def _warn_once(text: str, stacklevel: int) -> None:
-    """Warn of what holds for the whole process."""
+    """Issue a warning once per process."""
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, stacklevel=stacklevel)
 
 
 def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
-    """As `registered_options`, but KernelsUnavailableError instead of a warning."""
+    """As `registered_options`, but raises KernelsUnavailableError instead of a warning."""
     try:
         host = _host()
     except ImportError as error:
@@ -105,7 +107,8 @@ def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
 def _host() -> ModuleType:
     """The module that registers kernels.
 
-    An interrupt amid its imports would leave Numba half imported, and a fork would leave it locked in the child.
+    It is imported in another thread and under a lock: an interrupt during the import would leave Numba partly imported,
+    and a fork would leave it locked in the child.
     """
 
     def imported() -> ModuleType:
@@ -118,9 +121,10 @@ def _host() -> ModuleType:
 
 
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
-    """Compile the kernels of calls on all cores; kernels that are left out are compiled when a session needs them.
+    """Compile the kernels of calls on all cores.
 
-    Calls with an unknown dtype are left out. Shapes need not be known, as kernels do not depend on them.
+    Calls with unknown dtypes are skipped: a session compiles their kernels when it is made. Kernels do not depend on
+    shapes.
     """
     try:
         registered = _host().is_registered()
@@ -135,25 +139,25 @@ def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
 
 
 class InferenceSession(ort.InferenceSession):
-    """An onnxruntime session of a model with ops of this domain; the model is linked, the kernels are registered.
+    """An onnxruntime session of a model with ops of this domain; links the model and registers the kernels.
 
     Args:
-        path_or_bytes: a ModelProto, its bytes, or a path. External data next to it is found; with sess_options it is
-            read into memory, or, where it is larger than 2 GiB, a temporary file is written beside the model.
+        path_or_bytes: a ModelProto, its bytes, or a path. External data next to a file is found; with sess_options it
+            is read into memory, or, if it exceeds 2 GiB, a temporary file is written next to the model.
         sess_options: as for onnxruntime.InferenceSession; the kernels are registered with them.
         providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
 
     Raises:
         OpError, LinkError: what `link` refuses.
-        ValueError: external data that is not where onnxruntime takes it from.
-        onnxruntime exceptions: what a session refuses, when it is made or run; their text names op and input.
+        ValueError: external data that onnxruntime does not find or accept.
+        onnxruntime exceptions: a model or call that the session refuses; the message names op and input.
     """
 
     def __init__(
         self,
         path_or_bytes: onnx.ModelProto | bytes | str | os.PathLike[str],
         sess_options: ort.SessionOptions | None = None,
-        providers: Sequence[Any] | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -161,8 +165,8 @@ class InferenceSession(ort.InferenceSession):
         linked, calls = link_with_calls(path_or_bytes)
         compile_ahead(calls)
         with contextlib.ExitStack() as stack:
-            # Where a model's external data lies is said in options. Those that the caller has given may be in use
-            # elsewhere at the same time, with or without this class, so that they are left as they are.
+            # The folder of external data is a session option. The caller's options are not changed: they may be used
+            # elsewhere at the same time.
             model: str | bytes | None = None
             if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
                 path = Path(path_or_bytes).absolute()
@@ -191,7 +195,7 @@ def _written_in(folder: Path, model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
-    """While a session of a linked model is made: its kernels learn which nodes they are."""
+    """A context for making a session of a linked model, in which its kernels learn the names of their nodes."""
     try:
         naming: contextlib.AbstractContextManager[None] = _host().naming(Origins(model))
     except ImportError:
