@@ -32,11 +32,11 @@ class Names:
                 taken.update((*container.input, *container.output))
         return cls(taken)
 
-    def new(self, wish: str) -> str:
-        """`wish`, or `wish` with a number appended where it is taken."""
-        name = wish
+    def new(self, hint: str) -> str:
+        """`hint`, with a number appended if it is taken."""
+        name = hint
         while name in self._taken:
-            name = f"{wish}_{next(self._numbers[wish])}"
+            name = f"{hint}_{next(self._numbers[hint])}"
         self._taken.add(name)
         return name
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import inliner
 
 from onnx_ops.core.errors import LinkError
-from onnx_ops.graph.imports import add_import, spelled, versions
+from onnx_ops.graph.imports import add_import, normalized, versions
 from onnx_ops.graph.walk import Container, all_nodes, containers, function_text, placed_nodes
 
 Key = tuple[str, str, str]
@@ -113,14 +113,14 @@ def spell_out_defaults(model: onnx.ModelProto) -> None:
                 node.attribute.extend(attribute for attribute in own if attribute.name not in given)
 
 
-def import_what_functions_do(model: onnx.ModelProto) -> None:
+def add_function_imports(model: onnx.ModelProto) -> None:
     """Add the imports of the model's functions to the model."""
     own = set(versions(model))
     for function in model.functions:
         for entry in function.opset_import:
-            if spelled(entry.domain) not in own:
+            if normalized(entry.domain) not in own:
                 add_import(model, entry.domain, entry.version)
-                own.add(spelled(entry.domain))
+                own.add(normalized(entry.domain))
 
 
 def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -133,12 +133,12 @@ def inlined_for_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not model.functions:
         return model
-    import_what_functions_do(model)
+    add_function_imports(model)
     spell_out_defaults(model)
     own = versions(model)
     for function in model.functions:  # the inliner skips functions that import other versions
         for entry in function.opset_import:
-            entry.version = own[spelled(entry.domain)]
+            entry.version = own[normalized(entry.domain)]
     return _inlined(model, convert_version=False)
 
 
@@ -176,7 +176,7 @@ def inlined_function(model: onnx.ModelProto, function: onnx.FunctionProto) -> on
         LinkError: as `inlined`.
     """
     alone = onnx.ModelProto(ir_version=model.ir_version, opset_import=function.opset_import, functions=model.functions)
-    import_what_functions_do(alone)
+    add_function_imports(alone)
     described = {info.name: info for info in function.value_info}
     graph = alone.graph
     graph.node.extend(function.node)
@@ -186,7 +186,7 @@ def inlined_function(model: onnx.ModelProto, function: onnx.FunctionProto) -> on
     result.CopyFrom(function)
     del result.node[:]
     result.node.extend(inlined(alone).graph.node)
-    used = {spelled(node.domain) for node in all_nodes(result)}
+    used = {normalized(node.domain) for node in all_nodes(result)}
     del result.opset_import[:]
-    result.opset_import.extend(entry for entry in alone.opset_import if spelled(entry.domain) in used)
+    result.opset_import.extend(entry for entry in alone.opset_import if normalized(entry.domain) in used)
     return result

@@ -8,19 +8,19 @@ from onnx import helper
 from onnx_ops.graph.walk import Importer
 
 
-def spelled(domain: str) -> str:
-    """The domain, with "ai.onnx" normalized to ""."""
+def normalized(domain: str) -> str:
+    """The domain; "" for its alias "ai.onnx"."""
     return "" if domain == "ai.onnx" else domain
 
 
 def versions(importer: Importer) -> dict[str, int]:
     """Imported versions by normalized domain."""
-    return {spelled(entry.domain): entry.version for entry in importer.opset_import}
+    return {normalized(entry.domain): entry.version for entry in importer.opset_import}
 
 
 def add_import(importer: Importer, domain: str, version: int) -> None:
     """Import a domain, unless a version of it is imported already."""
-    if spelled(domain) not in versions(importer):
+    if normalized(domain) not in versions(importer):
         importer.opset_import.append(helper.make_opsetid(domain, version))
 
 

@@ -104,7 +104,7 @@ def _depth(content: bytes) -> int:
 
 def _no_text(message: Any) -> Any:
     """The first string in a message that is not valid UTF-8, or None."""
-    if isinstance(message, onnx.TensorProto):  # skip its data, which may be large
+    if isinstance(message, onnx.TensorProto):  # its data, which may be large, is skipped
         entries = [text for entry in message.external_data for text in (entry.key, entry.value)]
         return next((text for text in (message.name, *entries) if not isinstance(text, str)), None)
     for field, value in message.ListFields():

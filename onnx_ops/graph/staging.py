@@ -1,4 +1,4 @@
-"""Folders beside files that are being written; what a process leaves that is killed, the next one removes."""
+"""Temporary folders and locks next to files that are being written; those of killed processes are removed later."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-if sys.platform != "win32":  # where no folder can be owned, and none that is left is removed
+if sys.platform != "win32":  # without locks there, nothing is removed
     import fcntl
 
 PREFIX = ".onnx_ops_"
 ABANDONABLE = re.compile(re.escape(PREFIX) + r"([a-z0-9_]{8}|lock_[0-9a-f]{16})")
 """The names of these folders."""
 PATIENCE = 0.5
-"""In seconds: for how long a process that removes what is abandoned may hold a folder."""
+"""In seconds: for how long a process that removes abandoned folders may lock one."""
 
 
 @contextlib.contextmanager
@@ -38,10 +38,10 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[None]:
-    """While this is entered, no other process can enter it for the same path. Abandoned folders are removed first.
+    """A context that only one process at a time can enter for a path. Abandoned folders are removed first.
 
     Raises:
-        OSError: another process has; a folder that cannot be written.
+        OSError: another process is in it; a folder that cannot be written.
     """
     _remove_abandoned(path.parent)
     mark = hashlib.sha256(path.name.encode()).hexdigest()[:16]
@@ -49,7 +49,7 @@ def reserved(path: Path) -> Iterator[None]:
     while True:
         folder.mkdir(exist_ok=True)
         try:
-            handle = _owned(folder)
+            handle = _locked(folder)
             break
         except FileNotFoundError:
             continue
@@ -69,8 +69,8 @@ def _new_folder(parent: Path) -> tuple[Path, int | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         try:
-            return folder, _owned(folder)
-        except (FileNotFoundError, BlockingIOError):  # removed by another process before it was owned
+            return folder, _locked(folder)
+        except (FileNotFoundError, BlockingIOError):  # another process has removed it as abandoned
             continue
 
 
@@ -79,19 +79,21 @@ def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
         if ABANDONABLE.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
             with contextlib.suppress(OSError):
-                handle = _owned(folder)
+                handle = _locked(folder)
                 if handle is not None:
                     shutil.rmtree(folder, ignore_errors=True)
                     _release(handle)
 
 
-def _owned(folder: Path) -> int | None:
-    """A descriptor that owns a folder until it is closed, by the end of the process at the latest; None where the
-    system, or the file system, has no locks.
+def _locked(folder: Path) -> int | None:
+    """Lock a folder.
+
+    Returns:
+        A descriptor that holds the lock until it is closed; None if the system, or the file system, has no locks.
 
     Raises:
-        BlockingIOError: another process owns it.
-        FileNotFoundError: it is not there any more.
+        BlockingIOError: another process has locked it.
+        FileNotFoundError: it does not exist any more.
     """
     if sys.platform == "win32":
         return None

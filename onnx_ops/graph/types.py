@@ -18,7 +18,7 @@ Types = ChainMap[str, onnx.TypeProto]
 LARGE = 1024
 """Number of elements above which an initializer is assumed not to hold a shape."""
 LONG_VECTOR = 2**20
-"""Length of a vector from which data propagation is left out: it takes 0.1 s."""
+"""Length of a vector from which on data propagation is not used: it takes 0.1 s."""
 
 
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:

@@ -24,6 +24,7 @@ FOR_UNUSED = ("Constant", "Identity")
 
 
 def note_version(model: onnx.ModelProto) -> None:
+    """Record this version of onnx_ops in the metadata of a model."""
     entry = next((e for e in model.metadata_props if e.key == LINKED_BY), None) or model.metadata_props.add()
     entry.key, entry.value = LINKED_BY, __version__
 

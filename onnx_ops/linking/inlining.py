@@ -1,4 +1,4 @@
-"""Converts a model with ops of this domain to standard operators alone."""
+"""Converts a model with ops of this domain to standard operators."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import onnx
 
 from onnx_ops.core.step_format import CARRIED_DOMAIN
 from onnx_ops.graph.functions import (
+    add_function_imports,
     check_calls,
-    import_what_functions_do,
     inlined,
     inlined_function,
     spell_out_defaults,
 )
-from onnx_ops.graph.imports import add_import, spelled
+from onnx_ops.graph.imports import add_import, normalized
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.types import skeleton
 from onnx_ops.graph.walk import containers
@@ -24,7 +24,7 @@ from onnx_ops.linking.sites import check_size, opset_of
 
 
 def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """A copy of a model in standard operators alone, for runtimes without the domain or without functions.
+    """A copy of a model in standard operators only, for runtimes without the domain or without functions.
 
     Args:
         model: as for `link`.
@@ -44,7 +44,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     plain = link(plain)
     light = skeleton(plain)
     add_import(light, "", opset_of(light))
-    import_what_functions_do(light)
+    add_function_imports(light)
     spell_out_defaults(light)
     graph = inlined(light).graph
     del graph.initializer[:]
@@ -54,7 +54,7 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     plain.functions.extend(inlined_function(light, f) for f in light.functions if f.domain == CARRIED_DOMAIN)
     inner = [node for container in containers(plain) for node in container.node]
     for named in (*inner, *plain.opset_import):
-        named.domain = spelled(named.domain)
+        named.domain = normalized(named.domain)
     used = {"", *(named.domain for named in (*inner, *plain.functions))}
     for entry in light.opset_import:  # including those of functions
         add_import(plain, entry.domain, entry.version)

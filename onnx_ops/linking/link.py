@@ -60,7 +60,7 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
 def link_with_calls(
     model: onnx.ModelProto | bytes | str | os.PathLike[str],
 ) -> tuple[onnx.ModelProto, list[tuple[Op, Call]]]:
-    """As `link`, and how the linked model calls ops, as far as it tells."""
+    """As `link`; also returns the calls of ops in the linked model, as far as their types are known."""
     linked = load_model(model)
     restore(linked)
     found = sites(linked)

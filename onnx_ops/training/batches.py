@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Batches:
         self._bounds, self._ranges = bounds, ranges
         self._counted, self._may_be_empty = counted, may_be_empty
 
-    def checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The arrays of a batch, contiguous; StepError for names, dtypes, shapes or indices that do not fit."""
         if batch.keys() != self._types.keys():
             check_names("the batch", self._types, batch)
@@ -75,7 +75,7 @@ class _Input(NamedTuple):
     def of(cls, name: str, tensor: TensorType) -> _Input:
         return cls(name, tensor, numpy_dtype(tensor), tensor.shape)
 
-    def checked(self, array: Any, sizes: Sizes) -> np.ndarray:
+    def checked(self, array: object, sizes: Sizes) -> np.ndarray:
         """The array, contiguous; `sizes` of named dimensions are compared and added to."""
         if isinstance(array, np.generic):
             array = np.asarray(array)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_ops.core.step_format import CARRIED_DOMAIN, INFERENCE, InputRole
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.functions import Key, called_key, function_key, functions_needed, import_what_functions_do
+from onnx_ops.graph.functions import Key, add_function_imports, called_key, function_key, functions_needed
 from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.types import declared_types
@@ -83,7 +83,7 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
     function.value_info.extend([*described, *own, *graph.output])
     whole.functions.extend(brought.functions)
     whole.functions.append(function)
-    import_what_functions_do(whole)
+    add_function_imports(whole)
     add_import(whole, CARRIED_DOMAIN, 1)
     return link(whole)
 
@@ -169,5 +169,5 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
         graph=graph,
     )
     whole.functions.extend(functions_needed(graph, model.functions))
-    import_what_functions_do(whole)
+    add_function_imports(whole)
     return link(whole)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -54,15 +53,15 @@ class IndexRange:
 
     def _part(self, array: np.ndarray) -> np.ndarray:
         for axis, *cut in self.cuts:
-            chosen: Any = cut[0] if len(cut) == 1 else slice(*cut)
+            chosen: int | slice = cut[0] if len(cut) == 1 else slice(*cut)
             if len(cut) == 1 and not -array.shape[axis] <= chosen < array.shape[axis]:
                 return array.reshape(-1)[:0]
             array = array[(slice(None),) * axis + (chosen,)]
         return np.asarray(array)
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, object]:
         """The range as a JSON object."""
-        found: dict[str, Any] = {"input": self.input, "low": self.low, "high": self.high}
+        found: dict[str, object] = {"input": self.input, "low": self.low, "high": self.high}
         if self.ignored is not None:
             found["ignored"] = self.ignored
         if self.cuts:
@@ -70,7 +69,7 @@ class IndexRange:
         return found
 
     @classmethod
-    def of_entry(cls, entry: Any) -> IndexRange:
+    def of_entry(cls, entry: object) -> IndexRange:
         """The range of a JSON object; ValueError for an invalid one."""
         fields = {"input", "low", "high"}
         if not isinstance(entry, dict) or not fields <= set(entry) <= fields | {"ignored", "cuts"}:

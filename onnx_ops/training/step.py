@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
@@ -80,7 +80,7 @@ class Step:
         """Write the metadata into a model; StepError if they do not fit it."""
         self._check(model)
         entry = next((e for e in model.metadata_props if e.key == STEP_METADATA), None) or model.metadata_props.add()
-        record: dict[str, Any] = {"format": str(FORMAT), "roles": dict(self.roles), "tied": dict(self.tied)}
+        record: dict[str, object] = {"format": str(FORMAT), "roles": dict(self.roles), "tied": dict(self.tied)}
         if self.bounds:
             record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
         if self.ranges:

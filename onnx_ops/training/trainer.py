@@ -78,7 +78,7 @@ class Trainer:
         self,
         step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
         sess_options: ort.SessionOptions | None = None,
-        providers: Sequence[Any] | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
         *,
         communicator: Communicator | None = None,
         batch_dimension: str | None = None,
@@ -259,7 +259,7 @@ class Trainer:
             raise StepError(f"the step has no setting '{LEARNING_RATE}'")
         return names
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
+    def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
         check_state(self._types, state)
         check_rates(learning_rate_names(self._types), state)
 
@@ -288,7 +288,7 @@ class Trainer:
                 raise StepError(f"'{other}' differs from '{first}', to which it is tied")
         return untied
 
-    def _checked(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The arrays of a batch, checked and contiguous; none if a worker passes none."""
         return {} if not batch and self._is_distributed else self._batches.checked(batch)
 
@@ -303,7 +303,7 @@ def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, need
         return None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Whether two arrays agree in every bit."""
     return (
         isinstance(one, np.ndarray)

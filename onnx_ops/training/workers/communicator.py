@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -20,10 +20,10 @@ class Communicator(Protocol):
     @property
     def size(self) -> int: ...
 
-    def Allreduce(self, sendbuf: np.ndarray, recvbuf: np.ndarray) -> Any:
+    def Allreduce(self, sendbuf: np.ndarray, recvbuf: np.ndarray) -> object:
         """Add up the arrays of all workers; the result has the same bits on each."""
 
-    def Bcast(self, buf: np.ndarray, root: int = 0) -> Any:
+    def Bcast(self, buf: np.ndarray, root: int = 0) -> object:
         """Copy the array of one worker to all others."""
 
 

@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from onnx_ops.training.workers.communicator import Communicator
 
-_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 SECONDS_TO_PRINT = 1.0
 """Launchers forward what processes print, but discard what is not yet forwarded when a process aborts all."""
@@ -36,7 +35,7 @@ def announce(ending: str) -> None:
 class _EndingAll:
     """An excepthook."""
 
-    def __init__(self, printing: _Hook, abort: Callable[[int], Any], rank: int) -> None:
+    def __init__(self, printing: _Hook, abort: Callable[[int], object], rank: int) -> None:
         self._printing, self._abort, self._rank = printing, abort, rank
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -6,7 +6,6 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -195,9 +194,9 @@ class Exchange:
 _ELEMENTS = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float64): TensorProto.DOUBLE}
 
 
-def _shape(tensor: TensorType) -> tuple[Any, ...]:
+def _shape(tensor: TensorType) -> tuple[int, ...]:
     """The shape of a tensor whose dimensions are all known."""
-    return tensor.shape or ()
+    return tuple(dim for dim in tensor.shape or () if isinstance(dim, int))
 
 
 def _aligned(count: int, dtype: np.dtype) -> int:
