@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import golden
 import numpy as np
@@ -15,6 +15,7 @@ from onnx.defs import OpSchema
 
 from tests.ops._shared.arrays import Shape
 
+Row = TypeVar("Row")
 GOLDEN = golden.load_golden()
 
 
@@ -35,6 +36,26 @@ def shape_id(value: Any) -> str | None:
 def names_with(full: Collection[Any], names: Iterable[Any]) -> list[Any]:
     """The names, or numbers, as parameters of a test, which `make test` runs without those of `full`."""
     return [pytest.param(name, marks=pytest.mark.full) if name in full else name for name in names]
+
+
+def check_each(check: Callable[[Row], object], rows: Iterable[Row]) -> None:
+    """Check the rows of one test; failures are raised when all are done, with the rows' names.
+
+    For rows that take less time than a test of its own takes in pytest.
+
+    Raises:
+        BaseExceptionGroup: the first failures, of which each names its row in a note.
+    """
+    failures: dict[str, BaseException] = {}
+    for row in rows:
+        try:
+            check(row)
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"Row: {row}")
+            failures[str(row)] = error
+    if failures:
+        shown = list(failures.values())[:5]
+        raise BaseExceptionGroup(f"{len(failures)} rows fail: {', '.join(failures)}", shown)
 
 
 # --- strategies ----------------------------------------------------------------------------------------------------

@@ -196,27 +196,39 @@ CAREFUL = (KERNEL, EVALUATOR, REFERENCE)
 on_every_engine = pytest.mark.parametrize("engine", ENGINES, ids=str)
 
 
-def in_turns(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> pytest.MarkDecorator:
+def in_turns(
+    names: Sequence[str], rows: Iterable[tuple[Any, ...]], *, by: Callable[..., str] | None = None
+) -> pytest.MarkDecorator:
     """Each row on the kernel and on one of the other engines, which take turns; on all of them by `make test-full`.
 
     Args:
         names: of the test's parameters that a row has values for; `engine` comes after them.
+        by: what rows to join: a test gets the list of the rows of an engine for which this function of a row's values
+            returns the same name, as its parameter `rows`.
     """
-    return pytest.mark.in_turns(tuple(names), list(rows))
+    return pytest.mark.in_turns(tuple(names), list(rows), by)
 
 
 def generate_turns(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test that is marked `in_turns`."""
     for mark in metafunc.definition.iter_markers("in_turns"):
-        names, rows = mark.args
+        names, rows, by = mark.args
         others = itertools.cycle(engine for engine in ENGINES if engine is not KERNEL)
         taken = [
-            (*row, engine)
+            (row, engine)
             for row, turn in zip(rows, others, strict=False)
             for engine in ENGINES
             if engine in (KERNEL, turn) or metafunc.config.getoption("--full")
         ]
-        metafunc.parametrize((*names, "engine"), taken, ids=map(row_id, taken))
+        if by is None:
+            parameters = [(*row, engine) for row, engine in taken]
+            metafunc.parametrize((*names, "engine"), parameters, ids=map(row_id, parameters))
+        else:
+            joined: dict[tuple[str, Engine], list[tuple[Any, ...]]] = {}
+            for row, engine in taken:
+                joined.setdefault((by(*row), engine), []).append(row)
+            parameters = [(found, engine) for (_, engine), found in joined.items()]
+            metafunc.parametrize(("rows", "engine"), parameters, ids=map(row_id, joined))
 
 
 def row_id(row: Sequence[Any]) -> str:

@@ -5,12 +5,14 @@ What is particular to an op is in a file of its own, `test_<op>.py`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import engines
 import numpy as np
 import pytest
+from cases import check_each
 from engines import FLOAT32, FLOAT64, FLOATS, KERNEL, Engine, check_call
 
 import onnx_ops
@@ -38,10 +40,10 @@ PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in
 CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
 
 
-@engines.in_turns(["call"], [(call,) for call in PAIRS])
-def test_pairs(call: Call, engine: Engine) -> None:
+@engines.in_turns(["call"], [(call,) for call in PAIRS], by=lambda call: call.op)
+def test_pairs(rows: list[tuple[Call]], engine: Engine) -> None:
     """Every two dtypes, attributes and forms meet."""
-    check_call(engine, call)
+    check_each(functools.partial(check_call, engine), [call for (call,) in rows])
 
 
 @pytest.mark.full
@@ -56,12 +58,12 @@ def test_all_combinations(engine: Engine, record: Record) -> None:
         check_call(engine, call)
 
 
-@engines.in_turns(["call"], [(call,) for call in CALLS])
-def test_calls(call: Call, engine: Engine) -> None:
+@engines.in_turns(["call"], [(call,) for call in CALLS], by=lambda call: call.op)
+def test_calls(rows: list[tuple[Call]], engine: Engine) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
-    if call.careful and engine.portable:
-        pytest.skip("a function body may lose what is small")
-    check_call(engine, call)
+    # A function body may lose what is small.
+    kept = [call for (call,) in rows if not (call.careful and engine.portable)]
+    check_each(functools.partial(check_call, engine), kept)
 
 
 @engines.in_turns(["record", "dtype"], itertools.product(PRESENT, FLOATS))

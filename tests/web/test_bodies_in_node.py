@@ -46,7 +46,7 @@ def _on_portable(mark: pytest.Mark) -> bool:
 def _without_engines(mark: pytest.Mark) -> Iterator[pytest.Mark]:
     """What a mark of several engines has besides them."""
     if mark.name == "in_turns":
-        names, rows = mark.args
+        names, rows, _ = mark.args
         yield pytest.mark.parametrize(names, rows, ids=map(engines.row_id, rows)).mark
 
 
