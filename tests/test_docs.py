@@ -90,20 +90,30 @@ def test_readme_names_all_ops() -> None:
     assert all(f"`{name}`" in text for name in OPS)
 
 
+ADDED = (
+    "onnx_ops/ops/softsign/softsign_backward.py",
+    "tests/ops/softsign_backward.py",
+    "onnx_ops/ops/lerp/lerp_backward.py",
+)
+"""The files that CONTRIBUTING.md writes out, in its order."""
+
+
 @pytest.fixture(scope="module")
-def with_lerp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository with the op that CONTRIBUTING.md adds."""
-    (source,) = _blocks("CONTRIBUTING.md")
-    root = tmp_path_factory.mktemp("with_lerp")
-    for folder in ("onnx_ops", "models"):
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with the ops that CONTRIBUTING.md adds."""
+    root = tmp_path_factory.mktemp("extended")
+    for folder in ("onnx_ops", "models", "tests/ops"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
-    for name in ("__init__.py", "docs.py", "markdown.py"):
-        shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    family = root / "onnx_ops" / "ops" / "lerp"
-    family.mkdir()
-    (family / "__init__.py").touch()
-    (family / "lerp_backward.py").write_text(source)
+    for name in ("scripts/__init__.py", "scripts/docs.py", "scripts/markdown.py", "tests/engines.py"):
+        shutil.copy(ROOT / name, root / name)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name, source in zip(ADDED, _blocks("CONTRIBUTING.md"), strict=False):
+        assert f"`{name}`" in text
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(source)
+    for family in ("softsign", "lerp"):
+        (root / "onnx_ops" / "ops" / family / "__init__.py").touch()
     return root
 
 
@@ -117,7 +127,7 @@ def _run(root: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_adding_an_op_as_contributing_says(with_lerp: Path) -> None:
+def test_adding_an_op_as_contributing_says(extended: Path) -> None:
     """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and function body."""
     program = """
 import numpy as np, onnx, onnxruntime, onnx_ops
@@ -132,20 +142,43 @@ for session in (onnx_ops.InferenceSession(model), plain):
     assert [y.tolist() for y in session.run(None, feeds)] == [[1.0, 1.0, -6.0], [0.0, 1.0, -2.0]]
 print("done", onnx_ops.__file__)
 """
-    printed = _run(with_lerp, "-c", program)
-    assert printed.split() == ["done", str(with_lerp / "onnx_ops" / "__init__.py")]
+    printed = _run(extended, "-c", program)
+    assert printed.split() == ["done", str(extended / "onnx_ops" / "__init__.py")]
 
 
-def test_an_op_added_as_contributing_says_has_a_page(with_lerp: Path) -> None:
+def test_record_of_contributing_drives_the_tests_of_the_op(extended: Path) -> None:
+    """It judges calls in float32 on the kernel, in agreement with results by hand, and finds a wrong number."""
+    program = """
+import numpy as np, sys
+sys.path.insert(0, "tests")
+from engines import KERNEL, check_call
+from tests.ops import RECORDS
+float32 = np.dtype(np.float32)
+record = RECORDS["SoftsignBackward"]
+calls = [call for call in record.combinations() if {a.dtype for a in call.given.values()} == {float32}]
+(worked,) = record.worked(float32)
+for call in (record.plain, *calls, worked.call):
+    check_call(KERNEL, call)
+for name, array in KERNEL.run(worked.call).items():
+    np.testing.assert_array_equal(array, np.array(worked.outputs[name], float32))
+right = KERNEL.run(record.plain)["grad_input"]
+print(len(calls), [bool((record.errors(record.plain, "grad_input", x) > 4).any()) for x in (right, right * 1.00001)])
+"""
+    count, *found = _run(extended, "-c", program).split(maxsplit=1)
+    assert int(count) > 0
+    assert found == ["[False, True]\n"]
+
+
+def test_an_op_added_as_contributing_says_has_a_page(extended: Path) -> None:
     """Also one whose documentation has a formula only."""
-    _run(with_lerp, "-m", "scripts.docs")
-    page = with_lerp / "docs" / "ops" / "LerpBackward.md"
+    _run(extended, "-m", "scripts.docs")
+    page = extended / "docs" / "ops" / "LerpBackward.md"
     text = page.read_text()
     assert _headings(text)[1:3] == ["## Formula", "## Signature"]
     assert "grad_end   = grad_output * weight" in text
     assert "(LerpBackward.md)" in (page.parent / docs.INDEX).read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    _run(with_lerp, "-c", example)
+    _run(extended, "-c", example)
 
 
 # The pages of the ops
