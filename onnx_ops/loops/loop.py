@@ -37,7 +37,7 @@ role CHANNEL at that index; the pivot, if any, follows them. Writes results[j][0
 class Kept(enum.IntEnum):
     """Axes of the index space that a sum keeps."""
 
-    NOTHING = 0  # scalar result
+    NOTHING = 0  # scalar result, divided by the divisor of the loop
     CHANNELS = 1  # axis 1
     LIKE_INPUT = 2  # axes along which an input is not broadcast
 
@@ -56,7 +56,6 @@ class Sums:
         totals: writes the sum of term k over the whole chunk at out[k], adding with `primitives.add_any_order`; used in
             place of `core` for contiguous elements, which belong to one channel where channels are kept.
         finish: computes the outputs from the sums; None: the one sum is the one output.
-        divided: whether the sum is divided by the divisor of the loop.
         pivot: input of which a representative element per kept index is passed to the core as one more operand, to
             subtract; not with Kept.LIKE_INPUT.
     """
@@ -68,7 +67,6 @@ class Sums:
     like: str | None = None
     totals: Core | None = None
     finish: Finish | None = None
-    divided: bool = False
     pivot: str | None = None
 
 

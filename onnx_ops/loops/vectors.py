@@ -9,12 +9,12 @@ scalar operand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.primitives import LANES, inlined
 
 QUAD = 4
 """Elements of a float64 vector: conversion from float32 is fastest in this width."""
@@ -101,3 +101,22 @@ def total(vector: Any) -> Any:
 def any_negative(vector: Any) -> bool:
     """Whether any element of an int32 vector is negative."""
     return bool(np.any(vector < 0))
+
+
+@inlined
+def sum_terms(add_terms: Callable[[Any, Any, int, int], Any], inputs: Any, start: int, count: int) -> Any:
+    """Sum of the terms of elements [start, start + count), in float64; `count` a multiple of LANES.
+
+    Args:
+        add_terms: add_terms(sums, inputs, start, i) adds the terms of elements start + i to start + i + QUAD - 1 to a
+            float64 vector, elementwise.
+        inputs: arrays; a tuple of them, as LLVM would read the pointers in the operands of a core in each iteration.
+    """
+    # Four accumulators, as the latency of one addition is that of about four iterations.
+    a, b, c, d = spread(0.0), spread(0.0), spread(0.0), spread(0.0)
+    for i in range(0, count, LANES):
+        a = add_terms(a, inputs, start, i)
+        b = add_terms(b, inputs, start, i + QUAD)
+        c = add_terms(c, inputs, start, i + 2 * QUAD)
+        d = add_terms(d, inputs, start, i + 3 * QUAD)
+    return total((a + b) + (c + d))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import ml_dtypes
@@ -56,12 +57,19 @@ class Scaled:
         return np.ldexp(self.mantissa, self.exponent)
 
 
-def reduced(terms: np.ndarray, reduction: int, divisor: int) -> np.ndarray:
-    """The terms, or their sum over a divisor, summed in long double and rounded to float64 once."""
+def divisor(reduction: int, space: tuple[int, ...]) -> int:
+    """Divisor of the terms over an index space; a scalar counts as a batch of 1."""
+    divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
+    return divisors.get(Reduction(reduction), 1)
+
+
+def reduced(terms: np.ndarray, reduction: int) -> np.ndarray:
+    """The terms, or their sum over the divisor, summed in long double and rounded to float64 once."""
     if Reduction(reduction) is Reduction.NONE:
         return terms
     with np.errstate(all="ignore"):
-        return np.asarray(terms.sum(dtype=np.longdouble).astype(np.float64) / np.float64(divisor))
+        total = terms.sum(dtype=np.longdouble).astype(np.float64)
+        return np.asarray(total / np.float64(divisor(reduction, terms.shape)))
 
 
 def promoted(*arrays: np.ndarray) -> np.dtype:

@@ -58,7 +58,6 @@ LOOP = np.dtype(
         ("kept", i8),
         ("like", i8),
         ("terms", i8),
-        ("divided", i8),
         ("pivot", i8),  # input of the pivot; -1: none
         ("finish", i8),
     ],

@@ -31,7 +31,6 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.loops.tables import softplus_approx, softplus_parts
 from onnx_ops.loops.vectors import (
-    QUAD,
     any_negative,
     bits,
     by_sign,
@@ -44,6 +43,7 @@ from onnx_ops.loops.vectors import (
     scratch,
     spread,
     store,
+    sum_terms,
     total,
 )
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
@@ -104,26 +104,23 @@ def total_of_positive_block(operands: Any, start: int, stop: int) -> Any:
         store(second, low, i)
         negative = ONE - y
         factors, signs = factors + w * (negative + p * y), signs | bits(negative) | bits(y) | bits(p) | bits(w)
-    a, b, c, d = spread(0.0), spread(0.0), spread(0.0), spread(0.0)
-    for i in range(0, whole, LANES):
-        a = plus_weighted_terms(a, operands, high, low, start, i)
-        b = plus_weighted_terms(b, operands, high, low, start, i + QUAD)
-        c = plus_weighted_terms(c, operands, high, low, start, i + 2 * QUAD)
-        d = plus_weighted_terms(d, operands, high, low, start, i + 3 * QUAD)
-    part = total((a + b) + (c + d))
+    part = sum_terms(add_weighted_terms, (x, target, weight, pos_weight, high, low), start, whole)
     if any_negative(signs) or not total(factors) * LEAST_MEAN <= part < math.inf:
         return total_of_weighted_block(operands, start, stop)
     return part + total_of_weighted_block(operands, start + whole, stop)
 
 
 @inlined
-def plus_weighted_terms(total: Any, operands: Any, high: Any, low: Any, start: int, i: int) -> Any:
-    """total + w * ((1 - y)*x + (1 - y + p*y)*softplus(-x)), elementwise in float64."""
-    x, y = load_wide(operands[0], start + i), load_wide(operands[1], start + i)
-    w, p = load_wide(operands[2], start + i), load_wide(operands[3], start + i)
-    softplus = (load_wide(high, i) + load_wide(low, i)) - lesser(x, 0.0)
+def add_weighted_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
+    """sums + w * ((1 - y)*x + (1 - y + p*y)*softplus(-x)), elementwise in float64.
+
+    inputs: x, y, w, p, and softplus(-abs(x)) of the block in two parts.
+    """
+    x, y = load_wide(inputs[0], start + i), load_wide(inputs[1], start + i)
+    w, p = load_wide(inputs[2], start + i), load_wide(inputs[3], start + i)
+    softplus = (load_wide(inputs[4], i) + load_wide(inputs[5], i)) - lesser(x, 0.0)
     negative = 1.0 - y
-    return total + w * (negative * x + (negative + p * y) * softplus)
+    return sums + w * (negative * x + (negative + p * y) * softplus)
 
 
 def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:

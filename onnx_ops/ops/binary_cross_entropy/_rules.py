@@ -1,16 +1,12 @@
-"""Inputs and attributes of the binary cross entropy with logits."""
+"""Inputs and reductions of the binary cross entropy with logits."""
 
 from __future__ import annotations
 
-from onnx.defs import OpSchema
-
-from onnx_ops.core.call import Call
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Default, Input
 from onnx_ops.core.space import Role
 
-REDUCTIONS = {int(r): r.name.lower() for r in (Reduction.NONE, Reduction.MEAN, Reduction.SUM)}
+REDUCTIONS = (Reduction.NONE, Reduction.MEAN, Reduction.SUM)
 
 GRAD_OUTPUT = Input("grad_output", "Gradient with respect to the loss. Broadcasts to `self`.", Role.INTO)
 LOGITS = Input("self", "Logits.", Role.SHAPE)
@@ -19,13 +15,3 @@ WEIGHTS = (
     Input("weight", "Factor of each element's loss. Broadcasts to `self`.", Role.INTO, default=Default(1.0)),
     Input("pos_weight", "Factor of the positive class. Broadcasts to `self`.", Role.INTO, default=Default(1.0)),
 )
-
-
-def reduction_attribute() -> OpSchema.Attribute:
-    """The attribute `reduction`."""
-    return attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum.")
-
-
-def check_reduction(call: Call) -> None:
-    """Raise OpError for a value that the attribute cannot have."""
-    call.check_choice("reduction", REDUCTIONS)

@@ -14,13 +14,20 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Output, Signature
-from onnx_ops.core.types import NARROW, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.loop import Loop
 from onnx_ops.ops.binary_cross_entropy import _loss
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
-from onnx_ops.ops.binary_cross_entropy._rules import LABELS, LOGITS, WEIGHTS, check_reduction, reduction_attribute
-from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.binary_cross_entropy._rules import LABELS, LOGITS, REDUCTIONS, WEIGHTS
+from onnx_ops.ops.losses import (
+    LossCores,
+    check_reduction,
+    has_narrow_inputs,
+    loss_kernel,
+    loss_type,
+    reduction_attribute,
+)
 from onnx_ops.ops.references import reduced, rounded
 
 SIGNATURE = Signature(
@@ -53,7 +60,7 @@ broadcast as in ONNX operators.
 """,
     inputs=(LOGITS, LABELS, *WEIGHTS),
     outputs=(Output("out", "The loss: a scalar, or the shape of `self` with `reduction` 0.", "target"),),
-    attributes=(reduction_attribute(),),
+    attributes=(reduction_attribute(REDUCTIONS),),
 )
 
 
@@ -83,7 +90,7 @@ def reference(
         curved = np.log1p(np.exp(-np.abs(x)))
         terms = _weighted(1 - y, curved + np.maximum(x, 0)) + _weighted(p * y, curved + np.maximum(-x, 0))
         terms = np.asarray(_weighted(w, terms))
-    return rounded(reduced(terms, reduction, x.size if reduction == Reduction.MEAN else 1), target.dtype, dtype)
+    return rounded(reduced(terms, reduction), target.dtype, dtype)
 
 
 def _weighted(weight: np.ndarray, term: np.ndarray) -> np.ndarray:
@@ -118,30 +125,23 @@ MOST_WEIGHT: dict[int | None, float] = {TensorProto.FLOAT16: 2.0**100, TensorPro
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     shape = SIGNATURE.space.shape(call)
-    check_reduction(call)
-    return (TensorType(call.dtype("target"), shape if call.attributes["reduction"] == Reduction.NONE else ()),)
+    check_reduction(call, REDUCTIONS)
+    return (loss_type(call, call.dtype("target"), shape),)
+
+
+CORES = LossCores(_loss.terms, _loss.float32_terms, _loss.total_of_terms, _loss.total_of_float32_terms)
+WEIGHTED_CORES = LossCores(
+    _loss.weighted_terms,
+    _loss.float32_weighted_terms,
+    _loss.total_of_weighted_terms,
+    _loss.total_of_float32_weighted_terms,
+)
 
 
 def kernel(call: Call) -> Loop:
-    reduction = Reduction(call.attributes["reduction"])
-    given = [call.dtype(name) for name in call.inputs if call.present(name)]
-    short, weighted = all(dtype in NARROW for dtype in given), len(given) > 2
-    compute = computing_type(call, light=short)
-    parameters = (MOST_WEIGHT[call.dtype("target")],) if short else ()
-    core = _loss.weighted_terms if weighted else _loss.terms
-    if reduction is Reduction.NONE:
-        if short:
-            core = _loss.float32_weighted_terms if weighted else _loss.float32_terms
-        return Loop(SIGNATURE.space, compute, core, parameters=parameters)
-    # Reassociated sums are accurate to the last bit in float32, but not in double.
-    if short:
-        total: Core | None = _loss.total_of_float32_weighted_terms if weighted else _loss.total_of_float32_terms
-    elif compute != TensorProto.DOUBLE:
-        total = _loss.total_of_weighted_terms if weighted else _loss.total_of_terms
-    else:
-        total = None
-    sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
-    return Loop(SIGNATURE.space, compute, sums=sums, divisor=reduction.divisor, parameters=parameters)
+    weighted = call.present("weight") or call.present("pos_weight")
+    parameters = (MOST_WEIGHT[call.dtype("target")],) if has_narrow_inputs(call) else ()
+    return loss_kernel(call, SIGNATURE.space, WEIGHTED_CORES if weighted else CORES, parameters)
 
 
 OP = Op(

@@ -18,17 +18,11 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts_of_nonpositive, fma, helper, like, wide
-from onnx_ops.ops.binary_cross_entropy._rules import (
-    GRAD_OUTPUT,
-    LABELS,
-    LOGITS,
-    WEIGHTS,
-    check_reduction,
-    reduction_attribute,
-)
+from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT
-from onnx_ops.ops.references import Scaled, rounded
+from onnx_ops.ops.losses import check_reduction, reduction_attribute
+from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsBackward",
@@ -59,7 +53,7 @@ time are not checked; they broadcast as in ONNX operators.
 """,
     inputs=(GRAD_OUTPUT, LOGITS, LABELS, *WEIGHTS),
     outputs=(Output("out", "Gradient with respect to `self`, of its shape.", "target"),),
-    attributes=(reduction_attribute(),),
+    attributes=(reduction_attribute(REDUCTIONS),),
 )
 
 
@@ -92,7 +86,7 @@ def reference(
         side = Scaled(1 / (1 + np.exp(-np.abs(x))))
         s, rest = Scaled.exp(np.minimum(x, 0)) * side, Scaled.exp(np.minimum(-x, 0)) * side
         infinite = Scaled((y - y) + (p - p))  # NaN where the formula has inf - inf, else 0
-        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
+        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(divisor(reduction, x.shape)))
         out = scale * (Scaled(1 - y) * s + Scaled(-p) * Scaled(y) * rest + infinite)
         return rounded(out.value(), target.dtype, dtype)
 
@@ -368,7 +362,7 @@ def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, sca
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SIGNATURE.space.shape(call)
-    check_reduction(call)
+    check_reduction(call, REDUCTIONS)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
 

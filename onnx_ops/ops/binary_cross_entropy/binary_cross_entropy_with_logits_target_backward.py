@@ -14,7 +14,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
-from onnx_ops.core.types import NARROW, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
@@ -29,10 +29,11 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._loss import clipped_abs
-from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, WEIGHTS, check_reduction, reduction_attribute
+from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
-from onnx_ops.ops.references import Scaled, rounded
+from onnx_ops.ops.losses import check_reduction, has_narrow_inputs, reduction_attribute
+from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
     "BinaryCrossEntropyWithLogitsTargetBackward",
@@ -65,7 +66,7 @@ broadcast as in ONNX operators.
         *WEIGHTS,
     ),
     outputs=(Output("grad_target", "Gradient with respect to `target`, of its shape.", "target"),),
-    attributes=(reduction_attribute(),),
+    attributes=(reduction_attribute(REDUCTIONS),),
 )
 
 
@@ -95,7 +96,7 @@ def reference(
     g, x = grad_output.astype(np.float64), self.astype(np.float64)
     w, p = (np.ones(()) if a is None else a.astype(np.float64) for a in (weight, pos_weight))
     with np.errstate(all="ignore"):
-        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(x.size if reduction == Reduction.MEAN else 1))
+        scale = Scaled(g) * Scaled(w) * Scaled(1 / np.float64(divisor(reduction, x.shape)))
         curved = (p - 1) * np.log1p(np.exp(-np.abs(x)))
         straight = np.where(x < 0, p * -x, -x)
         # At -inf the formula has p * inf - 0, also for an infinite p.
@@ -181,14 +182,14 @@ def body(b: Body) -> None:
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SIGNATURE.space.shape(call)
-    check_reduction(call)
+    check_reduction(call, REDUCTIONS)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
 
 def kernel(call: Call) -> Loop:
     divisor = Reduction(call.attributes["reduction"]).divisor
     if call.present("pos_weight"):
-        short = all(call.dtype(name) in NARROW for name in call.inputs if call.present(name))
+        short = has_narrow_inputs(call)
         core = gradient_of_16_bits if short else gradient
         return Loop(SIGNATURE.space, computing_type(call, light=short), core, divisor=divisor)
     return Loop(

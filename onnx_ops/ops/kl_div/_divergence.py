@@ -26,7 +26,18 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.loops.tables import log_parts
-from onnx_ops.loops.vectors import QUAD, any_negative, bits, load, load_wide, prefetch, scratch, spread, store, total
+from onnx_ops.loops.vectors import (
+    any_negative,
+    bits,
+    load,
+    load_wide,
+    prefetch,
+    scratch,
+    spread,
+    store,
+    sum_terms,
+    total,
+)
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL, SUM_BLOCK
 
 DOUBT = np.float32(64)
@@ -141,13 +152,7 @@ def total_of_block(operands: Any, start: int, stop: int) -> Any:
         store(first, high, i)
         store(second, low, i)
         weight, seen = weight + q, seen | bits(q)
-    a, b, c, d = spread(0.0), spread(0.0), spread(0.0), spread(0.0)
-    for i in range(0, whole, LANES):
-        a = plus_terms(a, x, target, high, low, start, i)
-        b = plus_terms(b, x, target, high, low, start, i + QUAD)
-        c = plus_terms(c, x, target, high, low, start, i + 2 * QUAD)
-        d = plus_terms(d, x, target, high, low, start, i + 3 * QUAD)
-    part = total((a + b) + (c + d))
+    part = sum_terms(add_terms, (x, target, high, low), start, whole)
     least = max(LEAST_MEAN * total(weight), wide(LEAST))
     good = not any_negative(seen) and least <= abs(part) < math.inf
     if not good:
@@ -156,10 +161,11 @@ def total_of_block(operands: Any, start: int, stop: int) -> Any:
 
 
 @inlined
-def plus_terms(total: Any, x: Any, target: Any, high: Any, low: Any, start: int, i: int) -> Any:
-    """total + q * (log(q) - x), elementwise in float64."""
+def add_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
+    """sums + q * (log(q) - x), elementwise in float64; inputs: x, q, and log(q) of the block in two parts."""
+    x, target, high, low = inputs
     difference = (load_wide(high, i) - load_wide(x, start + i)) + load_wide(low, i)
-    return total + load_wide(target, start + i) * difference
+    return sums + load_wide(target, start + i) * difference
 
 
 @helper

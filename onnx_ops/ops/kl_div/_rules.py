@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute
+from onnx_ops.ops.losses import check_reduction, reduction_attribute
 from onnx_ops.ops.references import Scaled
 
-REDUCTIONS = {int(r): r.name.lower() for r in Reduction}
 LEAST = np.float32(2.0**-100)
 """Smaller float32 products may lose precision to underflow."""
 LARGE = np.float32(2.0**100)
@@ -22,21 +20,15 @@ LARGE = np.float32(2.0**100)
 def attributes() -> list[OpSchema.Attribute]:
     """Attributes of all ops of the family."""
     return [
-        attribute("reduction", int(Reduction.MEAN), "0 none, 1 mean, 2 sum, 3 batchmean."),
+        reduction_attribute(Reduction),
         attribute("log_target", 0, "1 if `target` holds log-probabilities."),
     ]
 
 
 def check_attributes(call: Call) -> None:
     """Raise OpError for values that the attributes cannot have."""
-    call.check_choice("reduction", REDUCTIONS)
+    check_reduction(call, Reduction)
     call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
-
-
-def divisor(reduction: int, space: tuple[int, ...]) -> int:
-    """Divisor of the terms over an index space; a scalar counts as a batch of 1."""
-    divisors = {Reduction.MEAN: math.prod(space), Reduction.BATCHMEAN: space[0] if space else 1}
-    return divisors.get(Reduction(reduction), 1)
 
 
 def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

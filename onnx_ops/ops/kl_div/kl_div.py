@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.losses import loss_of
@@ -15,17 +14,12 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
-from onnx_ops.core.types import NARROW, TensorType
-from onnx_ops.loops.loop import Core, Kept, Loop, Sums
-from onnx_ops.ops.computing import computing_type
+from onnx_ops.core.types import TensorType
+from onnx_ops.loops.loop import Loop
 from onnx_ops.ops.kl_div import _divergence
 from onnx_ops.ops.kl_div._bodies import by_log_target
-from onnx_ops.ops.kl_div._rules import (
-    attributes,
-    check_attributes,
-    divisor,
-    exponential,
-)
+from onnx_ops.ops.kl_div._rules import attributes, check_attributes, exponential
+from onnx_ops.ops.losses import LossCores, loss_kernel, loss_type
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
 SIGNATURE = Signature(
@@ -88,7 +82,7 @@ def reference(
             terms = np.where(q == -np.inf, 0.0, (exponential(q) * Scaled(q - x)).value())
         else:
             terms = np.where(q == 0, 0.0, q * (np.log(q) - x))
-    return rounded(reduced(terms, reduction, divisor(reduction, x.shape)), self.dtype, dtype)
+    return rounded(reduced(terms, reduction), self.dtype, dtype)
 
 
 def body(b: Body) -> None:
@@ -105,29 +99,27 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     space = SIGNATURE.space.shape(call)
     check_attributes(call)
-    return (TensorType(call.dtype("self"), space if call.attributes["reduction"] == Reduction.NONE else ()),)
+    return (loss_type(call, call.dtype("self"), space),)
+
+
+CORES = LossCores(
+    _divergence.divergence,
+    _divergence.float32_divergence,
+    _divergence.total_divergence,
+    _divergence.total_of_float32_terms,
+    is_float32=True,
+)
+CORES_OF_LOGARITHMS = LossCores(
+    _divergence.divergence_of_logarithms,
+    _divergence.float32_divergence_of_logarithms,
+    _divergence.total_divergence_of_logarithms,
+    _divergence.total_of_float32_terms_of_logarithms,
+    is_float32=True,
+)
 
 
 def kernel(call: Call) -> Loop:
-    reduction, of_logarithms = Reduction(call.attributes["reduction"]), bool(call.attributes["log_target"])
-    narrow = all(call.dtype(name) in NARROW for name in call.inputs)
-    compute = computing_type(call, light=narrow or reduction is Reduction.NONE)
-    in_double = compute == TensorProto.DOUBLE
-    core = _divergence.divergence_of_logarithms if of_logarithms else _divergence.divergence
-    if reduction is Reduction.NONE:
-        if not in_double:
-            core = _divergence.float32_divergence_of_logarithms if of_logarithms else _divergence.float32_divergence
-        return Loop(SIGNATURE.space, compute, core)
-    # Reassociated sums are accurate to the last bit in float32, but not in double.
-    total: Core | None = None
-    if narrow:
-        total = (
-            _divergence.total_of_float32_terms_of_logarithms if of_logarithms else _divergence.total_of_float32_terms
-        )
-    elif not in_double:
-        total = _divergence.total_divergence_of_logarithms if of_logarithms else _divergence.total_divergence
-    sums = Sums(core, compute, Kept.NOTHING, totals=total, divided=True)
-    return Loop(SIGNATURE.space, compute, sums=sums, divisor=reduction.divisor)
+    return loss_kernel(call, SIGNATURE.space, CORES_OF_LOGARITHMS if call.attributes["log_target"] else CORES)
 
 
 OP = Op(

@@ -31,8 +31,8 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, divisor, sum_to
-from onnx_ops.ops.references import Scaled, rounded
+from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, sum_to
+from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
     "KlDivBackward",

@@ -34,8 +34,8 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, divisor, exponential, sum_to
-from onnx_ops.ops.references import Scaled, rounded
+from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, exponential, sum_to
+from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
     "KlDivTargetBackward",

@@ -119,7 +119,6 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
             "kept": sums.kept,
             "like": inputs.index(sums.like) if sums.like else -1,
             "terms": sums.terms,
-            "divided": sums.divided,
             "pivot": inputs.index(sums.pivot) if sums.pivot else -1,
         }
         if sums.totals:

@@ -63,7 +63,7 @@ DIVISOR = 0
 POINTERS = 8 * OPERANDS
 
 BY_SIZE, BY_BATCH = int(Divisor.SIZE), int(Divisor.BATCH)
-CHANNELS, LIKE_INPUT = int(Kept.CHANNELS), int(Kept.LIKE_INPUT)
+NOTHING, CHANNELS, LIKE_INPUT = map(int, Kept)
 PARAMETERS_AT = offset(LAYOUT, "parameters")
 DIMS = offset(JOB, "dims")
 
@@ -290,7 +290,7 @@ def plan_sums(loop, job, layout):
     kept = layout.extent[1] if loop.kept == CHANNELS else 1
     held = 16 * (layout.channel_inputs * layout.channels + (kept if loop.pivot >= 0 else 0))
     layout.totals = 0
-    if layout.slices > 1 or loop.finish != 0 or loop.divided or loop.terms > 1:
+    if layout.slices > 1 or loop.finish != 0 or loop.kept == NOTHING or loop.terms > 1:
         layout.totals = 1  # replaced by the address in `begin`
         held += 16 * layout.slices * loop.terms * layout.places
         if loop.finish != 0:

@@ -8,7 +8,7 @@ from onnx_ops.loops.primitives import add_any_order, channel_type, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
-from onnx_ops.runtime.loops.plan import PARAMETERS_AT, ROW
+from onnx_ops.runtime.loops.plan import NOTHING, PARAMETERS_AT, ROW
 from onnx_ops.runtime.memory import f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
@@ -319,7 +319,7 @@ def finish(kernel_address, job_address):
         join(high, low, kept)
     if loop.finish == 0:
         totals, _ = totals_at(loop, layout, 0, 0)
-        if loop.divided:
+        if loop.kept == NOTHING:
             for i in range(kept):
                 totals[i] /= layout.divisor
         call(kernel.write, (layout.totals, kernel.output_type[0], kept, job.output[0]))
