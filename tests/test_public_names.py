@@ -1,6 +1,6 @@
 """The public names, the signatures of functions and classes, and what public objects show of themselves.
 
-If a change of public names is intended, replace the rows of the table that the failing test lists, and say in
+If a change of public names is intended, replace the rows of the tables that the failing test lists, and say in
 CHANGELOG.md what was before and what is now.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -119,17 +120,17 @@ def rows(module: ModuleType) -> dict[str, str]:
     return dict(row for name in module.__all__ for row in described(name, getattr(module, name)))
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_public_names_and_signatures(name: str) -> None:
-    if name == "onnx_ops.torch":
-        pytest.importorskip("torch")
-        pytest.importorskip("onnxscript")
-    found = rows(importlib.import_module(name))
-    expected = TABLES[name]
-    changed = [f"+ {key!r}: {text!r}," for key, text in found.items() if expected.get(key) != text]
-    changed += [f"- {key!r}: {text!r}," for key, text in expected.items() if found.get(key) != text]
+def test_public_names_and_signatures() -> None:
+    """Those of onnx_ops.torch where it can be imported."""
+    changed = []
+    for name, expected in TABLES.items():
+        if name == "onnx_ops.torch" and not all(map(importlib.util.find_spec, ("torch", "onnxscript"))):
+            continue
+        found = rows(importlib.import_module(name))
+        changed += [f"+ {name}: {key!r}: {text!r}," for key, text in found.items() if expected.get(key) != text]
+        changed += [f"- {name}: {key!r}: {text!r}," for key, text in expected.items() if found.get(key) != text]
     assert not changed, (
-        f"public names of {name} have changed. If that is intended, replace these rows of the table in"
+        f"public names have changed. If that is intended, replace these rows of the tables in"
         f" tests/{Path(__file__).name}, and say in CHANGELOG.md what was before and what is now:\n" + "\n".join(changed)
     )
 
