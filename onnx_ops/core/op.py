@@ -13,7 +13,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import kernel_name
-from onnx_ops.core.errors import OpError
+from onnx_ops.core.errors import OpError, Status
 from onnx_ops.core.schema import attribute_kind, is_optional
 from onnx_ops.core.signature import Signature
 from onnx_ops.core.types import MAX_ELEMENTS, TensorType, shape_text, too_large
@@ -155,6 +155,12 @@ class Op:
             OpError: a call that the op refuses, or an output that no memory holds.
         """
         outputs = self.output_types(call)
+        for declared in self.signature.outputs:
+            if declared.requires and call.wants(declared.name) and not call.present(declared.requires):
+                raise call.error(
+                    f"output '{declared.name}' is asked for, but input '{declared.requires}' is missing",
+                    Status.ACLNN_ERR_PARAM_NULLPTR,
+                )
         for name, output in zip(self.output_names, outputs, strict=True):
             if too_large(output.shape):
                 shape = shape_text(output.shape or ())

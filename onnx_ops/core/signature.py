@@ -78,12 +78,14 @@ class Output:
         description: one sentence, for documentation.
         dtype: the name of the input whose dtype it has, or a rule. Outputs with one `OutputType` have one dtype.
         optional: whether a node may omit it.
+        requires: an optional input without which it cannot be computed.
     """
 
     name: str
     description: str
     dtype: str | OutputType
     optional: bool = False
+    requires: str | None = None
 
 
 @dataclass(frozen=True)

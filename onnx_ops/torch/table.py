@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from onnx_ops.torch.base import custom_ops
 from onnx_ops.torch.translations import axes, convolution, copies, double, matrices, max_pool, threshold
 from onnx_ops.torch.whole import dropout, embedding, labels
 from onnx_ops.torch.whole.substitution import FAMILIES
 
-TRANSLATIONS = (axes, convolution, copies, double, dropout, embedding, labels, matrices, max_pool, threshold)
+TRANSLATIONS = (
+    axes,
+    convolution,
+    copies,
+    custom_ops,
+    double,
+    dropout,
+    embedding,
+    labels,
+    matrices,
+    max_pool,
+    threshold,
+)
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:

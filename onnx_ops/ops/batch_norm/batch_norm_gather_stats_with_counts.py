@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.errors import Status
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Default, Input, Output, Signature
@@ -80,8 +79,20 @@ Without a kernel: shapes known only at run time are not checked; they broadcast 
     outputs=(
         Output("mean_all", "Mean of each channel over all workers, (C).", "mean"),
         Output("invstd_all", "1 / sqrt(biased variance + eps) over all workers, (C).", "mean"),
-        Output("running_mean_out", "Running mean after this batch, (C).", "running_mean", optional=True),
-        Output("running_var_out", "Running variance after this batch, (C).", "running_var", optional=True),
+        Output(
+            "running_mean_out",
+            "Running mean after this batch, (C).",
+            "running_mean",
+            optional=True,
+            requires="running_mean",
+        ),
+        Output(
+            "running_var_out",
+            "Running variance after this batch, (C).",
+            "running_var",
+            optional=True,
+            requires="running_var",
+        ),
     ),
     attributes=(
         attribute("momentum", 0.1, "Weight of this batch in the running values."),
@@ -304,12 +315,6 @@ def infer(call: Call) -> tuple[TensorType, ...]:
     call.same_shape("mean", (workers, channels), "(W, C) with the channels of 'input'")
     call.same_shape("invstd", (workers, channels), "W as in 'mean' and the channels of 'input'")
     call.same_shape("counts", (workers,), "one element per worker, W as in 'mean'")
-    for name in ("running_mean", "running_var"):
-        if call.wants(f"{name}_out") and not call.present(name):
-            raise call.error(
-                f"output '{name}_out' is asked for, but input '{name}' is missing",
-                Status.ACLNN_ERR_PARAM_NULLPTR,
-            )
     shape = (channels,)
     dtypes = map(call.dtype, ("mean", "mean", "running_mean", "running_var"))
     return tuple(TensorType(dtype, shape) for dtype in dtypes)

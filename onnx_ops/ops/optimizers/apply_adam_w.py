@@ -12,7 +12,6 @@ from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.errors import Status
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Default, Input, Output, Signature
@@ -93,7 +92,7 @@ Without a kernel: shapes known only at run time broadcast as in ONNX operators.
         Output("var_out", "The parameter after the step.", "var"),
         Output("m_out", "`m` after the step.", "var"),
         Output("v_out", "`v` after the step.", "var"),
-        Output("max_grad_norm_out", "Largest `v` so far.", "var", optional=True),
+        Output("max_grad_norm_out", "Largest `v` so far.", "var", optional=True, requires="max_grad_norm"),
     ),
     attributes=(attribute("maximize", 0, "1: maximize instead of minimize."),),
 )
@@ -324,11 +323,6 @@ def infer(call: Call) -> tuple[TensorType, ...]:
         own = call.shape(name)
         if own is not None and own not in ((), (1,), (None,)) and not (len(own) == 1 and isinstance(own[0], str)):
             raise call.shape_error(name, "one number, () or (1,)")
-    if call.wants("max_grad_norm_out") and not call.present("max_grad_norm"):
-        raise call.error(
-            "output 'max_grad_norm_out' is asked for, but input 'max_grad_norm' is missing",
-            Status.ACLNN_ERR_PARAM_NULLPTR,
-        )
     return (TensorType(call.dtype("var"), shape),) * 4
 
 

@@ -14,7 +14,8 @@ from onnxscript import opset18 as op
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
+from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.whole.operators import Table, aclnn
 
 TABLE: Table = {}
 aten = torch.ops.aten
@@ -176,9 +177,11 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
     module.num_batches_tracked.add_(1)
     eps = 0.0 if input.dtype is torch.float64 else module.eps  # as for the statistics that it is normalized with
     with torch.no_grad():
-        mean, inverse = batch_norm_stats(input, eps)
+        mean, inverse = operators.BatchNormStats(input, eps=eps)
         count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.int32)
-        _, _, *now = batch_norm_gather_and_track(input, mean[None], inverse[None], mean, mean, 1.0, eps, count)
+        _, _, *now = operators.BatchNormGatherStatsWithCounts(
+            input, mean[None], inverse[None], mean, mean, count, momentum=1.0, eps=eps
+        )
         for running, of_batch in zip((module.running_mean, module.running_var), now, strict=True):
             running.add_((of_batch.to(running.dtype) - running) / module.num_batches_tracked.to(running.dtype))
     return functional.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
@@ -187,116 +190,8 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
 # Steps of synchronized batch norm
 
 
-def _columns(input: Tensor, *statistics: Tensor | None) -> list[Any]:
-    """Values of the channels in double, so that they broadcast to the input."""
-    shape = [-1 if axis == 1 else 1 for axis in range(input.dim())]
-    return [None if values is None else values.double().reshape(shape) for values in statistics]
-
-
-def _others(input: Tensor) -> list[int]:
-    return [axis for axis in range(input.dim()) if axis != 1]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-@whole_operator(TABLE, lambda input, eps: aclnn.BatchNormStats(input, eps=eps))
-def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    variance, mean = torch.var_mean(input.double(), _others(input), correction=0)
-    return tuple(value.to(_wide(input.dtype), copy=True) for value in (mean, torch.rsqrt(variance + eps)))
-
-
-@whole_operator(
-    TABLE, lambda input, weight, bias, mean, invstd: aclnn.BatchNormElemt(input, weight, bias, mean, invstd)
-)
-def batch_norm_elemt(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor) -> Tensor:
-    scale, shift, centre, inverse = _columns(input, weight, bias, mean, invstd)
-    output = (input.double() - centre) * inverse
-    output = output if scale is None else output * scale
-    return (output if shift is None else output + shift).to(input.dtype, copy=True)
-
-
-def _merged(input: Tensor, mean: Tensor, invstd: Tensor, counts: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of all workers, and their elements."""
-    weights = counts.double()[:, None]
-    elements = weights.sum()
-    centre = (mean.double() * weights).sum(0) / elements
-    variance = (invstd.double().pow(-2) - eps + (mean.double() - centre).square()) * weights
-    return centre, variance.sum(0) / elements, elements
-
-
-def _gathered(
-    input: Any, mean: Any, invstd: Any, running_mean: Any, running_var: Any, momentum: float, eps: float, counts: Any
-) -> Any:
-    running = (running_mean, running_var)
-    return aclnn.BatchNormGatherStatsWithCounts(input, mean, invstd, *running, counts, momentum=momentum, eps=eps)
-
-
-def _only_gathered(input: Any, mean: Any, invstd: Any, eps: float, counts: Any) -> Any:
-    # What writes the node gives it all outputs; those of running values, which nobody reads, need their inputs.
-    row = op.Gather(mean, op.Constant(value_int=0), axis=0)
-    return _gathered(input, mean, invstd, row, row, 0.0, eps, counts)[:2]
-
-
-@whole_operator(TABLE, _only_gathered)
-def batch_norm_gather(input: Tensor, mean: Tensor, invstd: Tensor, eps: float, counts: Tensor) -> tuple[Tensor, Tensor]:
-    centre, variance, _ = _merged(input, mean, invstd, counts, eps)
-    return centre.to(mean.dtype, copy=True), torch.rsqrt(variance + eps).to(mean.dtype, copy=True)
-
-
-@whole_operator(TABLE, _gathered)
-def batch_norm_gather_and_track(
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    centre, variance, elements = _merged(input, mean, invstd, counts, eps)
-    now = (centre, variance * elements / (elements - 1))
-    tracked = [
-        (old.double() * (1 - momentum) + new * momentum).to(old.dtype)
-        for old, new in zip((running_mean, running_var), now, strict=True)
-    ]
-    return centre.to(mean.dtype, copy=True), torch.rsqrt(variance + eps).to(mean.dtype, copy=True), *tracked
-
-
-@whole_operator(TABLE, lambda *inputs: aclnn.BatchNormReduceBackward(*inputs))
-def batch_norm_backward_reduce(
-    grad: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    centre, _ = _columns(input, mean, None)
-    by_bias = grad.double().sum(_others(input))
-    product = (grad.double() * (input.double() - centre)).sum(_others(input))
-    dtype = mean.dtype if weight is None else weight.dtype
-    by_weight = product * invstd.double()
-    sums = (value.to(_wide(input.dtype), copy=True) for value in (by_bias, product))
-    return *sums, by_weight.to(dtype, copy=True), by_bias.to(dtype, copy=True)
-
-
-@whole_operator(TABLE, lambda *inputs: aclnn.BatchNormElemtBackward(*inputs))
-def batch_norm_backward_elemt(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor:
-    elements = count.double().sum()
-    centre, inverse, scale, total, product = _columns(input, mean, invstd, weight, sum_dy, sum_dy_xmu)
-    gradient = (grad_out.double() - total / elements) - (input.double() - centre) * inverse.square() * (
-        product / elements
-    )
-    gradient = gradient * inverse
-    return (gradient if scale is None else gradient * scale).to(input.dtype, copy=True)
+def _stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return operators.BatchNormStats(input, eps=eps)
 
 
 def _gather_with_counts(
@@ -309,13 +204,14 @@ def _gather_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    if running_mean is None or running_var is None:
-        return batch_norm_gather(input, mean, invstd, eps, counts)
-    *merged, new_mean, new_var = batch_norm_gather_and_track(
-        input, mean, invstd, running_mean, running_var, momentum, eps, counts
+    running = (None, None) if running_mean is None or running_var is None else (running_mean, running_var)
+    settings = {"momentum": momentum, "eps": eps}
+    *merged, new_mean, new_var = operators.BatchNormGatherStatsWithCounts(
+        input, mean, invstd, *running, counts, **settings
     )
-    running_mean.copy_(new_mean)
-    running_var.copy_(new_var)
+    if running_mean is not None and running_var is not None:
+        running_mean.copy_(new_mean)
+        running_var.copy_(new_var)
     return tuple(merged)
 
 
@@ -336,7 +232,7 @@ def _gather(
 def _elemt(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
-    return batch_norm_elemt(input, weight, bias, mean, invstd)
+    return operators.BatchNormElemt(input, weight, bias, mean, invstd)
 
 
 def _backward_reduce(
@@ -349,16 +245,16 @@ def _backward_reduce(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[Tensor | None, ...]:
-    results = batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)
+    results = operators.BatchNormReduceBackward(grad_out, input, mean, invstd, weight)
     wanted = (input_g, input_g, weight_g, bias_g)
     return tuple(result if wants else None for result, wants in zip(results, wanted, strict=True))
 
 
 FUNCTIONS = {
-    torch.batch_norm_stats: batch_norm_stats,
+    torch.batch_norm_stats: _stats,
     torch.batch_norm_gather_stats: _gather,
     torch.batch_norm_gather_stats_with_counts: _gather_with_counts,
     torch.batch_norm_elemt: _elemt,
     torch.batch_norm_backward_reduce: _backward_reduce,
-    torch.batch_norm_backward_elemt: batch_norm_backward_elemt,
+    torch.batch_norm_backward_elemt: operators.BatchNormElemtBackward,
 }

@@ -1,4 +1,4 @@
-"""Dropout with a mask that a seed settles."""
+"""Dropout whose mask is a function of a seed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ import torch
 from onnxscript import opset18 as op
 from torch import Tensor
 
-from onnx_ops.ops.dropout.dropout_v3 import reference
-from onnx_ops.torch.arrays import to_array, to_tensor
-from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
-
-TABLE: Table = {}
-
-
-def _forward(input: Any, seed: Any, p: float, offset: int) -> Any:
-    return aclnn.DropoutV3(input, seed, p=p, offset=offset)
+from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.whole.operators import Table, aclnn
 
 
 def _backward(grad: Any, mask: Any, scale: float) -> Any:
@@ -28,15 +21,9 @@ def _backward(grad: Any, mask: Any, scale: float) -> Any:
     return aclnn.DropoutBackward(grad, mask, scale=scale)
 
 
-TABLE[torch.ops.aten.native_dropout_backward.default] = _backward
+TABLE: Table = {torch.ops.aten.native_dropout_backward.default: _backward}
 
 
-def _shapes(input: Tensor, seed: Tensor, p: float, offset: int) -> tuple[Tensor, Tensor]:
-    return input.new_empty(input.shape), input.new_empty(input.shape, dtype=torch.bool)
-
-
-@whole_operator(TABLE, _forward, _shapes)
 def dropout(input: Tensor, seed: Tensor, p: float, offset: int) -> tuple[Tensor, Tensor]:
-    """The input with a random part of it set to 0, and where it was kept."""
-    output, mask = reference(to_array(input), to_array(seed), p=p, offset=offset)
-    return to_tensor(output), to_tensor(mask)
+    """The input with random elements set to 0 and the others scaled, and the mask of those kept."""
+    return operators.DropoutV3(input, seed, p=p, offset=offset)

@@ -14,6 +14,7 @@ import torch
 from onnxscript import opset18 as op
 from torch import Tensor
 
+from onnx_ops.torch.base.custom_ops import operators
 from onnx_ops.torch.translations.nodes import number
 from onnx_ops.torch.whole.operators import Table, aclnn, whole_operator
 
@@ -38,37 +39,6 @@ def like(*tensors: Tensor) -> Tensors:
 def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
     """Rows (1, N, K) by a matrix (K, M)."""
     return rows @ weight
-
-
-def _cell_node(input_gates: Any, hidden_gates: Any, cx: Any) -> Any:
-    return aclnn.ThnnFusedLstmCell(input_gates, hidden_gates, cx)
-
-
-def _cell_backward_node(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, storage: Any) -> Any:
-    return aclnn.ThnnFusedLstmCellBackward(grad_hy, grad_cy, cx, cy, storage)
-
-
-@whole_operator(TABLE, _cell_node, lambda input_gates, hidden_gates, cx: like(cx, cx, input_gates))
-def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden state and cell state after a step, and the gates as they act."""
-    i, f, g, o = (input_gates + hidden_gates).chunk(4, -1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * cx + i * g
-    return o * cy.tanh(), cy, torch.cat([i, f, g, o], -1)
-
-
-@whole_operator(TABLE, _cell_backward_node, lambda grad_hy, grad_cy, cx, cy, storage: like(storage, cx))
-def lstm_cell_backward(
-    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, storage: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients by the gates and by the cell state before the step."""
-    zeros = torch.zeros_like(cx)
-    dh, dc = (zeros if given is None else given for given in (grad_hy, grad_cy))
-    i, f, g, o = storage.chunk(4, -1)
-    shown = cy.tanh()
-    d = dc + dh * o * (1 - shown * shown)
-    gates = (d * g * i * (1 - i), d * cx * f * (1 - f), d * i * (1 - g * g), dh * shown * o * (1 - o))
-    return torch.cat(gates, -1), d * f
 
 
 # --- kinds of layers --------------------------------------------------------------------------------------------------
@@ -109,11 +79,11 @@ class Lstm(Kind):
     keeps = 3
 
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
-        hidden, cell, gates = lstm_cell(given, recurrent, states[1])
+        hidden, cell, gates = operators.ThnnFusedLstmCell(given, recurrent, states[1])
         return (hidden, cell), (states[1], cell, gates)
 
     def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        by_gates, by_cell = lstm_cell_backward(*gradients, *kept)
+        by_gates, by_cell = operators.ThnnFusedLstmCellBackward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
     def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

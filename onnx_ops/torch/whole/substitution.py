@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from onnx_ops.torch import constants
 from onnx_ops.torch.composed import assignment, distances, elementary, layers, margins, pools, sampling, scattering
 from onnx_ops.torch.whole import (
-    adam,
     batch_norm,
     binary_cross_entropy,
     cross_entropy,
@@ -25,7 +24,7 @@ from onnx_ops.torch.whole import (
     resizing,
 )
 
-FAMILIES = (adam, batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent, resizing)
+FAMILIES = (batch_norm, binary_cross_entropy, cross_entropy, ctc, hardshrink, kl_div, recurrent, resizing)
 COMPOSED = (assignment, constants, distances, elementary, layers, margins, pools, sampling, scattering)
 
 Functions = Mapping[Any, Callable[..., Any]]
