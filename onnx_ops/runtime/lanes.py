@@ -13,6 +13,7 @@ from onnx_ops.loops import primitives
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
 from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD, joined, shuffled, widened
+from onnx_ops.runtime.pointers import element_at, load, pointer_at, store
 
 QUAD = 4
 """Elements of each row per step."""
@@ -20,10 +21,9 @@ TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
 """Indices that transpose a QUAD x QUAD block."""
 
 
-def _lanes_at(builder: Any, numbers: Any, place: Any) -> Any:
-    """Pointer to the LANES elements at a place."""
-    pointer = builder.gep(numbers, [builder.mul(place, WORD(LANES))])
-    return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, LANES).as_pointer())
+def _lanes_at(builder: Any, numbers: Any, number: Any, place: Any) -> Any:
+    """Pointer to the LANES elements, of an LLVM type, at a place."""
+    return element_at(builder, numbers, number, builder.mul(place, WORD(LANES)))
 
 
 def _plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
@@ -41,7 +41,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 
         def quad(lane: int) -> Any:
             """QUAD elements of a row."""
-            address = builder.add(builder.load(builder.gep(sources, [WORD(lane)])), offset)
+            address = builder.add(load(builder, element_at(builder, sources, WORD, WORD(lane)), WORD), offset)
             if isinstance(given, Numbers16):
                 value = widened(builder, given.element_type, _loaded(builder, address, ir.IntType(16)))
             else:
@@ -58,8 +58,8 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
         for k in range(QUAD):
             part = list(range(QUAD * k, QUAD * (k + 1)))
             column = joined(builder, [shuffled(builder, block, block, part) for block in blocks])
-            target = _lanes_at(builder, out, builder.add(place, WORD(k)))
-            builder.store(column, target, align=_alignment(wanted))
+            target = _lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
+            store(builder, column, target, align=_alignment(wanted))
         return context.get_dummy_value()
 
     return types.none(sources, types.int64, numbers, out, types.int64), codegen
@@ -68,7 +68,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 def _loaded(builder: Any, address: Any, number: Any) -> Any:
     """QUAD elements at an address."""
     vector = ir.VectorType(number, QUAD)
-    return builder.load(builder.inttoptr(address, vector.as_pointer()), align=_alignment(number))
+    return load(builder, pointer_at(builder, address, vector), vector, align=_alignment(number))
 
 
 def _alignment(number: Any) -> int:
@@ -132,15 +132,15 @@ def _add_products(
             first = builder.add(a_start, builder.mul(row.index, a_row))
             others = [builder.add(begin, builder.mul(row.index, b_row)) for begin in begins]
             with cgutils.for_range(builder, columns, intp=WORD) as column:
-                x = builder.load(_lanes_at(builder, a, builder.add(first, column.index)), align=align)
+                x = load(builder, _lanes_at(builder, a, number, builder.add(first, column.index)), vector, align=align)
                 ahead = builder.mul(column.index, step)
                 for total, other in zip(totals, others, strict=True):
-                    y = builder.load(_lanes_at(builder, b, builder.add(other, ahead)), align=align)
+                    y = load(builder, _lanes_at(builder, b, number, builder.add(other, ahead)), vector, align=align)
                     builder.store(_plus_product(builder, builder.load(total), x, y), total)
             for t, total in enumerate(totals):
-                target = _lanes_at(builder, sums, WORD(t))
-                value = builder.fadd(builder.load(target, align=align), builder.load(total))
-                builder.store(value, target, align=align)
+                target = _lanes_at(builder, sums, number, WORD(t))
+                value = builder.fadd(load(builder, target, vector, align=align), builder.load(total))
+                store(builder, value, target, align=align)
         return context.get_dummy_value()
 
     return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
@@ -159,10 +159,12 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, place, targets, offset = args
-        number = numbers.type.pointee
+        number = context.get_value_type(signature.args[0].dtype)
         row, align = ir.VectorType(number, QUAD), _alignment(number)
+        lanes = ir.VectorType(number, LANES)
         columns = [
-            builder.load(_lanes_at(builder, numbers, builder.add(place, WORD(k))), align=align) for k in range(QUAD)
+            load(builder, _lanes_at(builder, numbers, number, builder.add(place, WORD(k))), lanes, align=align)
+            for k in range(QUAD)
         ]
         for first in range(0, LANES, QUAD):
             part = list(range(first, first + QUAD))
@@ -170,8 +172,8 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
             square = shuffled(builder, square, square, TURNED)
             for k in range(QUAD):
                 own = shuffled(builder, square, square, list(range(QUAD * k, QUAD * (k + 1))))
-                address = builder.add(builder.load(builder.gep(targets, [WORD(first + k)])), offset)
-                builder.store(own, builder.inttoptr(address, row.as_pointer()), align=align)
+                target = load(builder, element_at(builder, targets, WORD, WORD(first + k)), WORD)
+                store(builder, own, pointer_at(builder, builder.add(target, offset), row), align=align)
         return context.get_dummy_value()
 
     return types.none(numbers, types.int64, targets, types.int64), codegen
@@ -228,21 +230,23 @@ def _correlating(width: int) -> Any:
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             a, b, a_places, b_places, terms, ahead, out, place, step = args
-            vector, align = ir.VectorType(out.type.pointee, LANES), _alignment(out.type.pointee)
+            number = context.get_value_type(signature.args[6].dtype)
+            vector, align = ir.VectorType(number, LANES), _alignment(number)
             with builder.goto_entry_block():
                 totals = [builder.alloca(vector) for _ in range(width)]
             for total in totals:
                 builder.store(ir.Constant(vector, None), total)
             with cgutils.for_range(builder, terms, intp=WORD) as term:
-                at_a, at_b = (builder.load(builder.gep(places, [term.index])) for places in (a_places, b_places))
-                x = builder.load(_lanes_at(builder, a, at_a), align=align)
+                rows = (element_at(builder, places, WORD, term.index) for places in (a_places, b_places))
+                at_a, at_b = (load(builder, row, WORD) for row in rows)
+                x = load(builder, _lanes_at(builder, a, number, at_a), vector, align=align)
                 begin = builder.add(at_b, ahead)
                 for k, total in enumerate(totals):
-                    y = builder.load(_lanes_at(builder, b, builder.add(begin, WORD(k))), align=align)
+                    y = load(builder, _lanes_at(builder, b, number, builder.add(begin, WORD(k))), vector, align=align)
                     builder.store(_plus_product(builder, builder.load(total), x, y), total)
             for k, total in enumerate(totals):
-                target = _lanes_at(builder, out, builder.add(place, builder.mul(step, WORD(k))))
-                builder.store(builder.load(total), target, align=align)
+                target = _lanes_at(builder, out, number, builder.add(place, builder.mul(step, WORD(k))))
+                store(builder, builder.load(total), target, align=align)
             return context.get_dummy_value()
 
         return types.none(a, b, a_places, b_places, *[types.int64] * 2, out, *[types.int64] * 2), codegen

@@ -34,6 +34,7 @@ from onnx_ops.runtime.native import (
     half_to_float,
     repeated,
 )
+from onnx_ops.runtime.pointers import cast, element_at, load, pointer_at, pointer_type, store
 from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
 
 LINE = 64
@@ -118,7 +119,7 @@ def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = repeated(builder, args[0], times)
-        builder.store(vector, builder.inttoptr(args[2], vector.type.as_pointer()), align=1)
+        store(builder, vector, pointer_at(builder, args[2], vector.type), align=1)
         return context.get_dummy_value()
 
     return types.none(value, count, types.int64), codegen
@@ -137,10 +138,10 @@ def free(typing: Any, address: Any) -> Any:
 
 def prefetch_line(builder: Any, address: Any) -> None:
     """Prefetch the cache line at an address, which may be invalid."""
-    i32 = ir.IntType(32)
-    function = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
-    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], function)
-    builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # read, high locality, data
+    byte, i32 = ir.IntType(8), ir.IntType(32)
+    function = ir.FunctionType(ir.VoidType(), [pointer_type(byte), i32, i32, i32])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type(byte)], function)
+    builder.call(prefetch, [cast(builder, address, byte), i32(0), i32(3), i32(1)])  # read, high locality, data
 
 
 @intrinsic
@@ -149,16 +150,16 @@ def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, a
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, lines, ahead, count = args
-        line, byte = ir.VectorType(WORD, LINE // 8), ir.IntType(8).as_pointer()
+        line, byte = ir.VectorType(WORD, LINE // 8), ir.IntType(8)
         past_caches = builder.module.add_metadata([ir.IntType(32)(1)])
         with cgutils.for_range(builder, lines, intp=WORD) as loop:
             begin = builder.mul(loop.index, WORD(LINE))
             with cgutils.for_range(builder, count, intp=WORD) as other:
-                address = builder.add(builder.load(builder.gep(ahead, [other.index])), begin)
-                prefetch_line(builder, builder.inttoptr(address, byte))
-            read, written = (builder.inttoptr(builder.add(at, begin), line.as_pointer()) for at in (source, target))
-            store = builder.store(builder.load(read, align=1), written, align=LINE)
-            store.set_metadata("nontemporal", past_caches)
+                address = builder.add(load(builder, element_at(builder, ahead, WORD, other.index), WORD), begin)
+                prefetch_line(builder, pointer_at(builder, address, byte))
+            read, written = (pointer_at(builder, builder.add(at, begin), line) for at in (source, target))
+            stored = store(builder, load(builder, read, line, align=1), written, align=LINE)
+            stored.set_metadata("nontemporal", past_caches)
         return context.get_dummy_value()
 
     words = types.CPointer(types.int64)
@@ -207,7 +208,7 @@ class Numbers16(types.Type):  # type: ignore[misc]
 @register_model(Numbers16)
 class _Numbers16Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, numbers: Any) -> None:
-        super().__init__(manager, numbers, ir.IntType(16).as_pointer())
+        super().__init__(manager, numbers, manager[types.CPointer(types.uint16)].get_value_type())
 
 
 @intrinsic

@@ -51,6 +51,7 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = cgutils.unpack_tuple(builder, args[1])
+        # A pointer to a function has its type: llvmlite has no other calls of an address.
         function = builder.inttoptr(args[0], ir.FunctionType(WORD, [WORD] * len(words)).as_pointer())
         return builder.call(function, words)
 

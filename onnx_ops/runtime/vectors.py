@@ -18,6 +18,7 @@ from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.vectors import QUAD
 from onnx_ops.runtime.memory import Numbers16, prefetch_line, room
 from onnx_ops.runtime.native import FEATURES, called, joined, of_type, repeated, shuffled, widened
+from onnx_ops.runtime.pointers import element_at, load, store
 
 INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 WORDS = ir.VectorType(INT, LANES)
@@ -198,18 +199,11 @@ def _any_negative(context: Any, builder: Any, call: Any, args: Any) -> Any:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def _place(builder: Any, numbers: Any, start: Any, count: int) -> Any:
-    """Pointer to `count` elements from `start` on."""
-    pointer = builder.gep(numbers, [start])
-    return builder.bitcast(pointer, ir.VectorType(numbers.type.pointee, count).as_pointer())
-
-
 def _floats_from(builder: Any, kind: Any, numbers: Any, start: Any, count: int) -> Any:
-    """float32 vector of `count` elements in memory."""
-    pointer = _place(builder, numbers, start, count)
-    if kind == NUMBERS:
-        return builder.load(pointer, align=4)
-    return widened(builder, kind.element_type, builder.load(pointer, align=2))
+    """float32 vector of `count` elements in memory, of Numba type `kind`, from `start` on."""
+    number, align = (FLOAT, 4) if kind == NUMBERS else (ir.IntType(16), 2)
+    elements = load(builder, element_at(builder, numbers, number, start), ir.VectorType(number, count), align=align)
+    return elements if kind == NUMBERS else widened(builder, kind.element_type, elements)
 
 
 def _of_numbers(wanted: Any) -> Callable[..., Any]:
@@ -231,19 +225,20 @@ def _load_wide(context: Any, builder: Any, call: Any, args: Any) -> Any:
 @_teach(vectors.prefetch, _of_numbers(types.none))
 def _prefetch(context: Any, builder: Any, call: Any, args: Any) -> Any:
     numbers, start = args
-    prefetch_line(builder, builder.bitcast(builder.gep(numbers, [start]), ir.IntType(8).as_pointer()))
+    number = FLOAT if call.args[0] == NUMBERS else ir.IntType(16)
+    prefetch_line(builder, element_at(builder, numbers, number, start))
     return context.get_dummy_value()
 
 
 @_teach(vectors.store, lambda vector, numbers, start: types.none if (vector, numbers) == (FLOATS, NUMBERS) else None)
 def _store(context: Any, builder: Any, call: Any, args: Any) -> Any:
-    builder.store(args[0], _place(builder, args[1], args[2], LANES), align=4)
+    store(builder, args[0], element_at(builder, args[1], FLOAT, args[2]), align=4)
     return context.get_dummy_value()
 
 
 @_teach(vectors.scratch, lambda count: NUMBERS if isinstance(count, types.IntegerLiteral) else None)
 def _scratch(context: Any, builder: Any, call: Any, args: Any) -> Any:
-    return builder.bitcast(room(builder, 4 * call.args[0].literal_value), FLOAT.as_pointer())
+    return builder.bitcast(room(builder, 4 * call.args[0].literal_value), context.get_value_type(NUMBERS))
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -288,7 +283,7 @@ def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
     place = builder.and_(index, _constant(INT, [len(numbers) - 1] * LANES))
     found = ir.Constant(ir.VectorType(FLOAT, LANES), ir.Undefined)
     for lane in map(INT, range(LANES)):
-        number = builder.load(builder.gep(table, [INT(0), builder.extract_element(place, lane)]))
+        number = load(builder, element_at(builder, table, FLOAT, builder.extract_element(place, lane)), FLOAT)
         found = builder.insert_element(found, number, lane)
     return found
 
