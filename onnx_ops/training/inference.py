@@ -38,11 +38,11 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
             buffer of the step become that parameter or buffer; other initializers become constants.
 
     Returns:
-        A linked copy of the step.
+        A copy of the step, not linked.
 
     Raises:
+        LinkError: no model.
         StepError: a step that has an inference graph already; parameters or buffers of other types.
-        OpError, LinkError: as `link`.
     """
     whole, brought = load_model(model), load_model(inference)
     restore(whole)
@@ -85,7 +85,7 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
     whole.functions.append(function)
     add_function_imports(whole)
     add_import(whole, CARRIED_DOMAIN, 1)
-    return link(whole)
+    return whole
 
 
 def _parameters_and_buffers(step: Step) -> set[str]:

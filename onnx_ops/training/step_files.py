@@ -58,7 +58,7 @@ def step_model(
     """
     step = Step.of(model)
     check_state(step.state(model), state)
-    whole = link(model) if inference is None else with_inference(model, inference)
+    whole = link(model if inference is None else with_inference(model, inference))
     _remove_state(whole, step)
     whole.graph.initializer.extend(numpy_helper.from_array(state[name], name) for name in step.roles)
     return whole
