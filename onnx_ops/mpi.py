@@ -1,12 +1,12 @@
-"""Runs a program of training in one of several processes over MPI, so that none of them waits for one that has failed.
+"""Runs a training program in one of several MPI processes, so that none of them waits for one that has failed.
 
     mpiexec -n 4 python -m onnx_ops.mpi train.py ARGUMENTS
 
 From its first line on, an exception that the program does not catch, an exit with a status other than 0, and a signal
-that kills it end all processes, after a message that says which one it was. `-m MODULE`, `-c COMMAND` and `-` (standard
+that kills it end all processes, after a message with its rank. `-m MODULE`, `-c COMMAND` and `-` (standard
 input) take the place of the file as they do for Python.
 
-Imported by a program, the module does the same for exceptions from there on. It needs mpi4py, the extra
+When a program imports the module, the same happens for exceptions from then on. It needs mpi4py, the extra
 `onnx-ops[mpi]`.
 """
 
@@ -24,15 +24,15 @@ from onnx_ops.training.workers.agreement import leave_before_training
 from onnx_ops.training.workers.ending import announce, call_at_exit, end_all_by_exceptions
 
 SUPERVISED = "ONNX_OPS_SUPERVISED"
-"""The variable that names, to a process that another one watches, the descriptor that is closed when that one ends."""
+"""Environment variable of a supervised process: a file descriptor that is closed when the supervisor ends."""
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""The variables by which launchers number their processes."""
+"""Environment variables with the rank of a process, by launcher."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 USAGE = "mpiexec -n WORKERS python -m onnx_ops.mpi [FILE | -m MODULE | -c COMMAND | -] [ARGUMENTS]"
 
 
 def protect() -> Any:
-    """Let an exception that nothing catches end all processes, from now on.
+    """Make uncaught exceptions end all processes, from now on.
 
     Returns:
         The communicator of all processes, mpi4py.MPI.COMM_WORLD.
@@ -46,7 +46,7 @@ def protect() -> Any:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a program, given as to Python, in this process."""
+    """Run a program in this process; arguments as of Python."""
     from mpi4py.run import run_command_line
 
     workers = protect()
@@ -63,15 +63,15 @@ def run(arguments: list[str]) -> None:
 
 
 def supervise() -> int:
-    """Run this command in a process of its own, and say so if a signal kills that.
+    """Run this command in a child process, and print a message if a signal kills it.
 
     Returns:
-        The exit status of that process; 128 and the number of the signal that has killed it.
+        The exit status of the child; 128 plus the number of the signal that has killed it.
     """
-    watched, held = os.pipe()  # `held` is closed by the system when this process ends, by whatever
+    watched, held = os.pipe()  # the system closes `held` when this process ends
     environment = os.environ | {SUPERVISED: str(watched)}
     os.set_inheritable(watched, True)
-    # The launcher's own descriptors are passed on too: over them the process reaches the launcher.
+    # The launcher's descriptors are inherited too, as MPI in the child communicates over them.
     command = [sys.executable, *sys.orig_argv[1:]]
     with subprocess.Popen(command, env=environment, close_fds=False) as worker:
         os.close(watched)
@@ -105,7 +105,7 @@ def main() -> None:
         sys.exit(f"usage: {USAGE}")
     if importlib.util.find_spec("mpi4py") is None:
         sys.exit("onnx_ops.mpi needs mpi4py, which is not installed: pip install 'onnx-ops[mpi]'")
-    if hasattr(os, "fork"):  # elsewhere a process does not inherit how it reaches the launcher
+    if hasattr(os, "fork"):  # elsewhere a child does not inherit the launcher's descriptors
         descriptor = os.environ.pop(SUPERVISED, None)
         if descriptor is None:
             sys.exit(supervise())

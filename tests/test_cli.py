@@ -320,7 +320,7 @@ def _entry(key: str, value: str) -> Callable[[Path], None]:
 
 
 SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
-    "missing": (lambda path: (path.parent / "weights.bin").unlink(), "weights.bin, which is not there"),
+    "missing": (lambda path: (path.parent / "weights.bin").unlink(), "weights.bin, which does not exist"),
     "too-short": (lambda path: os.truncate(path.parent / "weights.bin", 23), "up to byte 24, which ends at 23"),
     "offset": (_entry("offset", "8"), "up to byte 32"),
     "no-number": (_entry("length", "many"), "an invalid extent of external data"),
@@ -328,7 +328,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "no-length": (_entry("length", "-1"), "an invalid extent of external data: offset 0, length -1"),
     "outside": (_entry("location", "../weights.bin"), "expected a file below the model's folder"),
     "absolute": (_entry("location", str(Path("/weights.bin"))), "expected a file below the model's folder"),
-    "long": (_entry("location", "x" * 300), "which is not there"),
+    "long": (_entry("location", "x" * 300), "which does not exist"),
     "nowhere": (_entry("location", ""), "expected a file below the model's folder"),
 }
 
@@ -382,7 +382,7 @@ def test_link_to_itself(tmp_path: Path) -> None:
     data.unlink()
     data.symlink_to(data.name)
     (problem,) = answer("check", source, code=FAILED)["problems"]
-    assert problem.endswith("which is not there")
+    assert problem.endswith("which does not exist")
 
 
 def test_links_within_the_models_folder_are_followed(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_axes(arrays, wanted, options, axes, count, size, steps, left_out) -> No
             zeros(x=(9,)),
             inputs(x=(4,)),
             {"batch_size": 3},
-            "the batch size is 3, expected 4, for the step takes no",
+            "the batch size is 3, expected 4, as the step takes no",
         ),
         (zeros(x=(9,), y=(9,)), inputs(x=(4,), y=(5,)), {}, "the step takes 4 and 5 samples at a time"),
         (
@@ -188,11 +188,11 @@ def others(path: Path) -> None:
         (empty, r"data.npz is no .npz file, or not all of one; "),
         (single, r"data.npz is no .npz file, or not all of one; expected what numpy.savez\(path, x=...\) writes$"),
         (objects, r"'x' of the data is object \(1,\), expected float32 \(N,\)"),
-        (claiming, r"data.npz is no .npz file: 'x' is said to be float32 \(900000000000,\), but has 12 bytes"),
+        (claiming, r"data.npz is no .npz file: 'x' is float32 \(900000000000,\) by its header, but has 12 bytes"),
         (cut, r"data.npz is no .npz file, or not all of one; "),
         (
             doubles,
-            r"'x' of the data is float64 \(3,\), expected float32 \(N,\); nothing is converted silently, but by"
+            r"'x' of the data is float64 \(3,\), expected float32 \(N,\); convert it with"
             r" numpy.asarray\(..., numpy.float32\)",
         ),
         (others, r"data.npz lacks 'x' \(float32 \(N,\)\) and has 'y', where the step wants 'x'"),
@@ -242,5 +242,7 @@ def test_what_counts_the_samples_of_a_batch(
 
 @pytest.mark.parametrize("dimension", [None, "M"])
 def test_what_counts_the_samples_has_to_be_clear(dimension: str | None) -> None:
-    with pytest.raises(StepError, match="say which is the batch" if dimension is None else "no input has a dimension"):
+    with pytest.raises(
+        StepError, match="name the batch dimension" if dimension is None else "no input has a dimension"
+    ):
         counted_axis(CTC, dimension)

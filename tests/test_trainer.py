@@ -297,7 +297,7 @@ def with_batch(**changes: Any) -> dict[str, Any]:
         ),
         (
             with_batch(x=np.zeros((4, 3))),
-            r"'x' is float64 \(4, 3\), expected float32 \(N, 3\); nothing is converted silently, but by"
+            r"'x' is float64 \(4, 3\), expected float32 \(N, 3\); convert it with"
             r" numpy.asarray\(..., numpy.float32\)$",
         ),
         (with_batch(x=np.zeros((4, 3), ">f4")), r"'x' is >f4 \(4, 3\), expected float32 \(N, 3\)"),
@@ -305,7 +305,7 @@ def with_batch(**changes: Any) -> dict[str, Any]:
         (with_batch(x=np.zeros((4, 2), np.float32)), r"'x' is float32 \(4, 2\), expected float32 \(N, 3\)$"),
         (with_batch(x=np.zeros(3, np.float32)), r"'x' is float32 \(3,\), expected float32 \(N, 3\)$"),
         (with_batch(x=np.ma.zeros((4, 3), np.float32)), r"'x' is a masked array, float32 \(4, 3\), expected "),
-        (steps.batch(0), r"the batch has no sample, for 'x' is float32 \(0, 3\); expected at least 1$"),
+        (steps.batch(0), r"the batch has no samples: 'x' is float32 \(0, 3\); expected at least 1$"),
         (with_batch(x=np.full((4, 3), np.nan, np.float32)), "'loss' is nan, and the state is as before the step"),
         (with_batch(x=np.full((4, 3), -np.inf, np.float32)), "'loss' is nan, and the state is as before the step"),
         (

@@ -209,7 +209,7 @@ def test_the_dimension_that_counts_samples_can_be_named() -> None:
 
     mean = (5 * 1 + 7 * 10 + 9 * 100) / 3
     assert together(2, lambda communicator: work(communicator, "N")) == [mean] * 2
-    with pytest.raises(StepError, match="'T' of 'x', 'N' of 'y': say which is the batch"):
+    with pytest.raises(StepError, match="'T' of 'x', 'N' of 'y': name the batch dimension"):
         together(2, lambda communicator: work(communicator, None))
     with pytest.raises(StepError, match="no input has a dimension named 'M'"):
         together(2, lambda communicator: work(communicator, "M"))

@@ -3,8 +3,8 @@
 Nothing else in Python spells these names. scripts/web/training/format.js has those that JavaScript needs; a test
 compares them.
 
-A reader ignores keys that it does not know. A change that earlier readers may ignore raises the minor version; one that
-they would misread, such as a new role, raises the major version, and they refuse the file.
+Readers ignore unknown keys. A change that earlier readers may ignore raises the minor version; one that they would
+misread, such as a new role, raises the major version, and they refuse the file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FORMAT = FormatVersion(1, 0)
 """What is written, and the newest version that can be read."""
 
 UNVERSIONED = FormatVersion(1, 0)
-"""The version of files that do not name one."""
+"""The version of files without one."""
 
 _VERSION = re.compile(r"([1-9][0-9]{0,8})\.[0-9]{1,9}")
 
 
 def check_format(found: object) -> None:
-    """Refuse the version that a file names, with a ValueError, if it is none or its major version is newer."""
+    """Raise ValueError for the version in a file if it is invalid or its major version is newer."""
     named = _VERSION.fullmatch(found) if isinstance(found, str) else None
     if named is None:
         raise ValueError(f'its format version is {json.dumps(found)}, expected a string such as "{FORMAT}"')
@@ -49,21 +49,21 @@ def check_format(found: object) -> None:
 # --- the keys of metadata ---------------------------------------------------------------------------------------------
 
 STEP_METADATA = "onnx_ops.step"
-"""Of a model: under this key a step says what its inputs are."""
+"""Of a model: the roles of the inputs of a step."""
 
 RUN_METADATA = "onnx_ops.training"
-"""Of a checkpoint: how far a training in epochs has come."""
+"""Of a checkpoint: the progress of a training in epochs."""
 
 FORMAT_METADATA = "onnx_ops.format"
 """Of a checkpoint: the version of its format."""
 
 CHECKSUM_METADATA = "onnx_ops.sha256"
-"""Of a checkpoint: the checksum of all else in it."""
+"""Of a checkpoint: the checksum of its other contents."""
 
 # --- the inference graph ----------------------------------------------------------------------------------------------
 
 CARRIED_DOMAIN = "onnx_ops.training"
-"""Domain of functions that no node calls, which a model carries as data."""
+"""Domain of functions that no node calls, and that a model carries as data."""
 
 INFERENCE = "inference"
 """The function of that domain that is the inference graph."""
@@ -72,7 +72,7 @@ INFERENCE = "inference"
 
 
 class InputRole(enum.StrEnum):
-    """What an input of a step is, unless it belongs to the batch."""
+    """The role of an input of a step; inputs of the batch have none."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -97,25 +97,25 @@ def learning_rate_name(group: int, groups: int) -> str:
 
 
 def learning_rate_names(names: Iterable[str]) -> list[str]:
-    """Those of the settings of a step that are learning rates."""
+    """The names that are learning rates, in the given order."""
     return [name for name in names if name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}.")]
 
 
 def optimizer_name(key: str, parameter: str | None = None) -> str:
-    """The input that is an optimizer's state of a parameter, or of all of them."""
+    """The input that is an optimizer's state for a parameter, or for all of them."""
     return ".".join(filter(None, ("optimizer", key, parameter)))
 
 
 # --- outputs and values -----------------------------------------------------------------------------------------------
 
 NEXT = "next."
-"""What the name of an output begins with that is an input's next value."""
+"""Prefix of an output that is the next value of an input."""
 
 GRADIENT = "grad."
-"""What the name of a value begins with that is the gradient with respect to a parameter or an argument."""
+"""Prefix of a value that is the gradient with respect to a parameter or an argument."""
 
 LOSS = "loss"
 """The output that is the loss of a captured step."""
 
 OUTPUT = "output"
-"""What else a captured step reports, and what its inference graph returns; of several `output.0`, `output.1`, ..."""
+"""A further reported output of a captured step, or the output of its inference graph; several are `output.0`, ..."""

@@ -89,7 +89,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
         if extent.location not in sizes:
             size = _size(data)
             if size is None:
-                raise ModelFileError(f"tensor '{tensor.name}' has its data in {data}, which is not there")
+                raise ModelFileError(f"tensor '{tensor.name}' has its data in {data}, which does not exist")
             if not any(data.resolve().is_relative_to(place) for place in allowed):
                 raise ModelFileError(
                     f"tensor '{tensor.name}' has its data in {data}, a link to {data.resolve()}, expected a file below"

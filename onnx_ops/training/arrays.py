@@ -31,7 +31,7 @@ def array_text(array: np.ndarray) -> str:
 def conversion_hint(dtype: np.dtype) -> str:
     """How to convert an array to the expected dtype, for messages."""
     name = f"{'numpy' if dtype.isbuiltin == 1 else 'ml_dtypes'}.{dtype.type.__name__}"
-    return f"nothing is converted silently, but by numpy.asarray(..., {name})"
+    return f"convert it with numpy.asarray(..., {name})"
 
 
 def check_state(wanted: Mapping[str, TensorType], state: Mapping[str, object]) -> None:

@@ -51,7 +51,7 @@ class Batches:
             if self._may_be_empty:
                 return arrays
             name = self._counted[0]
-            raise StepError(f"the batch has no sample, for '{name}' is {array_text(arrays[name])}; expected at least 1")
+            raise StepError(f"the batch has no samples: '{name}' is {array_text(arrays[name])}; expected at least 1")
         for dimension, bounds in self._bounds.items():
             if dimension in sizes and not bounds.hold(sizes[dimension][0]):
                 name = sizes[dimension][1]

@@ -70,7 +70,7 @@ def _sort_metadata(path: Path) -> None:
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
-        if len(ordered) == size:  # as it is where both write compact JSON alike
+        if len(ordered) == size:  # both write compact JSON
             file.seek(8)
             file.write(ordered)
 
@@ -129,7 +129,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         staged, usual = folder / "staged", folder / "usual"
         yield staged
         usual.touch()
-        # safetensors makes files that nobody else may read, whatever the user's umask says.
+        # safetensors ignores the umask and makes files that only their owner can read.
         shutil.copymode(path if path.exists() else usual, staged)
         _to_disk(staged)
         staged.replace(path)

@@ -66,7 +66,7 @@ def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, 
             f"'{name}' of the data is {dtype} {shape_text(shape)}, expected {given}; {conversion_hint(wanted)}"
         )
     if math.prod(shape) * dtype.itemsize != rest:
-        raise ValueError(f"'{name}' is said to be {dtype} {shape_text(shape)}, but has {rest} bytes")
+        raise ValueError(f"'{name}' is {dtype} {shape_text(shape)} by its header, but has {rest} bytes")
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo, tensor: TensorType) -> np.ndarray:
@@ -137,7 +137,7 @@ class Samples:
             raise StepError(f"the step takes {' and '.join(map(str, sorted(sizes)))} samples at a time")
         fixed = next(iter(sizes), None)
         if fixed is not None and batch_size not in (None, fixed):
-            raise StepError(f"the batch size is {batch_size}, expected {fixed}, for the step takes no other")
+            raise StepError(f"the batch size is {batch_size}, expected {fixed}, as the step takes no other")
         size = fixed or batch_size or min(USUAL_BATCH_SIZE, count)
         if count < (1 if fixed is None else fixed):
             raise StepError(f"there are {count} samples, expected at least {fixed or 1}")
@@ -197,7 +197,7 @@ def _check_dimension(inputs: Mapping[str, TensorType], batch_dimension: str | No
     names = {t.shape[0]: name for name, t in inputs.items() if t.shape and isinstance(t.shape[0], str)}
     if batch_dimension is None and len(names) > 1:
         listed = ", ".join(f"'{dim}' of '{name}'" for dim, name in names.items())
-        raise StepError(f"the first dimensions of the inputs have different names, {listed}: say which is the batch")
+        raise StepError(f"the first dimensions of the inputs have different names, {listed}: name the batch dimension")
     if batch_dimension is not None and all(batch_dimension not in (t.shape or ()) for t in inputs.values()):
         raise StepError(f"no input has a dimension named '{batch_dimension}'")
 

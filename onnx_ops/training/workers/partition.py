@@ -149,7 +149,7 @@ def _in_order(graph: onnx.GraphProto, values: Sequence[Exchanged]) -> list[tuple
 
 def _info(name: str, tensor: TensorType | None) -> onnx.ValueInfoProto:
     if tensor is None or tensor.dtype is None:
-        raise StepError(f"the step cannot be cut at '{name}', for its dtype is not known")
+        raise StepError(f"the step cannot be cut at '{name}', as its dtype is unknown")
     return helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
 
 
