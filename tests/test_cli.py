@@ -135,6 +135,12 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> str:
     return reason
 
 
+@pytest.fixture
+def one_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` runs one op, for tests of what else it says."""
+    monkeypatch.setattr(diagnosis, "OPS", {"HardshrinkBackward": OPS["HardshrinkBackward"]})
+
+
 # --- list and show ---------------------------------------------------------------------------------------------------
 
 
@@ -828,6 +834,7 @@ def test_doctor() -> None:
     assert ran == {(op, way): ("passed", None) for op in OPS for way in ways}
 
 
+@pytest.mark.usefixtures("one_op")
 def test_doctor_without_kernels(no_kernels: str) -> None:
     examined = answer("doctor")
     assert examined["ok"]
@@ -895,11 +902,13 @@ def test_compile_refuses_where_there_are_no_kernels(no_kernels: str) -> None:
     assert answer("compile", code=FAILED)["error"] == f"kernels cannot be compiled: {no_kernels}"
 
 
+@pytest.mark.usefixtures("one_op")
 def test_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "PACKAGES", ("onnxruntime", "no-such-package"))
     assert answer("doctor")["versions"]["no-such-package"] is None
 
 
+@pytest.mark.usefixtures("one_op")
 def test_doctor_names_versions_that_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     required = [
         "onnxruntime>=1000",
@@ -923,6 +932,7 @@ def test_doctor_names_versions_that_are_not_supported(monkeypatch: pytest.Monkey
     assert f"onnxruntime {ort.__version__} is not supported, onnxruntime>=1000 is\n" in text
 
 
+@pytest.mark.usefixtures("one_op")
 def test_doctor_of_onnxruntime_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime-gpu brings the same module."""
     versions = {"onnxruntime-gpu": ort.__version__, **{name: "1" for name in diagnosis.PACKAGES}}
@@ -938,6 +948,7 @@ def test_doctor_of_onnxruntime_under_another_name(monkeypatch: pytest.MonkeyPatc
     assert [p["version"] for p in answer("doctor", code=FAILED)["unsupported"]] == [ort.__version__]
 
 
+@pytest.mark.usefixtures("one_op")
 def test_doctor_of_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run from a checkout: there is no metadata that says what it requires."""
 
@@ -967,35 +978,37 @@ def test_names_of_a_model_are_no_markup(tmp_path: Path) -> None:
     assert "[red]:smile:[/nothing]" in run("check", tmp_path / "m.onnx").stdout
 
 
-SCRIPT = Path(sys.executable).with_name("onnx-ops")
-COMMANDS = [[sys.executable, "-m", "onnx_ops"], [str(SCRIPT)]]
+def process(command: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONWARNINGS": "error", "PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
+    words = [*command, *map(str, arguments)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=["module", "script"])
-def test_process(command: list[str], tmp_path: Path) -> None:
+def test_process(tmp_path: Path) -> None:
     """Plain text to a pipe, lines of any length in whole, and nothing from Python's warnings."""
-    if command == [str(SCRIPT)] and not SCRIPT.exists():
-        pytest.skip("the script is not installed")
+    module = [sys.executable, "-m", "onnx_ops"]
     path = saved(tmp_path / f"{'long name ' * 12}.onnx", GOOD)
-
-    def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONWARNINGS": "error", "PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
-        return subprocess.run(
-            [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
-
-    listed = process("list")
+    listed = process(module, "list")
     assert (listed.returncode, listed.stderr) == (OK, "")
     assert "\x1b" not in listed.stdout
     assert all(line == line.rstrip() for line in listed.stdout.splitlines())
     assert "  inputs      grad_out, input, mean, invstd, [weight], sum_dy, sum_dy_xmu, counter\n" in listed.stdout
-    checked = process("check", path)
+    checked = process(module, "check", path)
     assert (checked.returncode, checked.stderr) == (OK, "")
     assert checked.stdout.splitlines()[0] == str(path)
-    missing = process("check", tmp_path / "\N{SNOWMAN}.onnx")
+    missing = process(module, "check", tmp_path / "\N{SNOWMAN}.onnx")
     assert missing.returncode == FAILED
     assert missing.stderr == f"onnx-ops: cannot read {tmp_path}/\\u2603.onnx: No such file or directory\n"
-    assert process("frob").returncode == USAGE
+    assert process(module, "frob").returncode == USAGE
+
+
+def test_process_of_the_script() -> None:
+    script = Path(sys.executable).with_name("onnx-ops")
+    if not script.exists():
+        pytest.skip("the script is not installed")
+    done = process([str(script)], "list")
+    assert (done.returncode, done.stderr) == (OK, "")
+    assert done.stdout == run("list").stdout
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
@@ -1039,14 +1052,26 @@ def in_terminal(width: int, *arguments: str | Path) -> str:
     return printed.decode()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_lines_fit_a_terminal_and_words_are_whole(width: int) -> None:
-    text = in_terminal(width, "list")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # no colour
+def assert_lines_fit(text: str, width: int) -> None:
+    """Lines are no longer than that, and words are whole."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert max(map(len, lines)) <= width
     words = {word.strip(",[]:") for line in lines for word in line.split()}
     assert {name for op in OPS.values() for name in (op.name, *op.input_names)} <= words
+
+
+def test_lines_fit_a_terminal() -> None:
+    text = in_terminal(60, "list")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)  # no colour
+    assert_lines_fit(text, 60)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineConsole, "width", width)
+    text = run("list").stdout
+    assert text.count("\n") > len(OPS)
+    assert_lines_fit(text, width)
 
 
 def test_sign_of_life_in_a_terminal_goes_away(good: Path) -> None:

@@ -107,7 +107,11 @@ for _ in range(3):
         raise AssertionError("no error")
     check(session())
 """,
-    "deleted-in-any-order": """
+    "deleted-in-any-order-beside-a-daemon-thread-that-waits": """
+        shared, ready = session(), threading.Event()
+        def wait():
+            mine = session(); check(mine); check(shared); ready.set(); threading.Event().wait()
+        threading.Thread(target=wait, daemon=True).start(); ready.wait()
         for place in (0, -1):
             kept = [session() for _ in range(4)]
             while kept:
@@ -119,12 +123,6 @@ for _ in range(3):
         o = onnx_ops.session_options(); del o; gc.collect()
         o = onnx_ops.session_options(); s = ort.InferenceSession(LINKED, o); del o; gc.collect()
         check(s)
-    """,
-    "daemon-thread-that-waits": """
-        s, ready = session(), threading.Event()
-        def wait():
-            mine = session(); check(mine); check(s); ready.set(); threading.Event().wait()
-        threading.Thread(target=wait, daemon=True).start(); ready.wait()
     """,
     "first-session-in-a-thread-and-one-at-exit": f"""{SILENT}
 seen = []
