@@ -1,15 +1,14 @@
-"""Measures how far the ops' results are off the exact ones, and prints the tables of docs/accuracy.md.
+"""Measures the errors of the ops' results and prints the tables of docs/accuracy.md.
 
-Run it from the repository's root: `python -m scripts.accuracy`. What is computed, and what the exact results are, say
-the records in tests/ops: the exact result is the formula evaluated from the same inputs in float64 (float64 itself is
-judged in numpy.longdouble). Errors are in units in the last place of the largest term of an element's formula; correct
-rounding gives at most 0.5. The inputs of ops that work element by element are random, of both signs, with magnitudes
-spread evenly on a logarithmic scale; in the 16-bit dtypes also each of the 65536 values there are, NaN and infinities
-included, for one operand after the other. Those of other ops are such as occur in training. Left out are finite
-bfloat16 results with a term so large that the float32 arithmetic before it may overflow. Results with an exponential
-below the smallest normal number of the dtype that is computed in have a table of their own.
+Run it from the root of the repository: `python -m scripts.accuracy`. Calls and exact results come from the records in
+tests/ops: the exact result is the formula evaluated on the same inputs in float64, for float64 in numpy.longdouble.
+Errors are in ulp (units in the last place) of the largest term of an element's formula; correct rounding has at most
+0.5 ulp. Inputs of elementwise ops are random, of both signs, log-uniform in magnitude; in 16-bit dtypes also all 65536
+bit patterns of one operand after the other, with NaN and infinities. Inputs of other ops are distributed as in
+training. Excluded are finite bfloat16 results with a term above 2**100, for which float32 arithmetic may overflow.
+Results with a subnormal exponential, in the dtype of the computation, have a table of their own.
 
-torch is judged where all inputs and the exact result are finite: elsewhere it sometimes means something else.
+The errors of torch are those of elements with finite inputs and finite exact result: its conventions for others differ.
 """
 
 import argparse
@@ -32,17 +31,21 @@ from tests.ops._shared.numbers import difference, ulp_error
 from tests.ops._shared.record import Accuracy, Array, Call, Record
 
 LARGEST_BFLOAT16_TERM = 2.0**100
-# What kernels promise in float32 where errors are absolute.
-ABSOLUTE_PROMISE = 1e-6
+ABSOLUTE_BOUND = 1e-6
+"""Bound of the absolute errors of kernels in float32, in the table of absolute errors."""
 
 
 @dataclass
 class Row:
-    """Largest errors of one op in one dtype, over `values` results. None: it was not computed that way.
+    """Maximal errors of one op in one dtype.
 
     Attributes:
-        label: of the call, where the row is of one call.
-        kept: whether the kernel is as accurate as promised.
+        op: name of the op, with the note of a variant.
+        dtype: name of the dtype.
+        values: number of results.
+        kernel, body, torch: maximal errors; None where there is no such result.
+        label: of the call, in rows of one call.
+        in_bound: whether the errors of the kernel are within their bound.
     """
 
     op: str
@@ -52,11 +55,11 @@ class Row:
     body: float | None
     torch: float | None
     label: str = ""
-    kept: bool = True
+    in_bound: bool = True
 
 
 class Rows(NamedTuple):
-    """What came of one call: for the main table, for that of tails, and with absolute errors."""
+    """The errors of one output of a call: in ulp, in ulp where an exponential is subnormal, and absolute."""
 
     main: Row
     tail: Row
@@ -64,7 +67,7 @@ class Rows(NamedTuple):
 
 
 def main() -> int:
-    """Measures, prints tables and writes the JSON file; returns the exit status: 1 if a kernel's error is too large."""
+    """Measure, print tables, write the JSON file; the exit status is 1 if an error of a kernel exceeds its bound."""
     options = measuring.argument_parser(__doc__, list(measuring.DTYPES), "build/accuracy.json").parse_args()
     start = time.perf_counter()
     if measuring.torch:
@@ -72,91 +75,101 @@ def main() -> int:
     machine = measuring.machine(options.threads)
     relative, tails, absolute = measure(options)
 
-    for rows, of_which in ((relative, ""), (tails, " of results with an exponential below the smallest normal number")):
+    for rows, subset in ((relative, ""), (tails, " of results with a subnormal exponential")):
         if rows:
-            print(f"Largest errors{of_which}, in units in the last place of the largest term:\n")
+            print(f"Maximal errors{subset}, in ulp of the largest term:\n")
             print_table(
                 ["op", "dtype", "results", "kernel", "function body", "torch"],
-                [[r.op, r.dtype, f"{r.values:,}", *map(places, (r.kernel, r.body, r.torch))] for r in rows],
+                [[r.op, r.dtype, f"{r.values:,}", *map(ulps, (r.kernel, r.body, r.torch))] for r in rows],
             )
             print()
-    print('"-": does not exist; "inf": overflows, or gives NaN, where the exact result is finite.')
+    print('"-": not available; "inf": infinite or NaN where the exact result is finite.')
     if absolute:
-        print("\nLargest absolute errors, by the number of time steps T:\n")
+        print("\nMaximal absolute errors, by number of time steps T:\n")
         print_table(
             ["op", "dtype", "T", "results", "kernel", "torch"],
             [[r.op, r.dtype, r.label, f"{r.values:,}", *map(scientific, (r.kernel, r.torch))] for r in absolute],
         )
-    broken = [row for row in (*relative, *tails, *absolute) if not row.kept]
-    for row in broken:
-        print(f"\nThe kernel is less accurate than promised: {row.op} {row.dtype}")
+    inaccurate = [row for row in (*relative, *tails, *absolute) if not row.in_bound]
+    for row in inaccurate:
+        print(f"\nThe error of the kernel exceeds its bound: {row.op} {row.dtype}")
     print(f"\n{', '.join(f'{key} {value}' for key, value in machine.items())}")
     tables = {"ulp": relative, "tails": tails, "absolute": absolute}
-    found = {name: [asdict(row, dict_factory=for_json) for row in rows] for name, rows in tables.items()}
-    measuring.write_json(options.json, {"machine": machine, **found})
+    results = {name: [asdict(row, dict_factory=for_json) for row in rows] for name, rows in tables.items()}
+    measuring.write_json(options.json, {"machine": machine, **results})
     print(f"Measured in {time.perf_counter() - start:.0f} s, written to {options.json}.")
-    return 1 if broken else 0
+    return 1 if inaccurate else 0
 
 
 def measure(options: argparse.Namespace) -> tuple[list[Row], list[Row], list[Row]]:
-    """The rows of all tables: in units in the last place, those of tails, and absolute ones, one for each call."""
+    """The rows of the three tables: in ulp, with subnormal exponentials, and absolute errors, one for each call."""
     relative: list[Row] = []
     tails: list[Row] = []
     absolute: list[Row] = []
-    chosen = [
+    cases = [
         (RECORDS[op], row, dtype) for op in options.op for row in RECORDS[op].accuracies for dtype in options.dtype
     ]
-    with tqdm(chosen, unit="row", leave=False) as progress:
+    with tqdm(cases, unit="row", leave=False) as progress:
         for record, row, dtype in progress:
             title = ", ".join(filter(None, [record.op, row.note]))
             progress.set_description(f"{title} {dtype}")
             with np.errstate(all="ignore"):
-                judged = [
+                evaluated = [
                     rows
                     for call in row.calls(measuring.DTYPES[dtype])
-                    for rows in judge(record, row, call, dtype, options.threads)
+                    for rows in evaluate(record, row, call, dtype, options.threads)
                 ]
-            relative.append(worst(title, [rows.main for rows in judged]))
-            if any(rows.tail.values for rows in judged):
-                tails.append(worst(title, [rows.tail for rows in judged]))
+            relative.append(maximum(title, [rows.main for rows in evaluated]))
+            if any(rows.tail.values for rows in evaluated):
+                tails.append(maximum(title, [rows.tail for rows in evaluated]))
             if row.absolute and dtype in ("float32", "float64"):
-                absolute += [rows.absolute for rows in judged]
+                absolute += [rows.absolute for rows in evaluated]
     return relative, tails, absolute
 
 
-def worst(title: str, rows: Sequence[Row]) -> Row:
-    """The rows of several outputs and calls in one."""
+def maximum(title: str, rows: Sequence[Row]) -> Row:
+    """The maximal errors over several outputs and calls."""
     kernel, body, torch = (
         max((error for error in column if error is not None), default=None)
         for column in zip(*((row.kernel, row.body, row.torch) for row in rows), strict=True)
     )
     values = sum(row.values for row in rows)
-    return Row(title, rows[0].dtype, values, kernel, body, torch, kept=all(row.kept for row in rows))
+    return Row(title, rows[0].dtype, values, kernel, body, torch, in_bound=all(row.in_bound for row in rows))
 
 
-# Judging
+# Errors
 
 
-def judge(record: Record, row: Accuracy, call: Call, dtype: str, threads: int) -> Iterator[Rows]:
-    """Errors of each output of one call."""
+def evaluate(record: Record, row: Accuracy, call: Call, dtype: str, threads: int) -> Iterator[Rows]:
+    """The errors of each output of one call."""
     exact = np.longdouble if dtype == "float64" else np.float64
     expected, terms = record.expected(call, exact), record.largest_terms(call)
     results = results_of(call, threads)
     tail = row.tail(call, exact) if row.tail else np.array(False)
     for name in record.wanted(call):
-        own = {way: outputs[name] for way, outputs in results.items() if name in outputs}
-        judgement = Judgement(record, call, name, dtype, own, expected[name], terms.get(name))
+        own = {backend: outputs[name] for backend, outputs in results.items() if name in outputs}
+        errors = Errors(record, call, name, dtype, own, expected[name], terms.get(name))
         is_tail = tail if tail.shape == expected[name].shape else np.zeros(expected[name].shape, bool)
         yield Rows(
-            judgement.in_places(judgement.safe & ~is_tail),
-            judgement.in_places(judgement.safe & is_tail),
-            judgement.in_numbers(),
+            errors.in_ulp(errors.without_overflow & ~is_tail),
+            errors.in_ulp(errors.without_overflow & is_tail),
+            errors.absolute(),
         )
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The results for one output by way of computing it, beside the exact result and the largest terms."""
+class Errors:
+    """The errors of one output.
+
+    Attributes:
+        record: of the op.
+        call: the call.
+        output: name of the output.
+        dtype: name of the dtype.
+        results: by backend: "kernel", "body", "torch".
+        expected: the exact result.
+        terms: the largest term of each element's formula; None: the result itself.
+    """
 
     record: Record
     call: Call
@@ -167,8 +180,8 @@ class Judgement:
     terms: Array | None
 
     @functools.cached_property
-    def safe(self) -> Array:
-        """Where the arithmetic of bfloat16 operands, which is that of float32, cannot overflow."""
+    def without_overflow(self) -> Array:
+        """Mask of the elements of which bfloat16 operands cannot overflow in float32 arithmetic."""
         if self.dtype != "bfloat16":
             return np.ones(self.expected.shape, bool)
         largest = self.expected if self.terms is None else self.terms
@@ -176,7 +189,7 @@ class Judgement:
 
     @functools.cached_property
     def comparable_with_torch(self) -> Array:
-        """Where the exact result is finite, and with it all inputs of its shape."""
+        """Mask of the elements whose exact result and inputs (those of its shape) are finite."""
         finite: Array = np.isfinite(self.expected)
         for array in self.call.given.values():
             if array.shape == finite.shape:
@@ -184,48 +197,48 @@ class Judgement:
         return finite
 
     @functools.cached_property
-    def places(self) -> dict[str, Array]:
-        """Errors in units in the last place of the largest term, by way of computing."""
-        return {way: ulp_error(result, self.expected, self.terms) for way, result in self.results.items()}
+    def ulp(self) -> dict[str, Array]:
+        """Errors in ulp of the largest term, by backend."""
+        return {backend: ulp_error(result, self.expected, self.terms) for backend, result in self.results.items()}
 
-    def in_places(self, judged: Array) -> Row:
-        """The largest errors in units in the last place among the results that are `judged`."""
-        row = self._row(self.places, judged)
+    def in_ulp(self, mask: Array) -> Row:
+        """The maximal errors in ulp of the elements in the mask."""
+        row = self._row(self.ulp, mask)
         actual = self.results["kernel"]
         limit = self.record.limit(self.call, self.output, actual.dtype)
-        if (row.kernel or 0.0) > limit:  # beyond what the record grants besides rounding?
+        if (row.kernel or 0.0) > limit:  # the record may allow an absolute error besides
             beyond = self.record.errors(self.call, self.output, actual)
-            row.kept = float(beyond[judged].max()) <= limit
+            row.in_bound = float(beyond[mask].max()) <= limit
         return row
 
-    def in_numbers(self) -> Row:
-        """The largest absolute errors."""
-        errors = {way: difference(result, self.expected) for way, result in self.results.items()}
-        row = self._row(errors, self.safe)
-        row.kept = self.dtype != "float32" or (row.kernel or 0.0) <= ABSOLUTE_PROMISE
+    def absolute(self) -> Row:
+        """The maximal absolute errors."""
+        errors = {backend: difference(result, self.expected) for backend, result in self.results.items()}
+        row = self._row(errors, self.without_overflow)
+        row.in_bound = self.dtype != "float32" or (row.kernel or 0.0) <= ABSOLUTE_BOUND
         return row
 
-    def _row(self, errors: Mapping[str, Array], judged: Array) -> Row:
-        def largest(way: str) -> float | None:
-            own = judged & self.comparable_with_torch if way == "torch" else judged
-            return float(errors[way][own].max()) if way in errors and own.any() else None
+    def _row(self, errors: Mapping[str, Array], mask: Array) -> Row:
+        def largest(backend: str) -> float | None:
+            own = mask & self.comparable_with_torch if backend == "torch" else mask
+            return float(errors[backend][own].max()) if backend in errors and own.any() else None
 
-        values = int(judged.sum())
+        values = int(mask.sum())
         return Row(
             self.call.op, self.dtype, values, largest("kernel"), largest("body"), largest("torch"), self.call.label
         )
 
 
 def results_of(call: Call, threads: int) -> dict[str, dict[str, Array]]:
-    """The outputs of a call by name, by kernel, function body and torch as far as it has them."""
+    """The outputs of a call by backend and name; "torch" is missing where torch does not have the op."""
     model = measuring.model_of(call)
     sessions = {
         "kernel": onnx_ops.InferenceSession(model, measuring.quiet_options(threads)),
-        "body": measuring.portable_session(model, measuring.quiet_options(threads)),
+        "body": measuring.body_session(model, measuring.quiet_options(threads)),
     }
     results: dict[str, dict[str, Array]] = {}
-    for way, session in sessions.items():
-        results[way] = outputs = measuring.empty_outputs(session, call.given)
+    for backend, session in sessions.items():
+        results[backend] = outputs = measuring.empty_outputs(session, call.given)
         measuring.bound_run(session, call.given, outputs)()
     if not RECORDS[call.op].torch_draws and (run := measuring.torch_call(call)):
         computed = run()
@@ -241,17 +254,17 @@ def results_of(call: Call, threads: int) -> dict[str, dict[str, Array]]:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A Markdown table, numbers to the right."""
+    """Print a Markdown table; columns of numbers are aligned to the right."""
     print(table(header, rows, right=[i for i, title in enumerate(header) if title not in ("op", "dtype")]))
 
 
-def places(error: float | None) -> str:
-    """Units in the last place, or a dash."""
+def ulps(error: float | None) -> str:
+    """An error in ulp, or a dash for None."""
     return "-" if error is None else f"{error:.2f}" if error < 100 else f"{error:.1e}"
 
 
 def for_json(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary without infinities, for which JSON has no number."""
+    """A dictionary with "inf" in place of infinities, which JSON does not have."""
     return {key: "inf" if value == np.inf else value for key, value in items}
 
 

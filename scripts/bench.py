@@ -1,16 +1,16 @@
-"""Times the ops, and beside them torch, the function bodies, an addition bound by memory, and an empty session.
+"""Benchmarks the ops against torch, their function bodies, a memory-bound addition and an Identity node.
 
-Run it from the repository's root: `python -m scripts.bench`. The rows are the benchmarks of the records in tests/ops. A
-row is measured in a process of its own, in turns: each contender rests the machine, runs for a moment, and hands over.
-A ratio is the median of the ratios within the rounds.
+Run it from the root of the repository: `python -m scripts.bench`. The rows are the benchmarks of the records in
+tests/ops. Each row is measured in a process of its own, with interleaved measurements of all candidates; a ratio is the
+median over the rounds.
 
-bound     session.run_with_iobinding of the kernel, inputs and outputs in memory that is there already
-run       session.run of the kernel, from and to NumPy arrays
-torch     the same in torch eager mode: torch's own op where it has one, autograd's backward for gradients of losses, a
-          composition of tensor operations for what torch has for GPUs only, the steps of synchronized batch norm
+bound     session.run_with_iobinding of the kernel, with preallocated inputs and outputs
+run       session.run of the kernel, with NumPy arrays
+torch     torch eager: its own operator where it has one, autograd's backward for gradients of losses, a composition of
+          tensor operations for what torch has for GPUs only, the steps of synchronized batch norm
 body      bound, with the function body of standard ONNX operators in place of the kernel
-memory    an addition of two arrays into a third that moves as many bytes as the op has to
-Identity  bound, of a session whose only node is Identity: what onnxruntime itself costs
+memory    an addition of two arrays into a third that moves as many bytes as the op
+Identity  bound, of a model with one Identity node: the overhead of onnxruntime
 """
 
 import argparse
@@ -38,21 +38,28 @@ from tests.ops._shared.arrays import BFLOAT16
 from tests.ops._shared.record import ELEMENTS, Benchmark, Call
 
 SMALLEST, LARGEST = "1e3", "1.6e7"
-# So many sizes, the last ones, of the benchmarks of an op that have a note, unless sizes are asked for: all of them
-# would take too long.
 SIZES_OF_VARIANTS = 2
-MOST_OVER_IDENTITY = 3e-6
-MOST_OVER_MEMORY = 1.15
-MOST_OVER_MEMORY_OF_REDUCTIONS = 1.3
-# The time of a function body at least, for all rows, and at most: in times of the kernel's, and for CTC of torch's.
-LEAST_BODY_OVER_KERNEL = 1.0
-MOST_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
-MOST_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
+"""Benchmarks with a note run in their largest sizes only, unless sizes are given on the command line."""
+
+# Goals. The ratios are of times.
+MAX_MINUS_IDENTITY = 3e-6
+MAX_OVER_MEMORY = 1.15
+MAX_OVER_MEMORY_OF_REDUCTIONS = 1.3
+MIN_BODY_OVER_KERNEL = 1.0
+MAX_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
+MAX_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A row to measure: a benchmark of an op, by its place in the record, for a dtype and a size."""
+class Case:
+    """A row to measure.
+
+    Attributes:
+        op: name of the op.
+        index: of the benchmark in the op's record.
+        dtype: name of the dtype.
+        size: key of the benchmark's sizes.
+    """
 
     op: str
     index: int
@@ -65,7 +72,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        """Of the benchmark."""
+        """Name of op and benchmark."""
         return f"{self.op} {self.benchmark.note}".rstrip()
 
     @property
@@ -73,18 +80,18 @@ class Chosen:
         return f"{self.name} {self.dtype} {self.size}"
 
     def call(self) -> Call:
-        """The inputs, with values as they occur in training."""
+        """The call, with inputs distributed as in training."""
         benchmark = self.benchmark
         made = benchmark.make(benchmark.sizes[self.size], measuring.DTYPES[self.dtype])
         return measuring.in_aligned_memory(made)
 
 
 def main() -> int:
-    """Measures, prints the tables, writes the JSON file; returns the exit status."""
+    """Measure, print the tables, write the JSON file; returns the exit status."""
     options = arguments()
     machine = measuring.machine(options.threads)
-    chosen = [
-        Chosen(op, index, dtype, size)
+    cases = [
+        Case(op, index, dtype, size)
         for op in options.op
         for index, benchmark in enumerate(RECORDS[op].benchmarks)
         for dtype in options.dtype
@@ -92,20 +99,20 @@ def main() -> int:
         if (not options.size or size in options.size) and (options.note is None or benchmark.note in options.note)
     ]
     rows = []
-    with tqdm(chosen, unit="row") as progress:
-        for row in progress:
-            progress.set_description(row.title)
-            rows.append(timing.in_own_process(measure, row, options.threads, options.budget))
+    with tqdm(cases, unit="row") as progress:
+        for case in progress:
+            progress.set_description(case.title)
+            rows.append(timing.in_own_process(measure, case, options.threads, options.budget))
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
     console.print(table(rows))
-    judged = [row for row in rows if not row.disturbed]
-    console.print(f"{sum(not row.missed for row in judged)} of {len(judged)} rows meet their goals.")
-    if disturbed := [row.others or 0 for row in rows if row.disturbed]:
+    valid = [row for row in rows if not row.is_noisy]
+    console.print(f"{sum(not row.missed for row in valid)} of {len(valid)} rows meet their goals.")
+    if noisy := [row.foreign_load or 0 for row in rows if row.is_noisy]:
         console.print(
-            f"[bold]Other processes kept up to {max(disturbed):.1f} cores busy during {len(disturbed)} rows, marked "
-            "disturbed: their figures mean little, and they are not judged.[/bold]"
+            f"[bold]Other processes kept up to {max(noisy):.1f} cores busy during {len(noisy)} rows, marked noisy: "
+            "these are not reliable, and are not compared with the goals.[/bold]"
         )
     summary = measuring.write_rows(options.json, machine, rows, f"{by_elements(rows)}\n\n{by_other_sizes(rows)}")
     console.print(f"Written to {options.json}; {summary} has the tables of docs/speed.md.")
@@ -118,20 +125,20 @@ def arguments() -> argparse.Namespace:
     benchmarks = [benchmark for record in RECORDS.values() for benchmark in record.benchmarks]
     sizes = list(dict.fromkeys(size for benchmark in benchmarks for size in benchmark.sizes))
     parser.add_argument(
-        "--size", nargs="+", choices=sizes, metavar="SIZE", help=f"elements, or lengths of axes: {', '.join(sizes)}"
+        "--size", nargs="+", choices=sizes, metavar="SIZE", help=f"number of elements, or shape: {', '.join(sizes)}"
     )
     parser.add_argument(
-        "--note", nargs="+", metavar="WORDS", help="only rows with these words behind the op's name; '' for none"
+        "--note", nargs="+", metavar="NOTE", help="only these variants of the ops, such as none; '' for the op itself"
     )
     parser.add_argument("--budget", type=float, default=0.8, metavar="SECONDS", help="per row; default: %(default)s")
     return parser.parse_args()
 
 
-# What is measured
+# Candidates
 
 
 def identity_session(array: np.ndarray, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session that copies an array like this one from `x` to `y`."""
+    """A session with one Identity node from `x` to `y`, of shape and dtype of `array`."""
     x, y = (helper.make_tensor_value_info(name, onnx_element_type(array.dtype), array.shape) for name in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [x], [y])
     opsets = [helper.make_opsetid("", ONNX_OPSET)]
@@ -140,7 +147,7 @@ def identity_session(array: np.ndarray, options: ort.SessionOptions) -> ort.Infe
 
 
 def memory_call(size: int, threads: int) -> Run:
-    """A call that moves `size` bytes of memory on `threads` threads: two arrays added into a third."""
+    """A call that adds two float32 arrays into a third, of `size` bytes in all, on `threads` threads."""
     a, b, c = (measuring.aligned((max(size // 12, 1),), np.float32) for _ in range(3))
     for array in (a, b, c):
         array.fill(1)
@@ -152,10 +159,14 @@ def memory_call(size: int, threads: int) -> Run:
     return lambda: list(pool.map(lambda part: np.add(part[0], part[1], out=part[2]), parts))
 
 
-class Contenders(NamedTuple):
-    """What runs in a row, what is compared most next to each other; what cannot compute the call is left out.
+class Candidates(NamedTuple):
+    """The candidates of a row, with the memory that they read and write.
 
-    `outputs` by name, and `spare`, two arrays like the largest of them, are memory that the runs write to and read.
+    Attributes:
+        runs: a call by name; those that do not support op or dtype are missing. Candidates whose ratio is a goal are
+            adjacent.
+        outputs: by name.
+        spare: input and output of the Identity node, of the shape of the largest output.
     """
 
     runs: dict[str, Run]
@@ -163,16 +174,16 @@ class Contenders(NamedTuple):
     spare: tuple[np.ndarray, np.ndarray]
 
 
-def contenders(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Contenders:
-    """The contenders of a row, the call of which has to outlive them."""
+def candidates(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Candidates:
+    """The candidates of a row; `call` must outlive them."""
     options = functools.partial(timing.session_options, threads)
     model, feeds = measuring.model_of(call), call.given
     session = onnx_ops.InferenceSession(model, options())
     outputs = measuring.empty_outputs(session, feeds)
     runs: dict[str, Run] = {}
-    if not any(array.dtype == BFLOAT16 for array in (*feeds.values(), *outputs.values())):  # NumPy does not have it
+    if not any(array.dtype == BFLOAT16 for array in (*feeds.values(), *outputs.values())):  # not a dtype of NumPy
         runs["run"] = functools.partial(session.run, None, feeds)
-    runs["body"] = measuring.bound_run(measuring.portable_session(model, options()), feeds, outputs)
+    runs["body"] = measuring.bound_run(measuring.body_session(model, options()), feeds, outputs)
     if torch_call := measuring.torch_call(call, benchmark.torch):
         runs["torch"] = torch_call
     runs["bound"] = measuring.bound_run(session, feeds, outputs)
@@ -181,7 +192,7 @@ def contenders(call: Call, benchmark: Benchmark, threads: int, identity: bool) -
     if identity:
         runs["Identity"] = measuring.bound_run(identity_session(source, options()), {"x": source}, {"y": copy})
     runs["memory"] = memory_call(measuring.bytes_moved(call, outputs), threads)
-    return Contenders(runs, outputs, spare)
+    return Candidates(runs, outputs, spare)
 
 
 # Timing
@@ -189,14 +200,14 @@ def contenders(call: Call, benchmark: Benchmark, threads: int, identity: bool) -
 
 @dataclass
 class Row:
-    """What came of a row.
+    """The result of a row.
 
     Attributes:
         is_reduction: whether no output is as large as the largest input.
-        times: median seconds of a call of each contender.
-        ratios: median over the rounds of a contender's time by that of `bound`.
-        over_identity: median over the rounds of the seconds that `bound` takes more than `Identity`.
-        others: cores that other processes kept busy meanwhile; None where the system does not tell.
+        times: median seconds of a call by candidate.
+        ratios: median over the rounds of time / time of `bound`, by candidate.
+        minus_identity: median over the rounds of seconds of `bound` - seconds of `Identity`.
+        foreign_load: cores kept busy by other processes; None where it is unknown.
         missed: the goals that the row misses.
     """
 
@@ -208,8 +219,8 @@ class Row:
     rounds: int
     times: dict[str, float]
     ratios: dict[str, float]
-    over_identity: float | None
-    others: float | None
+    minus_identity: float | None
+    foreign_load: float | None
     missed: list[str]
 
     @property
@@ -217,73 +228,76 @@ class Row:
         return 1 / self.ratios["memory"]
 
     @property
-    def disturbed(self) -> bool:
-        return (self.others or 0) > timing.MOST_FOREIGN_LOAD
+    def is_noisy(self) -> bool:
+        return (self.foreign_load or 0) > timing.MAX_FOREIGN_LOAD
 
 
-def measure(chosen: Chosen, threads: int, budget: float) -> Row:
-    """Times the contenders of a row in turns, for about `budget` seconds."""
+def measure(case: Case, threads: int, budget: float) -> Row:
+    """Time the candidates of a row for about `budget` seconds."""
     if measuring.torch:
         measuring.torch.set_num_threads(threads)
-    call = chosen.call()
-    in_memory = contenders(call, chosen.benchmark, threads, identity=chosen.size == SMALLEST)
+    call = case.call()
+    in_memory = candidates(call, case.benchmark, threads, identity=case.size == SMALLEST)
     outputs = in_memory.outputs
     with timing.without_gc():
-        turns, others = timing.least_disturbed(in_memory.runs, budget)
-    bound = turns["bound"]
+        rounds, foreign_load = timing.least_loaded(in_memory.runs, budget)
+    bound = rounds["bound"]
     row = Row(
-        benchmark=chosen.name,
-        dtype=chosen.dtype,
-        size=chosen.size,
+        benchmark=case.name,
+        dtype=case.dtype,
+        size=case.size,
         is_reduction=max(a.size for a in outputs.values()) < max(a.size for a in call.given.values()),
         bytes_moved=measuring.bytes_moved(call, outputs),
         rounds=len(bound),
-        times={name: statistics.median(seconds) for name, seconds in turns.items()},
-        ratios={name: timing.median_of(lambda a, b: a / b, seconds, bound) for name, seconds in turns.items()},
-        over_identity=timing.median_of(lambda a, b: b - a, turns["Identity"], bound) if "Identity" in turns else None,
-        others=others,
+        times={name: statistics.median(seconds) for name, seconds in rounds.items()},
+        ratios={name: timing.median_of(lambda a, b: a / b, seconds, bound) for name, seconds in rounds.items()},
+        minus_identity=timing.median_of(lambda a, b: b - a, rounds["Identity"], bound)
+        if "Identity" in rounds
+        else None,
+        foreign_load=foreign_load,
         missed=[],
     )
-    row.missed = verdict(row, chosen.benchmark.of_torch.get(chosen.size, 1.0))
+    row.missed = missed_goals(row, case.benchmark.of_torch.get(case.size, 1.0))
     return row
 
 
-# Verdict and table
+# Goals and tables
 
 
-def verdict(row: Row, of_torch: float) -> list[str]:
-    """The goals that the row misses, its ratios taken to two digits.
+def missed_goals(row: Row, torch_over_kernel: float) -> list[str]:
+    """The goals that the row misses; ratios are rounded to two digits.
 
-    of_torch: how many times as fast as torch it has to be, if it is not of the smallest size.
+    Args:
+        row: the result.
+        torch_over_kernel: the goal for time of torch / time of the kernel, except at the smallest size.
     """
     goals: list[tuple[bool, str]] = []
-    if row.over_identity is not None:
-        over = row.over_identity
-        goals.append((over <= MOST_OVER_IDENTITY, f"{over * 1e6:+.1f} µs over Identity"))
+    if row.minus_identity is not None:
+        difference = row.minus_identity
+        goals.append((difference <= MAX_MINUS_IDENTITY, f"kernel - Identity {difference * 1e6:+.1f} µs"))
     if row.size != SMALLEST and "torch" in row.ratios:
         ratio = row.ratios["torch"]
-        goals.append((round(ratio, 2) >= of_torch, f"{ratio:.2f}x torch, not {of_torch:g}x"))
+        goals.append((round(ratio, 2) >= torch_over_kernel, f"torch / kernel {ratio:.2f} < {torch_over_kernel:g}"))
     if row.size == LARGEST:
         over_memory = round(row.over_memory, 2)
-        most = MOST_OVER_MEMORY_OF_REDUCTIONS if row.is_reduction else MOST_OVER_MEMORY
-        goals.append((over_memory <= most, f"{over_memory:.2f} of memory, not {most}"))
+        most = MAX_OVER_MEMORY_OF_REDUCTIONS if row.is_reduction else MAX_OVER_MEMORY
+        goals.append((over_memory <= most, f"kernel / memory {over_memory:.2f} > {most}"))
     body, kind = row.ratios["body"], (row.dtype, row.size)
-    goals.append((round(body, 2) >= LEAST_BODY_OVER_KERNEL, f"slower than its body: {body:.2f}"))
-    if kind in MOST_BODY_OVER_KERNEL:
-        most = MOST_BODY_OVER_KERNEL[kind]
-        goals.append((round(body, 2) <= most, f"body {body:.2f} of kernel, not {most:g}"))
-    if kind in MOST_BODY_OVER_TORCH and "torch" in row.ratios:
-        body, most = body / row.ratios["torch"], MOST_BODY_OVER_TORCH[kind]
-        goals.append((round(body, 2) <= most, f"body {body:.2f} of torch, not {most:g}"))
+    goals.append((round(body, 2) >= MIN_BODY_OVER_KERNEL, f"body / kernel {body:.2f} < {MIN_BODY_OVER_KERNEL:g}"))
+    if kind in MAX_BODY_OVER_KERNEL:
+        most = MAX_BODY_OVER_KERNEL[kind]
+        goals.append((round(body, 2) <= most, f"body / kernel {body:.2f} > {most:g}"))
+    if kind in MAX_BODY_OVER_TORCH and "torch" in row.ratios:
+        body, most = body / row.ratios["torch"], MAX_BODY_OVER_TORCH[kind]
+        goals.append((round(body, 2) <= most, f"body / torch {body:.2f} > {most:g}"))
     return [text for met, text in goals if not met]
 
 
 def table(rows: list[Row]) -> Table:
-    """One line per row."""
+    """All results, one line per row, for the terminal."""
     result = Table(
-        caption="Times are medians. torch/bound, body/bound: how many times as fast as that the bound kernel is. "
-        "bound/memory: its time by that of an addition that moves as many bytes. over Identity: its time more than "
-        "that of a session that only copies.",
+        caption="Times are medians, ratios medians over the rounds. memory: an addition that moves as many bytes. "
+        "Identity: a session with one Identity node.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -291,7 +305,7 @@ def table(rows: list[Row]) -> Table:
     result.add_column("row", no_wrap=True)
     for header in ("bound", "run", "torch", "body", "memory", "torch\n/bound", "body\n/bound", "bound\n/memory"):
         result.add_column(header, justify="right", no_wrap=True)
-    result.add_column("over\nIdentity", justify="right", no_wrap=True)
+    result.add_column("bound -\nIdentity", justify="right", no_wrap=True)
     result.add_column("goals")
     for row in rows:
         result.add_row(
@@ -299,50 +313,49 @@ def table(rows: list[Row]) -> Table:
             *(duration(row.times.get(name)) for name in ("bound", "run", "torch", "body", "memory")),
             *(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in ("torch", "body")),
             f"{row.over_memory:.2f}",
-            "-" if row.over_identity is None else f"{row.over_identity * 1e6:+.1f} µs",
-            "disturbed" if row.disturbed else ", ".join(row.missed) or "met",
-            style="dim" if row.disturbed else "red" if row.missed else None,
+            difference(row),
+            "noisy" if row.is_noisy else ", ".join(row.missed) or "met",
+            style="dim" if row.is_noisy else "red" if row.missed else None,
         )
     return result
 
 
 def by_elements(rows: list[Row]) -> str:
-    """The figures that matter most, in Markdown: one line for each benchmark and dtype, its sizes side by side."""
+    """A Markdown table of benchmarks whose sizes are numbers of elements: one line for each benchmark and dtype."""
     found = {(row.benchmark, row.dtype, row.size): row for row in rows}
     lines = []
     for benchmark, dtype in dict.fromkeys((row.benchmark, row.dtype) for row in rows if row.size in ELEMENTS):
         first, *others = (found.get((benchmark, dtype, size)) for size in ELEMENTS)
-        over_identity = None if first is None else first.over_identity
         last = others[-1]
         line = [
             benchmark,
             dtype,
-            "-" if over_identity is None else f"{over_identity * 1e6:+.1f} µs",
-            *("-" if row is None else times(row.ratios.get("torch")) for row in others),
-            "-" if last is None else times(last.over_memory),
-            *("-" if row is None else times(row.ratios["body"]) for row in others[1:]),
+            "-" if first is None else difference(first),
+            *("-" if row is None else quotient(row.ratios.get("torch")) for row in others),
+            "-" if last is None else quotient(last.over_memory),
+            *("-" if row is None else quotient(row.ratios["body"]) for row in others[1:]),
         ]
         lines.append(line)
     sizes = list(ELEMENTS)
     header = [
         "op",
         "dtype",
-        f"{SMALLEST}: over Identity",
-        *(f"{size}: times torch" for size in sizes[1:]),
-        f"{LARGEST}: of memory",
-        *(f"{size}: times body" for size in sizes[2:]),
+        f"{SMALLEST}: kernel - Identity",
+        *(f"{size}: torch / kernel" for size in sizes[1:]),
+        f"{LARGEST}: kernel / memory",
+        *(f"{size}: body / kernel" for size in sizes[2:]),
     ]
     return markdown.table(header, lines, right=range(2, len(header)))
 
 
 def by_other_sizes(rows: list[Row]) -> str:
-    """The same of benchmarks whose sizes are no numbers of elements: one line for each row."""
-    header = ["op", "dtype", "size", "kernel", "torch", "body", "times torch", "times body"]
+    """A Markdown table of the other benchmarks, whose sizes are shapes: one line for each row."""
+    header = ["op", "dtype", "size", "kernel", "torch", "body", "torch / kernel", "body / kernel"]
     lines = [
         [
             *(row.benchmark, row.dtype, row.size),
             *(duration(row.times.get(name)) for name in ("bound", "torch", "body")),
-            *(times(row.ratios.get(name)) for name in ("torch", "body")),
+            *(quotient(row.ratios.get(name)) for name in ("torch", "body")),
         ]
         for row in rows
         if row.size not in ELEMENTS
@@ -350,12 +363,18 @@ def by_other_sizes(rows: list[Row]) -> str:
     return markdown.table(header, lines, right=range(3, len(header)))
 
 
-def times(ratio: float | None) -> str:
+def quotient(ratio: float | None) -> str:
+    """Two decimals, or a dash for None."""
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
+def difference(row: Row) -> str:
+    """Time of the kernel - time of Identity, or a dash."""
+    return "-" if row.minus_identity is None else f"{row.minus_identity * 1e6:+.1f} µs"
+
+
 def duration(seconds: float | None) -> str:
-    """The number in three digits, or a dash for None."""
+    """Three significant digits with a unit, or a dash for None."""
     if seconds is None:
         return "-"
     scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms")

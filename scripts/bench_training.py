@@ -1,14 +1,14 @@
-"""Times whole steps of training: captured ones in onnxruntime, beside PyTorch eager and torch.compile.
+"""Benchmarks training steps: captured steps in onnxruntime against PyTorch eager and torch.compile.
 
-Run it from the repository's root: `python -m scripts.bench_training`. It needs torch, and for torch.compile a C++
-compiler. A step is forward and backward pass and the update of the optimizer, of the networks of models/networks.py,
-with the batch in memory and shapes that do not change. Each row is measured in a process of its own, in turns; a ratio
-is the median of the ratios within the rounds.
+Run it from the root of the repository: `python -m scripts.bench_training`. It requires torch, and for torch.compile a
+C++ compiler. A step is forward pass, backward pass and optimizer update of a network of models/networks.py, on a batch
+in memory with constant shapes. Each row is measured in a process of its own, with interleaved measurements; a ratio is
+the median over the rounds.
 
 step      `onnx_ops.Trainer.step` of the saved file
 eager     the same in PyTorch: zero_grad, loss, backward, optimizer.step
-compile   eager, with torch.compile of the loss, and of the optimizer's step
-export    capturing the step, without the check against PyTorch
+compile   eager, with torch.compile of the loss and of optimizer.step
+export    capturing the step, without the verification against PyTorch
 """
 
 import argparse
@@ -20,9 +20,9 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
 import onnx_ops
@@ -31,39 +31,43 @@ from models.networks import TASKS, Task
 from scripts import markdown, measuring, timing
 from scripts.measuring import Run
 
-# Of the step's time by eager's, at most.
-MOST_OF_EAGER = {"MLP, BCE": 0.6, "MLP, KL": 0.6}
+MAX_STEP_OVER_EAGER = {"MLP, BCE": 0.6, "MLP, KL": 0.6}
+"""Goals for time of the step / time of eager, by network; 1 for all others."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a network on a number of threads.
+    """The result for a network and a number of threads.
 
     Attributes:
-        times: median seconds of a step of each contender.
-        of_eager, of_compile: median over the rounds of a captured step's time by that of PyTorch; None without a
-            compiler.
-        file_bytes: of the saved step.
-        export: seconds that capturing took.
-        others: cores that other processes kept busy meanwhile; None where the system does not tell.
+        times: median seconds of a step by candidate.
+        over_eager, over_compile: median over the rounds of time of the captured step / time of PyTorch; None where
+            torch.compile fails.
+        file_bytes: size of the saved step.
+        export: seconds of the capture.
+        foreign_load: cores kept busy by other processes; None where it is unknown.
     """
 
     network: str
     threads: int
     times: dict[str, float]
-    of_eager: float
-    of_compile: float | None
+    over_eager: float
+    over_compile: float | None
     file_bytes: int
     export: float
-    others: float | None
+    foreign_load: float | None
+
+    @property
+    def goal(self) -> float:
+        return MAX_STEP_OVER_EAGER.get(self.network, 1.0)
 
     @property
     def is_met(self) -> bool:
-        return round(self.of_eager, 2) <= MOST_OF_EAGER.get(self.network, 1.0)
+        return round(self.over_eager, 2) <= self.goal
 
 
 def main() -> int:
-    """Measures, prints the table, writes the files; returns the exit status."""
+    """Measure, print the table, write the files; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="NETWORK")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -80,15 +84,15 @@ def main() -> int:
     machine = measuring.machine(max(options.threads))
     print(", ".join(f"{key} {value}" for key, value in machine.items() if key != "threads"))
     print(table(rows))
-    timing.print_disturbance(row.others for row in rows)
+    timing.print_foreign_load(row.foreign_load for row in rows)
     summary = measuring.write_rows(options.json, machine, rows, table(rows))
     print(f"Written to {options.json} and {summary}.")
     return 0
 
 
 def measure(network: str, threads: int, budget: float) -> Row:
-    """Times the steps of a network for about `budget` seconds."""
-    warnings.simplefilter("ignore")  # of PyTorch, on its own insides
+    """Time the steps of a network for about `budget` seconds."""
+    warnings.simplefilter("ignore")  # PyTorch warns of its own internals
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     task = TASKS[network]
@@ -106,21 +110,18 @@ def measure(network: str, threads: int, budget: float) -> Row:
     if (compiled := compiled_step(task, model, batch)) is not None:
         runs["compile"] = compiled
     with timing.without_gc():
-        turns, others = timing.least_disturbed(runs, budget)
+        rounds, foreign_load = timing.least_loaded(runs, budget)
 
-    def ratio(contender: str) -> float | None:
-        if contender not in turns:
-            return None
-        return timing.median_of(lambda ours, theirs: ours / theirs, turns["step"], turns[contender])
+    def step_over(candidate: str) -> float:
+        return timing.median_of(lambda ours, theirs: ours / theirs, rounds["step"], rounds[candidate])
 
-    of_eager = ratio("eager")
-    assert of_eager is not None
-    times = {name: statistics.median(seconds) for name, seconds in turns.items()}
-    return Row(network, threads, times, of_eager, ratio("compile"), file_bytes, export, others)
+    times = {name: statistics.median(seconds) for name, seconds in rounds.items()}
+    over_compile = step_over("compile") if "compile" in rounds else None
+    return Row(network, threads, times, step_over("eager"), over_compile, file_bytes, export, foreign_load)
 
 
-def eager_step(task: Task, model: Any, batch: tuple[Any, ...]) -> Run:
-    """A step of PyTorch eager on a copy of the network."""
+def eager_step(task: Task, model: nn.Module, batch: tuple[Tensor, ...]) -> Run:
+    """A training step in PyTorch eager mode, on a copy of the network."""
     own = copy.deepcopy(model)
     optimizer = task.optimizer(own)
 
@@ -132,8 +133,8 @@ def eager_step(task: Task, model: Any, batch: tuple[Any, ...]) -> Run:
     return step
 
 
-def compiled_step(task: Task, model: Any, batch: tuple[Any, ...]) -> Run | None:
-    """The same with what torch.compile makes of loss and update; None where it cannot compile."""
+def compiled_step(task: Task, model: nn.Module, batch: tuple[Tensor, ...]) -> Run | None:
+    """A training step with torch.compile of loss and update, on a copy of the network; None where that fails."""
     own = copy.deepcopy(model)
     optimizer = task.optimizer(own)
     loss, update = torch.compile(task.loss), torch.compile(optimizer.step)
@@ -152,17 +153,18 @@ def compiled_step(task: Task, model: Any, batch: tuple[Any, ...]) -> Run | None:
 
 
 def table(rows: list[Row]) -> str:
-    """One line per row, in Markdown."""
-    header = ["network", "threads", "step", "eager", "compile", "of eager", "of compile", "file", "export", "goal"]
+    """A Markdown table."""
+    header = ["network", "threads", "step", "eager", "compile"]
+    header += ["step / eager", "step / compile", "file", "export", "goal"]
     lines = [
         [
             row.network,
             str(row.threads),
             *(milliseconds(row.times.get(name)) for name in ("step", "eager", "compile")),
-            *("-" if ratio is None else f"{ratio:.2f}" for ratio in (row.of_eager, row.of_compile)),
+            *("-" if ratio is None else f"{ratio:.2f}" for ratio in (row.over_eager, row.over_compile)),
             f"{row.file_bytes / 1e6:.2f} MB",
             f"{row.export:.1f} s",
-            "met" if row.is_met else f"{MOST_OF_EAGER.get(row.network, 1.0):g} of eager",
+            "met" if row.is_met else f"step / eager <= {row.goal:g}",
         ]
         for row in rows
     ]

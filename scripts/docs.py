@@ -1,10 +1,9 @@
 """Writes docs/ops: a page for each op and an index, from the ops' schemas, examples and function bodies.
 
-Run it from the repository's root: `python -m scripts.docs`, or with `--check` to only list stale pages.
+Run it from the root of the repository: `python -m scripts.docs`; `--check` only lists stale pages.
 
-The text of a page is the schema's documentation. Indented paragraphs become code, a paragraph that begins like
-"Edge rules: " becomes a section, and names and expressions in backticks become code. No other words do: names such as
-`input`, `mean` or `out` are English words as well.
+The text of a page is the schema's documentation. Indented paragraphs become code blocks, a paragraph that begins like
+"Edge rules: " becomes a section, and text in backticks becomes code.
 """
 
 import argparse
@@ -37,18 +36,18 @@ PAGES = ROOT / "docs" / "ops"
 TO_ROOT = "../.."
 INDEX = "README.md"
 WIDTH = 120
-CODE_WIDTH = 96  # of what is shown without a scroll bar
+CODE_WIDTH = 96  # lines up to this width need no scroll bar on GitHub
 
-# How many digits of an example's numbers are shown: enough for the results to be within the tolerance.
 DIGITS = 6
+"""Significant digits of an example's numbers, within TOLERANCE."""
 TOLERANCE = "rtol=1e-5, atol=1e-6"
 
-# Pictures, in characters: what a box with several operators holds at most, how long its lines are, and up to where
-# a constant is shown by value.
+# Flowcharts, in characters: the maximal expression of a box with several operators, the maximal line of a box, and the
+# maximal length of a constant that is shown by value.
 BOX_LENGTH = 44
 LINE_LENGTH = 24
 LITERAL_LENGTH = 6
-PICTURE_SETTINGS = (
+FLOWCHART_SETTINGS = (
     '%%{init: {"flowchart": {"nodeSpacing": 12, "rankSpacing": 25, "padding": 6, "wrappingWidth": 300}}}%%'
 )
 
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def pages() -> dict[str, str]:
-    """The text of each page by file name."""
+    """The pages, by file name."""
     return {INDEX: index(), **{page_name(op): page(op) for op in OPS.values()}}
 
 
@@ -152,7 +151,11 @@ def generated(source: str) -> str:
 
 
 def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
-    """The schema's documentation as Markdown: what the op is, its definition, and the titled sections."""
+    """The schema's documentation as Markdown.
+
+    Returns:
+        The summary, the paragraphs of the definition, and those of each section by title.
+    """
     summary, *paragraphs = re.split(r"\n\s*\n", (op.schema.doc or "").strip("\n"))
     definition: list[str] = []
     sections: dict[str, list[str]] = {}
@@ -169,12 +172,12 @@ def documentation(op: Op) -> tuple[str, list[str], dict[str, list[str]]]:
 
 
 def sentence(text: str) -> str:
-    """The text with a capital letter at its start, unless it starts with a name such as grad_output."""
+    """Capitalize the first letter, unless the text starts with a name such as grad_output."""
     return text if "_" in text.split()[0] else text[:1].upper() + text[1:]
 
 
 def headline(op: Op) -> str:
-    """The first sentence of the documentation, without the name that the op has elsewhere."""
+    """The first sentence of the documentation, without the name of the CANN API in parentheses."""
     text = re.sub(rf"\s*\({onnx_ops.DOMAIN}\w*\b[^()]*\)", "", " ".join((op.schema.doc or "").split()))
     return re.split(r"[.:](?:\s|$)", text, maxsplit=1)[0]
 
@@ -199,7 +202,14 @@ def attributes(op: Op, described: OpDescription) -> list[str]:
 
 
 def parameters(op: Op, kind: str, described: Sequence[Parameter], formal: Sequence[OpSchema.FormalParameter]) -> str:
-    """The table of inputs or outputs, as `kind` says in the singular."""
+    """The table of inputs or outputs.
+
+    Args:
+        op: the op.
+        kind: "input" or "output".
+        described: name, dtypes and description of each.
+        formal: the parameters of the schema.
+    """
     rows = [
         [f"`{p.name}`", "yes" if p.optional else "no", f.type_str, ", ".join(p.dtypes), inline(p.description)]
         for p, f in zip(described, formal, strict=True)
@@ -211,7 +221,7 @@ def parameters(op: Op, kind: str, described: Sequence[Parameter], formal: Sequen
 
 
 def example(op: Op) -> str:
-    """A program that runs the op's example and compares the result."""
+    """A program that runs the op's example and compares the results."""
     model = example_model(op)
     head = re.sub(r"\s+", " ", text_of(model).split(">\n")[0]).replace("< ", "<").strip()
     graph = "\n".join(wrapped(line, CODE_WIDTH - 4) for line in text_of(model.graph).splitlines())
@@ -238,7 +248,7 @@ def example(op: Op) -> str:
 
 
 def comparison(op: Op) -> Iterator[str]:
-    """Runs the session and compares what it gives, in statements of which the last can fail."""
+    """Lines that run the session and compare its results with the expected ones."""
     expected = op.example.expected()
     if len(expected) == 1:
         ((name, array),) = expected.items()
@@ -256,12 +266,12 @@ def comparison(op: Op) -> Iterator[str]:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Its name in NumPy 1 and 2: np.bool is missing in version 1."""
+    """The name of a dtype in the namespace of NumPy; np.bool is missing in NumPy 1."""
     return "bool_" if dtype.kind == "b" else str(dtype)
 
 
 def literal(value: Any) -> str:
-    """A number, or nested lists of them, in Python."""
+    """A number, or a nested list of numbers, as a Python expression."""
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     text = number(value)
@@ -269,7 +279,7 @@ def literal(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A number in as many digits as are shown, recognizably a float or an int."""
+    """An int, or a float with DIGITS significant digits and a decimal point or exponent."""
     if isinstance(value, int):
         return str(value)
     text = f"{value:.{DIGITS}g}"
@@ -280,19 +290,19 @@ def number(value: float) -> str:
 
 
 def function_body(op: Op) -> list[str]:
-    """The section on the op's function body: a picture of it, and its text."""
+    """The section on the op's function body: a flowchart and the text."""
     body = example_body(op)
     text = "\n".join(wrapped(line) for line in text_of(body).splitlines())
     kinds = {value.name: kind_of_type(value) for value in example_model(op).graph.input}
     kinds.update((name, Kind.CONSTANT) for name in body.input if name not in kinds)
-    picture = Picture(body.node, {name: kinds[name] for name in body.input}, list(body.output))
+    flowchart = Flowchart(body.node, {name: kinds[name] for name in body.input}, list(body.output))
     return [
         "## Function body",
         filled(
             f"Run where no kernel is registered, in standard operators of opset {op.body_opset} or newer. "
             "`onnx_ops.link` writes it for the dtypes, shapes and attributes of a model; this one is for the example."
         ),
-        *picture.blocks(),
+        *flowchart.blocks(),
         f"<details>\n<summary>All {count_nodes(body)} nodes</summary>",
         fenced("text", text),
         "</details>",
@@ -300,40 +310,40 @@ def function_body(op: Op) -> list[str]:
 
 
 def count_nodes(container: onnx.FunctionProto | onnx.GraphProto) -> int:
-    """Its nodes, those of subgraphs included."""
+    """Number of nodes, including those of subgraphs."""
     return sum(1 + sum(map(count_nodes, subgraphs(node))) for node in container.node)
 
 
 class Kind(enum.IntEnum):
-    """What a value depends on. Of several kinds the last one in this list counts."""
+    """What a value depends on; the kind of a result is the maximum over its operands."""
 
     CONSTANT = 0  # constants and attributes
     SHAPE = 1  # shapes of inputs
-    WHOLE = 2  # whole numbers in inputs
-    REAL = 3  # floating-point numbers in inputs
+    INTEGER = 2  # elements of integer and boolean inputs
+    FLOAT = 3  # elements of floating-point inputs
 
 
-# Operators that hand on the values of their first input.
 TRANSPARENT = frozenset(("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators whose result has the elements of their first input, cast, repeated or in another order."""
 
 
 def kind_of_type(value: onnx.ValueInfoProto) -> Kind:
-    """What an input holds."""
-    return Kind.REAL if value.type.tensor_type.elem_type in FLOATS else Kind.WHOLE
+    """The kind of an input."""
+    return Kind.FLOAT if value.type.tensor_type.elem_type in FLOATS else Kind.INTEGER
 
 
-class Picture:
-    """A flowchart of the way from floating-point inputs to the outputs.
+class Flowchart:
+    """A flowchart of the data flow from floating-point inputs to the outputs.
 
     A box is a statement of the body. Operators that only cast or reshape are skipped; an operator with one operand and
     one user is merged into the box of its user. Values that depend only on shapes, attributes and integers have no box:
-    their names are in the boxes that use them, and below the picture.
+    their names are in the boxes that use them, and below the flowchart.
 
     Args:
-        nodes: in the order they run.
-        inputs: what each formal input holds.
+        nodes: in topological order.
+        inputs: kind of each formal input.
         outputs: names of the results.
-        outer: the picture of the graph around a subgraph.
+        outer: the flowchart of the graph around a subgraph.
     """
 
     def __init__(
@@ -341,7 +351,7 @@ class Picture:
         nodes: Sequence[onnx.NodeProto],
         inputs: Mapping[str, Kind],
         outputs: Sequence[str],
-        outer: "Picture | None" = None,
+        outer: "Flowchart | None" = None,
     ) -> None:
         self.makers: dict[str, onnx.NodeProto] = dict(outer.makers) if outer else {}
         self.inputs: dict[str, Kind] = {**(outer.inputs if outer else {}), **inputs}
@@ -358,16 +368,16 @@ class Picture:
         self.boxes = [node for node in self.drawn if node.output[0] not in self.merged]
 
     def blocks(self) -> list[str]:
-        """The picture as Markdown, a line on what it leaves out, and a picture of each subgraph."""
-        blocks = [fenced("mermaid", "\n".join([PICTURE_SETTINGS, "flowchart TD", *self._lines()])), *self._note()]
+        """The flowchart as Markdown, a line with the values that it omits, and the flowcharts of subgraphs."""
+        blocks = [fenced("mermaid", "\n".join([FLOWCHART_SETTINGS, "flowchart TD", *self._lines()])), *self._note()]
         for node in self.boxes:
             for graph in subgraphs(node):
                 inputs = {value.name: kind_of_type(value) for value in graph.input}
-                inner = Picture(graph.node, inputs, [value.name for value in graph.output], self)
+                inner = Flowchart(graph.node, inputs, [value.name for value in graph.output], self)
                 blocks += [f"`{graph.name}`, which `{node.op_type}` runs:", *inner.blocks()]
         return blocks
 
-    # What comes from where
+    # Data flow
 
     def _kind(self, node: onnx.NodeProto) -> Kind:
         kinds = [self.kinds[name] for name in used_names(node)]
@@ -377,22 +387,22 @@ class Picture:
         if node.op_type == "CastLike":
             return kinds[0]
         becomes_float = any(a.name == "to" and a.i in FLOATS for a in node.attribute)
-        return Kind.REAL if highest == Kind.WHOLE and becomes_float else highest
+        return Kind.FLOAT if highest == Kind.INTEGER and becomes_float else highest
 
     def _source(self, name: str) -> str:
-        """The value whose numbers these are."""
+        """The value whose elements these are: skips transparent operators."""
         while name in self.makers and self.makers[name].op_type in TRANSPARENT:
             name = self.makers[name].input[0]
         return name
 
     def _operands(self, node: onnx.NodeProto) -> list[str]:
-        """The different sources that a node uses and that are drawn: real numbers, and inputs whatever they hold."""
+        """The sources of a node's operands that are drawn: floating-point values and formal inputs."""
         sources = dict.fromkeys(map(self._source, used_names(node)))
-        return [name for name in sources if self.kinds[name] == Kind.REAL or name in self.inputs]
+        return [name for name in sources if self.kinds[name] == Kind.FLOAT or name in self.inputs]
 
     def _on_the_way(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes on the way to the results."""
-        wanted = {name for name in self.results if self.kinds[name] == Kind.REAL}
+        """The nodes that the results depend on."""
+        wanted = {name for name in self.results if self.kinds[name] == Kind.FLOAT}
         drawn = []
         for node in reversed(nodes):
             if wanted & set(node.output):
@@ -401,7 +411,7 @@ class Picture:
         return drawn[::-1]
 
     def _merged(self) -> set[str]:
-        """The values that are written in place of their name in the one box that uses them."""
+        """The values whose expression is merged into the box that uses them."""
         uses = Counter(self._source(name) for node in self.drawn for name in used_names(node))
         merged: set[str] = set()
         for node in self.drawn:
@@ -419,7 +429,7 @@ class Picture:
                     merged.add(name)
         return merged
 
-    # What is written
+    # Text
 
     def _lines(self) -> Iterator[str]:
         """The statements of the flowchart."""
@@ -435,26 +445,26 @@ class Picture:
             yield f"    {self._start(name, result)} --> {identifier(result)}([{quoted(', '.join(outputs))}])"
 
     def _start(self, name: str, end: str) -> str:
-        """Where an arrow begins. Inputs are drawn anew for each box that uses them, which keeps arrows short."""
+        """The start of an arrow. Inputs are repeated for each box that uses them, for short arrows."""
         if name in self.own:
             return identifier(self.makers[name].output[0])
         return f"{identifier(f'{end}__{name}')}([{quoted(name)}])"
 
     def _leaves(self, node: onnx.NodeProto) -> list[str]:
-        """What a box gets from others."""
+        """The operands of a box, including those of expressions merged into it."""
         leaves: list[str] = []
         for name in self._operands(node):
             leaves += self._leaves(self.makers[name]) if name in self.merged else [name]
         return list(dict.fromkeys(leaves))
 
     def _expression(self, node: onnx.NodeProto, merged: set[str]) -> str:
-        """A node as in ONNX's text syntax; of attributes only words, and the names of subgraphs."""
+        """A node in ONNX's text syntax, with the string attributes and the names of subgraphs only."""
         words = ", ".join([*(a.s.decode() for a in node.attribute if a.s), *(graph.name for graph in subgraphs(node))])
         operands = ", ".join(self._operand(name, merged) for name in node.input if name)
         return f"{node.op_type}{f' <{words}>' if words else ''} ({operands})"
 
     def _operand(self, name: str, merged: set[str]) -> str:
-        """A value as it stands in a box: an expression, a number or a name."""
+        """The text of an operand: an expression, a number or a name."""
         source = self._source(name)
         if source in merged:
             return self._expression(self.makers[source], merged)
@@ -462,30 +472,30 @@ class Picture:
         return source if value is None else value
 
     def _note(self) -> list[str]:
-        """What the boxes name and the picture leaves out."""
+        """A line with the values that boxes use and that have no box."""
         sources = {self._source(name) for node in self.drawn for name in node.input if name}
-        written = {name for name in sources if self.kinds[name] < Kind.REAL and name not in self.inputs}
+        written = {name for name in sources if self.kinds[name] < Kind.FLOAT and name not in self.inputs}
         names = sorted(name for name in written if constant(self.makers[name]) is None)
         if not names:
             return []
-        sources_of_all = "shapes and attributes"
-        if inputs := self._whole_inputs(names):
-            sources_of_all = f"shapes, attributes and {listed(inputs)}"
-        return [filled(f"Not drawn, as they depend only on {sources_of_all}: {listed(names)}.")]
+        dependencies = "shapes and attributes"
+        if inputs := self._integer_inputs(names):
+            dependencies = f"shapes, attributes and {listed(inputs)}"
+        return [filled(f"Not drawn, as they depend only on {dependencies}: {listed(names)}.")]
 
-    def _whole_inputs(self, names: Sequence[str]) -> list[str]:
-        """The inputs that the values depend on by what they hold."""
+    def _integer_inputs(self, names: Sequence[str]) -> list[str]:
+        """The integer inputs on whose elements the values depend."""
         pending, seen = list(names), set()
         while pending:
             name = pending.pop()
-            if self.kinds[name] == Kind.WHOLE and name not in seen:
+            if self.kinds[name] == Kind.INTEGER and name not in seen:
                 seen.add(name)
                 pending += used_names(self.makers[name]) if name in self.makers else []
         return [name for name in self.inputs if name in seen]
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
-    """The values that a node uses, those that its subgraphs take from outside included."""
+    """The operands of a node, including the outer values that its subgraphs use."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         own = {value.name for value in (*graph.input, *graph.initializer)}
@@ -495,10 +505,10 @@ def used_names(node: onnx.NodeProto) -> list[str]:
 
 
 def constant(node: onnx.NodeProto) -> str | None:
-    """The number that a node gives, if it is one and short."""
+    """The text of the number that a node computes; None if it is no scalar constant, or too long."""
     if node.op_type not in ("Constant", "ConstantOfShape") or any(a.ref_attr_name for a in node.attribute):
         return None
-    value = next(map(helper.get_attribute_value, node.attribute), 0.0)  # ConstantOfShape may leave it out
+    value = next(map(helper.get_attribute_value, node.attribute), 0.0)  # the default of ConstantOfShape
     values = numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.array(value)
     if values.size != 1 or values.dtype.kind not in "iuf":
         return None
@@ -507,7 +517,7 @@ def constant(node: onnx.NodeProto) -> str | None:
 
 
 def label(names: str, expression: str) -> str:
-    """What stands in a box."""
+    """The text of a box."""
     whole = f"{names} = {expression}" if names else expression
     if len(whole) <= LINE_LENGTH:
         return whole
@@ -517,12 +527,12 @@ def label(names: str, expression: str) -> str:
 
 
 def identifier(name: str) -> str:
-    """A name that Mermaid takes for a box."""
+    """A valid Mermaid identifier."""
     return "v_" + re.sub(r"\W", "_", name)
 
 
 def quoted(text: str) -> str:
-    """A label in quotation marks; its line breaks stay."""
+    """A Mermaid label in quotation marks, escaped except for <br/>."""
     return '"' + re.sub(r"<(?!br/>)", "#lt;", text.replace('"', "#quot;")) + '"'
 
 
@@ -530,7 +540,7 @@ def quoted(text: str) -> str:
 
 
 def text_of(proto: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto) -> str:
-    """In ONNX's text syntax."""
+    """ONNX's text format of a proto."""
     return str(onnx.printer.to_text(proto)).strip()
 
 
@@ -547,7 +557,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def wrapped(line: str, width: int = CODE_WIDTH) -> str:
-    """Code, broken after commas where it is too long; what follows is indented."""
+    """A line of code, broken after commas into lines of at most `width`, with an indent of four spaces."""
     if len(line) <= width:
         return line
     indent = line[: len(line) - len(line.lstrip())] + "    "
@@ -555,7 +565,7 @@ def wrapped(line: str, width: int = CODE_WIDTH) -> str:
 
 
 def lines(code: str, width: int) -> list[str]:
-    """Code, broken after commas where it is too long."""
+    """A line of code, broken after commas into lines of at most `width` where possible."""
     found = [""]
     for piece in re.findall(r".+?, |.+$", code):
         if found[-1] and len(found[-1] + piece.rstrip()) > width:
@@ -565,13 +575,13 @@ def lines(code: str, width: int) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """A paragraph as Markdown; its line breaks stay where they can."""
+    """A paragraph as Markdown; its line breaks are kept if no line is too long."""
     paragraph = inline(text)
     return paragraph if all(len(line) <= WIDTH for line in paragraph.splitlines()) else filled(paragraph)
 
 
 def inline(text: str) -> str:
-    """Text as Markdown: what is in backticks is code, and Markdown's marks are escaped elsewhere."""
+    """Escape Markdown's special characters outside of backticks."""
     return re.sub(r"(`[^`]*`)|([*<\\])", lambda match: match[1] or f"\\{match[2]}", text)
 
 

@@ -1,10 +1,16 @@
-"""Markdown that several scripts write."""
+"""Markdown tables."""
 
 from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table; columns of numbers, which `right` counts out, to the right."""
+    """A Markdown table.
+
+    Args:
+        header: titles of the columns.
+        rows: cells of each row.
+        right: indices of the columns that are aligned to the right.
+    """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * (w - 1) + ":" if i in right else "-" * w for i, w in enumerate(widths)]

@@ -1,7 +1,6 @@
-"""What the measuring scripts share: sessions on memory that is there already, torch's calls, the machine, JSON.
+"""Shared by the benchmarks: sessions with preallocated inputs and outputs, torch's equivalents, the machine, JSON.
 
-What is measured comes from the records of the ops in tests/ops. torch is compared with where it is installed; nothing
-here needs it.
+The calls come from the records of the ops in tests/ops. torch is optional.
 """
 
 import argparse
@@ -42,26 +41,26 @@ Run = Callable[[], object]
 
 
 def model_of(call: Call) -> ModelProto:
-    """The op alone in a graph, of the dtypes and shapes of the call."""
+    """A model with one node, of the dtypes and shapes of the call."""
     arrays = RECORDS[call.op].arrays(call)
     types = [None if array is None else (array.dtype, array.shape) for array in arrays]
     return single_op_model(call.op, types, call.attributes, call.outputs)
 
 
 def bytes_moved(call: Call, outputs: Mapping[str, Array]) -> int:
-    """Bytes of every input that is read and of the outputs; what is broadcast from one number counts nothing."""
+    """Bytes of all inputs that are read, except scalars, and of the outputs."""
     unread = RECORDS[call.op].unread
     read = [array.nbytes for name, array in call.given.items() if array.size > 1 and name not in unread]
     return sum(read) + sum(array.nbytes for array in outputs.values())
 
 
 def in_aligned_memory(call: Call) -> Call:
-    """The same call, its inputs aligned as onnxruntime and torch align theirs."""
+    """The same call with inputs aligned to ALIGNMENT bytes, as onnxruntime and torch align theirs."""
     return call.but({name: None if array is None else aligned_copy(array) for name, array in call.inputs.items()})
 
 
 def aligned(shape: Sequence[int], dtype: DTypeLike) -> Array:
-    """Memory for an array, aligned as onnxruntime and torch align theirs."""
+    """An empty array, aligned to ALIGNMENT bytes."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
@@ -78,20 +77,20 @@ def aligned_copy(array: Array) -> Array:
 
 
 def quiet_options(threads: int) -> ort.SessionOptions:
-    """Options of a session with `threads` threads that logs errors only."""
+    """Options of a session with `threads` intra-op threads that logs errors only."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return options
 
 
-def portable_session(model: ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session of the linked model without the kernels."""
+def body_session(model: ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    """A session that runs the function bodies: of the linked model, without registered kernels."""
     return ort.InferenceSession(onnx_ops.link(model).SerializeToString(), options)
 
 
 def empty_outputs(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Memory for all outputs by name. The session runs once, for shapes may depend on values."""
+    """Empty arrays for all outputs, by name. The session runs once, for shapes may depend on values."""
     binding = bound_to(session, feeds)
     names = [output.name for output in session.get_outputs()]
     for name in names:
@@ -110,15 +109,15 @@ _DTYPES_BY_TYPE = {
 
 
 def bound_run(session: ort.InferenceSession, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Run:
-    """A call that runs the session from `feeds` into `outputs`, copying nothing. The arrays have to outlive it."""
+    """A call that runs the session from `feeds` into `outputs` without copies. The arrays must outlive it."""
     binding = bound_to(session, feeds)
     for name, array in outputs.items():
         binding.bind_output(name, "cpu", 0, onnx_element_type(array.dtype), array.shape, array.ctypes.data)
     return functools.partial(session.run_with_iobinding, binding)
 
 
-def bound_to(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Any:
-    """A binding whose inputs are the memory of `feeds`."""
+def bound_to(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> ort.IOBinding:
+    """An IOBinding whose inputs are the memory of `feeds`."""
     binding = session.io_binding()
     for name, array in feeds.items():
         binding.bind_input(name, "cpu", 0, onnx_element_type(array.dtype), array.shape, array.ctypes.data)
@@ -131,9 +130,14 @@ def bound_to(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Any:
 def torch_call(
     call: Call, made_by: Callable[[Any, Call], Callable[[], Any] | None] | None = None
 ) -> Callable[[], Any] | None:
-    """A call of torch's equivalent of the op, on the same memory; None without torch, or if it lacks op or dtype.
+    """A call of torch's equivalent of the op, on the same memory.
 
-    made_by: what makes it in place of the op's record.
+    Args:
+        call: the call of the op.
+        made_by: makes torch's call; default: that of the op's record.
+
+    Returns:
+        None without torch, or if torch does not have the op or the dtype.
     """
     made_by = made_by or RECORDS[call.op].torch
     if torch is None or made_by is None:
@@ -143,7 +147,7 @@ def torch_call(
         run = made_by(torch, call)
         if run is not None:
             run()
-    except NotImplementedError:  # raised by torch for a dtype that it does not have
+    except NotImplementedError:  # a dtype that torch does not support
         return None
     return run
 
@@ -152,19 +156,19 @@ def torch_call(
 
 
 def argument_parser(description: str | None, dtypes: Sequence[str], json_path: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that the scripts have in common; the defaults are `dtypes` and `json_path`."""
+    """A parser with the common options of the benchmarks; `dtypes` and `json_path` are defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--op", nargs="+", choices=list(RECORDS), default=list(RECORDS), metavar="OP")
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(dtypes), metavar="DTYPE")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="threads of onnxruntime and of torch")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="of onnxruntime and of torch")
     parser.add_argument("--json", type=Path, default=json_path, metavar="PATH", help="default: %(default)s")
     return parser
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """What measurements depend on: processor, threads, versions."""
+def machine(threads: int) -> dict[str, str | int]:
+    """Processor, number of cores and threads, system, versions of packages."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -180,13 +184,23 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file of results; its folder is made."""
+    """Write a JSON file; its folder is created if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def write_rows(path: Path, machine: Mapping[str, Any], rows: Sequence[Any], tables: str) -> Path:
-    """Write rows, which are dataclasses, as JSON, and tables of them in Markdown beside it; returns their path."""
+def write_rows(path: Path, machine: Mapping[str, str | int], rows: Sequence[Any], tables: str) -> Path:
+    """Write results as JSON and as Markdown.
+
+    Args:
+        path: of the JSON file.
+        machine: as of `machine`.
+        rows: dataclasses.
+        tables: the contents of the Markdown file.
+
+    Returns:
+        The path of the Markdown file, `path` with the suffix .md.
+    """
     write_json(path, {"machine": machine, "rows": [asdict(row) for row in rows]})
     summary = path.with_suffix(".md")
     summary.write_text(f"{tables}\n")

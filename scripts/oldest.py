@@ -1,6 +1,6 @@
-"""Prints pip constraints that pin what the package needs to the lower bounds in pyproject.toml: `make test-oldest`.
+"""Prints pip constraints that pin all dependencies to the lower bounds in pyproject.toml: `make test-oldest`.
 
-They can be installed with the oldest Python alone that the package takes: newer ones have no wheels of all of them.
+They can be installed with the lowest supported version of Python only: not all of them have wheels for newer ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 TOOLS = ("test",)
-"""Extras that users do not install; the newest of them serve for old versions too."""
+"""Extras for development, which are not pinned."""
 
 
 def lowest(requirement: str) -> str:
-    """The lower bound as a pin: 'numba>=0.60' becomes 'numba==0.60', which is 0.60.0 too."""
+    """The lower bound of a requirement as a pin: 'numba>=0.60' becomes 'numba==0.60', which 0.60.0 satisfies."""
     found = re.match(r"([\w.-]+)>=([\w.]+)", requirement)
     if found is None:
         raise ValueError(f"requirement '{requirement}' does not begin with a lower bound, as in 'numba>=0.60'")
@@ -26,7 +26,11 @@ def lowest(requirement: str) -> str:
 
 
 def pins(project: Mapping[str, Any]) -> list[str]:
-    """The pins of a project, of which `[project]` of its pyproject.toml is given."""
+    """The pins of all dependencies.
+
+    Args:
+        project: the table `[project]` of pyproject.toml.
+    """
     extras = project.get("optional-dependencies", {})
     groups = [project["dependencies"], *(extras[name] for name in extras if name not in TOOLS)]
     own_extra = f"{project['name']}["

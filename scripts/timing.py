@@ -1,4 +1,4 @@
-"""Timing of what does the same in several ways: in a process of its own, in turns, by medians within the rounds."""
+"""Interleaved timing of several candidates in a process of their own; ratios are medians over rounds."""
 
 import contextlib
 import functools
@@ -11,45 +11,46 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import onnxruntime as ort
 
 from scripts import measuring
 from scripts.measuring import Run
 
-# All in seconds. Idle worker threads keep cores busy for a while before they sleep: onnxruntime's for 30 ms by default,
-# which SPIN shortens, torch's (OpenMP) for 3 ms. In REST the threads of one contender fall asleep before the next one
-# is timed. In SETTLE its own threads wake up, which takes up to a millisecond and does not count.
+# Seconds. Idle worker threads spin before they sleep: onnxruntime's for 30 ms by default, which SPIN shortens, torch's
+# (OpenMP) for 3 ms. During REST the threads of the previous candidate fall asleep; during WARM_UP those of the next one
+# wake up, which takes up to a millisecond.
 SPIN = 0.001
 REST = 0.005
-SETTLE = 0.002
-TURN = 0.003
-MOST_CALLS = 300
-LEAST_ROUNDS = 5
-MOST_ROUNDS = 200
-# A call that takes so long is neither warmed up nor settled.
-LONG = 0.1
-# What takes so many times as long as the fastest contender, and has had the budget for itself, sits out after so many
-# rounds: a ratio as large as that needs no more of them.
-MANY_TIMES = 10
-LEAST_ROUNDS_OF_SLOW = 3
-# If other processes keep more cores busy than this, a row is measured again, up to so many times in all.
-MOST_FOREIGN_LOAD = 0.1
+WARM_UP = 0.002
+MEASURE = 0.003
+MAX_CALLS = 300
+MIN_ROUNDS = 5
+MAX_ROUNDS = 200
+LONG_CALL = 0.1
+"""Seconds; calls from this duration on are not warmed up."""
+SLOW_RATIO = 10
+"""A candidate that takes this many times as long as the fastest one, and has used up the budget, is not timed again
+after MIN_ROUNDS_OF_SLOW rounds."""
+MIN_ROUNDS_OF_SLOW = 3
+MAX_FOREIGN_LOAD = 0.1
+"""Cores; if other processes use more of them, the measurement is repeated, up to ATTEMPTS times in all."""
 ATTEMPTS = 2
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
-    """The call's result; no row shares the memory, and the luck with it, of those before."""
-    with ProcessPoolExecutor(1, mp_context=processes()) as pool:
-        return pool.submit(function, *arguments).result()
+def in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a call in a new process: measurements do not share the state of its memory allocator."""
+    with ProcessPoolExecutor(1, mp_context=process_context()) as pool:
+        return pool.submit(function, *args, **kwargs).result()
 
 
 @functools.cache
-def processes() -> multiprocessing.context.BaseContext:
-    """How processes are made: where the system can, of one that has imported everything and done nothing else."""
+def process_context() -> multiprocessing.context.BaseContext:
+    """A forkserver that has imported `scripts.measuring`, where the system has it; else spawn."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -58,78 +59,89 @@ def processes() -> multiprocessing.context.BaseContext:
 
 
 def median_of(compare: Callable[[float, float], float], first: list[float], second: list[float]) -> float:
-    """The median over all rounds of a ratio that is taken within each round."""
+    """The median over the rounds of `compare(first[i], second[i])`, such as a ratio."""
     return statistics.median(map(compare, first, second))
 
 
-def least_disturbed(runs: Mapping[str, Run], budget: float) -> tuple[dict[str, list[float]], float | None]:
-    """What `take_turns` finds, and how many cores other processes kept busy; if too many, it is tried a few times."""
+def least_loaded(runs: Mapping[str, Run], budget: float) -> tuple[dict[str, list[float]], float | None]:
+    """The result of `interleaved` with the least foreign load, and that load in cores, of up to ATTEMPTS attempts."""
     attempts = []
     for _ in range(ATTEMPTS):
         foreign = ForeignLoad()
-        attempts.append((take_turns(runs, budget), foreign.cores()))
-        if (attempts[-1][1] or 0) <= MOST_FOREIGN_LOAD:
+        attempts.append((interleaved(runs, budget), foreign.cores()))
+        if (attempts[-1][1] or 0) <= MAX_FOREIGN_LOAD:
             break
     return min(attempts, key=lambda attempt: attempt[1] or 0)
 
 
-def take_turns(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]:
-    """Seconds of one call of each contender in each round; the first rounds only of one that is slow.
+def interleaved(runs: Mapping[str, Run], budget: float) -> dict[str, list[float]]:
+    """Time all candidates in each round, in alternating order, for about `budget` seconds.
 
-    The order turns around from round to round.
+    Args:
+        runs: a call of each candidate, by name.
+        budget: seconds, after MIN_ROUNDS rounds.
+
+    Returns:
+        Seconds of a call by candidate, one number per round; of slow candidates the first rounds only.
     """
     expected = {name: warm_up(run) for name, run in runs.items()}
-    turns: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     fastest = min(expected.values())
     order = list(runs)
     end = time.perf_counter() + budget
-    for done in range(MOST_ROUNDS):
-        if done >= LEAST_ROUNDS and time.perf_counter() > end:
+    for done in range(MAX_ROUNDS):
+        if done >= MIN_ROUNDS and time.perf_counter() > end:
             break
         for name in order:
-            slow = expected[name] > MANY_TIMES * fastest and sum(turns[name]) > budget
-            if done < LEAST_ROUNDS_OF_SLOW or not slow:
-                turns[name].append(turn(runs[name], expected[name]))
+            slow = expected[name] > SLOW_RATIO * fastest and sum(seconds[name]) > budget
+            if done < MIN_ROUNDS_OF_SLOW or not slow:
+                seconds[name].append(measure(runs[name], expected[name]))
         order.reverse()
-    return turns
+    return seconds
 
 
 def warm_up(run: Run) -> float:
-    """Seconds that a call takes, once a few calls have warmed it up."""
+    """Call `run` for at least 20 ms; returns the median seconds of the second half of the calls."""
     seconds: list[float] = []
     end = time.perf_counter() + 0.02
-    while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MOST_CALLS):
+    while len(seconds) < 2 or (time.perf_counter() < end and len(seconds) < MAX_CALLS):
         seconds.append(call_time(run))
-        if seconds[0] > LONG:
+        if seconds[0] > LONG_CALL:
             break
     return statistics.median(seconds[len(seconds) // 2 :])
 
 
-def turn(run: Run, expected: float) -> float:
-    """Seconds of a call that takes about as long as expected: the median of a few, after some that do not count."""
+def measure(run: Run, expected: float) -> float:
+    """Median seconds of several calls, after a rest and some calls that are not counted.
+
+    Args:
+        run: the call.
+        expected: about how many seconds it takes.
+    """
     time.sleep(REST)
-    if expected < LONG:
-        settled = time.perf_counter() + SETTLE
+    if expected < LONG_CALL:
+        warm = time.perf_counter() + WARM_UP
         run()
-        while time.perf_counter() < settled:
+        while time.perf_counter() < warm:
             run()
-    return statistics.median(call_time(run) for _ in range(max(1, min(int(TURN / expected), MOST_CALLS))))
+    return statistics.median(call_time(run) for _ in range(max(1, min(int(MEASURE / expected), MAX_CALLS))))
 
 
 def call_time(run: Run) -> float:
+    """Seconds of one call."""
     start = time.perf_counter_ns()
     run()
     return (time.perf_counter_ns() - start) / 1e9
 
 
 class ForeignLoad:
-    """How many cores other processes keep busy, from the making of this object on."""
+    """The load of other processes since the construction of this object."""
 
     def __init__(self) -> None:
         self.begin = self._now()
 
     def cores(self) -> float | None:
-        """The average so far; None where the system does not tell."""
+        """The average number of cores that other processes keep busy; None without /proc/stat."""
         now = self._now()
         if self.begin is None or now is None:
             return None
@@ -138,7 +150,7 @@ class ForeignLoad:
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
-        """Seconds by the clock, seconds of all cores' work, and of this process's."""
+        """Wall-clock seconds, CPU seconds of all processes, and of this one."""
         try:
             user, nice, system = (int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:4])
         except OSError:
@@ -148,7 +160,7 @@ class ForeignLoad:
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
-    """Switches garbage collection off while the block runs."""
+    """Disable garbage collection in the block."""
     gc.collect()
     gc.disable()
     try:
@@ -158,17 +170,17 @@ def without_gc() -> Iterator[None]:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Options of sessions that are timed: their threads, when idle, soon leave the cores to other contenders."""
+    """Options of a session that is timed: its idle threads spin for SPIN seconds only."""
     options = measuring.quiet_options(threads)
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(round(SPIN * 1e6)))
     return options
 
 
-def print_disturbance(others: Iterable[float | None]) -> None:
-    """Say in how many timings other processes kept cores busy, if in any.
+def print_foreign_load(loads: Iterable[float | None]) -> None:
+    """Print how many measurements had a foreign load above the limit, if any.
 
     Args:
-        others: for each timing how many cores; None where the system does not tell.
+        loads: of each measurement, in cores; None where it is unknown.
     """
-    if disturbed := [cores for cores in others if cores is not None and cores > MOST_FOREIGN_LOAD]:
-        print(f"Other processes kept up to {max(disturbed):.1f} cores busy in {len(disturbed)} timings.")
+    if noisy := [cores for cores in loads if cores is not None and cores > MAX_FOREIGN_LOAD]:
+        print(f"Other processes kept up to {max(noisy):.1f} cores busy in {len(noisy)} measurements.")

@@ -1,4 +1,4 @@
-"""The demo: what it says of trainings that reach what they should, and of others; the page that it writes."""
+"""The demo: its table, its messages on failures, and the page that it writes."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_the_page_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ({"reached": False}, "two has reached 97 % & more, less than it should"),
-        ({"difference": 1e-3}, "two is off PyTorch's losses by 1.0e-03"),
-        ({"difference": float("nan")}, "two is off PyTorch's losses by nan"),
+        ({"reached": False}, "two: 97 % & more is below its target"),
+        ({"difference": 1e-3}, "two: the first losses differ from PyTorch's by 1.0e-03"),
+        ({"difference": float("nan")}, "two: the first losses differ from PyTorch's by nan"),
     ],
 )
 def test_what_is_short_fails(

@@ -1,4 +1,4 @@
-"""What the tables of speed and accuracy are made of: rows for every op, and turns whose time is bounded."""
+"""The benchmarks of speed and accuracy: rows for every op, and interleaved measurements within a time budget."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_every_op_has_rows_of_both_tables(record: Record) -> None:
         assert set(record.wanted(call)) <= set(record.outputs)
 
 
-def test_what_is_many_times_slower_sits_out_once_it_has_had_the_budget() -> None:
-    turns = timing.take_turns({"fast": lambda: None, "slow": lambda: time.sleep(0.11)}, budget=0.2)
-    assert len(turns["slow"]) == timing.LEAST_ROUNDS_OF_SLOW
-    assert len(turns["fast"]) >= timing.LEAST_ROUNDS
-    assert timing.median_of(lambda slow, fast: slow / fast, turns["slow"], turns["fast"]) > timing.MANY_TIMES
+def test_a_slow_candidate_is_timed_in_few_rounds() -> None:
+    seconds = timing.interleaved({"fast": lambda: None, "slow": lambda: time.sleep(0.11)}, budget=0.2)
+    assert len(seconds["slow"]) == timing.MIN_ROUNDS_OF_SLOW
+    assert len(seconds["fast"]) >= timing.MIN_ROUNDS
+    assert timing.median_of(lambda slow, fast: slow / fast, seconds["slow"], seconds["fast"]) > timing.SLOW_RATIO
 
 
-def test_as_slow_as_each_other_take_all_turns() -> None:
-    turns = timing.take_turns({name: lambda: time.sleep(0.02) for name in ("one", "other")}, budget=0.05)
-    assert [len(seconds) for seconds in turns.values()] == [timing.LEAST_ROUNDS] * 2
+def test_equally_slow_candidates_are_timed_in_all_rounds() -> None:
+    seconds = timing.interleaved({name: lambda: time.sleep(0.02) for name in ("one", "other")}, budget=0.05)
+    assert [len(rounds) for rounds in seconds.values()] == [timing.MIN_ROUNDS] * 2

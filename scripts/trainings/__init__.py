@@ -1,1 +1,1 @@
-"""Trainings on real data that show what the families of ops are for; each is a command, and needs no PyTorch."""
+"""Trainings on real data, one for each of five families of ops; each is a command and does not require PyTorch."""

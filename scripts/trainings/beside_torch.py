@@ -1,15 +1,15 @@
-"""The steps of the trainings beside the same steps in PyTorch eager, from the same start on the same batches.
+"""Compares the steps of the trainings with PyTorch eager, with the same initial state and the same batches.
 
-Run it from the repository's root: `python -m scripts.trainings.beside_torch`. It needs torch and onnxscript.
+Run it from the root of the repository: `python -m scripts.trainings.beside_torch`. It requires torch and onnxscript.
 
-float32     the largest difference of the first 100 losses of the captured step from PyTorch's, as a share of these
-float64     the same of a step that is captured in float64; "n/a: Op" where onnxruntime has no such operator for it
-captured    seconds of an epoch by the captured step, `onnx_ops.Trainer.step`, on so many threads
-eager       seconds of an epoch by PyTorch: zero_grad, loss, backward, optimizer.step
-of eager    captured by eager, the median of the ratios within the rounds
+float32           maximal relative difference between the first 100 losses of the captured step and of PyTorch
+float64           the same for a step captured in float64; "n/a: Op" where onnxruntime does not have an operator
+captured          seconds of an epoch with the captured step, `onnx_ops.Trainer.step`
+eager             seconds of an epoch in PyTorch: zero_grad, loss, backward, optimizer.step
+captured / eager  median over the rounds
 
-Steps are timed in turns, in a process of their own for each training and number of threads, on the batches of an epoch
-that are in memory; an epoch's seconds are the median of a step's, times the steps.
+The measurements are interleaved, in a process for each training and number of threads, with the batches of an epoch in
+memory; the seconds of an epoch are the median of a step times the number of steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from models import torch_step
@@ -39,12 +39,12 @@ from onnx_ops.training.arrays import numpy_dtype
 from scripts import markdown, measuring, timing
 from scripts.measuring import Run
 
-# Rounding is different from PyTorch's, and steps carry the difference on; what is wrong shows in the first digits.
-MOST_DIFFERENCE = {"float32": 1e-4, "float64": 1e-9}
+MAX_DIFFERENCE = {"float32": 1e-4, "float64": 1e-9}
+"""Rounding errors grow from step to step; a wrong step shows in the first digits."""
 
 
 def name_of(step: TorchStep) -> str:
-    """The folder of a training, and the step where it has several."""
+    """The folder of a training, with the name of the step if it has several."""
     files = step.training.files
     return files.folder.name + ("" if files.name == "step" else f", {files.name}")
 
@@ -54,11 +54,11 @@ NAMED = {name_of(step): step for step in STEPS}
 
 @dataclass(frozen=True)
 class Losses:
-    """How far the first losses are from PyTorch's.
+    """Differences between the first losses and PyTorch's.
 
     Attributes:
-        float32, float64: the largest differences; None where onnxruntime lacks an operator.
-        lacking: the operator that it lacks for float64.
+        float32, float64: maximal relative differences; None where onnxruntime does not have an operator.
+        lacking: the operator that onnxruntime does not have for float64.
     """
 
     float32: float
@@ -67,31 +67,31 @@ class Losses:
 
     @property
     def are_like_torch(self) -> bool:
-        found = {"float32": self.float32, "float64": self.float64}
-        return all((found[dtype] or 0) <= most for dtype, most in MOST_DIFFERENCE.items())
+        differences = {"float32": self.float32, "float64": self.float64}
+        return all((differences[dtype] or 0) <= most for dtype, most in MAX_DIFFERENCE.items())
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """What an epoch takes.
+    """Seconds of an epoch.
 
     Attributes:
         threads: of onnxruntime and of PyTorch.
         captured, eager: medians.
-        of_eager: the median of the ratios within the rounds.
-        others: cores that other processes kept busy meanwhile; None where the system does not tell.
+        over_eager: median over the rounds of captured / eager.
+        foreign_load: cores kept busy by other processes; None where it is unknown.
     """
 
     threads: int
     captured: float
     eager: float
-    of_eager: float
-    others: float | None
+    over_eager: float
+    foreign_load: float | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a training."""
+    """The results for one training."""
 
     name: str
     losses: Losses
@@ -99,14 +99,14 @@ class Row:
 
 
 def main() -> int:
-    """Measures, prints the table, writes the files; returns the exit status."""
+    """Measure, print the table, write the files; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--training", nargs="+", choices=list(NAMED), default=list(NAMED), metavar="NAME", help="; ".join(NAMED)
     )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
-        "--budget", type=float, default=10.0, metavar="SECONDS", help="of each timing; default: %(default)s"
+        "--budget", type=float, default=10.0, metavar="SECONDS", help="of each measurement; default: %(default)s"
     )
     parser.add_argument("--json", type=Path, default="build/beside_torch.json", metavar="PATH")
     options = parser.parse_args()
@@ -121,15 +121,15 @@ def main() -> int:
     machine = measuring.machine(max(options.threads))
     print(", ".join(f"{key} {value}" for key, value in machine.items() if key != "threads"))
     print(table(rows))
-    timing.print_disturbance(timed.others for row in rows for timed in row.seconds)
+    timing.print_foreign_load(seconds.foreign_load for row in rows for seconds in row.seconds)
     summary = measuring.write_rows(options.json, machine, rows, table(rows))
     print(f"Written to {options.json} and {summary}.")
     return 0 if all(row.losses.are_like_torch for row in rows) else 1
 
 
 def losses_of(name: str) -> Losses:
-    """Compare the first losses."""
-    warnings.simplefilter("ignore")  # of PyTorch, on its own insides
+    """Compare the first losses of a training with PyTorch's."""
+    warnings.simplefilter("ignore")  # PyTorch warns of its own internals
     step = NAMED[name]
     training = step.training
     ours = first_losses(training, Trainer(training.started(0)))
@@ -143,11 +143,11 @@ def losses_of(name: str) -> Losses:
 
 
 def lacking_operator(error: CaptureError) -> str:
-    """The operator that onnxruntime says it does not have; raises the error if it says something else."""
-    found = re.search(r"Could not find an implementation for (\w+)", str(error))
-    if found is None:
+    """The operator that onnxruntime does not have; raises the error if that is not its cause."""
+    match = re.search(r"Could not find an implementation for (\w+)", str(error))
+    if match is None:
         raise error
-    return found[1]
+    return match[1]
 
 
 def seconds_of(name: str, threads: int, budget: float) -> Seconds:
@@ -158,47 +158,47 @@ def seconds_of(name: str, threads: int, budget: float) -> Seconds:
     steps = step.training.in_batches(step.training.samples(0)).steps
     batches = list(itertools.islice(step.batches(), steps))
     runs = {
-        "captured": in_turn(captured_step(step, threads), batches),
-        "eager": in_turn(step.started(step.training.model), batches),
+        "captured": on_next_batch(captured_step(step, threads), batches),
+        "eager": on_next_batch(step.started(step.training.model), batches),
     }
     with timing.without_gc():
-        turns, others = timing.least_disturbed(runs, budget)
-    captured, eager = (steps * statistics.median(turns[name]) for name in runs)
-    of_eager = timing.median_of(lambda ours, theirs: ours / theirs, turns["captured"], turns["eager"])
-    return Seconds(threads, captured, eager, of_eager, others)
+        rounds, foreign_load = timing.least_loaded(runs, budget)
+    captured, eager = (steps * statistics.median(rounds[name]) for name in runs)
+    over_eager = timing.median_of(lambda ours, theirs: ours / theirs, rounds["captured"], rounds["eager"])
+    return Seconds(threads, captured, eager, over_eager, foreign_load)
 
 
 def captured_step(step: TorchStep, threads: int) -> Callable[..., object]:
-    """A function that makes the captured step, of the tensors of a batch."""
+    """A function that runs the captured step on the tensors of a batch."""
     trainer = Trainer(step.training.started(0), timing.session_options(threads))
     names = list(step.training.samples(0))
     dtypes = {name: numpy_dtype(tensor) for name, tensor in trainer.batch_inputs.items()}
 
-    def make(*batch: torch.Tensor) -> object:
+    def run(*batch: Tensor) -> object:
         arrays = dict(zip(names, batch, strict=True))
         return trainer.step(**{name: np.asarray(arrays[name].numpy(), dtype) for name, dtype in dtypes.items()})
 
-    return make
+    return run
 
 
-def in_turn(make: Callable[..., object], batches: Iterable[tuple[Any, ...]]) -> Run:
-    """A call that makes the step with the next of the batches, which begin anew after the last."""
-    endless = itertools.cycle(batches)
-    return lambda: make(*next(endless))
+def on_next_batch(step: Callable[..., object], batches: Iterable[tuple[Tensor, ...]]) -> Run:
+    """A call that runs the step on the next batch, cyclically."""
+    cycle = itertools.cycle(batches)
+    return lambda: step(*next(cycle))
 
 
 def table(rows: list[Row]) -> str:
-    """One line per training, in Markdown."""
+    """A Markdown table, one line per training."""
     header = ["training", "float32", "float64"]
-    for timed in rows[0].seconds:
-        threads = f"{timed.threads} thread{'s' * (timed.threads > 1)}"
-        header += [f"captured, {threads}", f"eager, {threads}", "of eager"]
+    for seconds in rows[0].seconds:
+        threads = f"{seconds.threads} thread{'s' * (seconds.threads > 1)}"
+        header += [f"captured, {threads}", f"eager, {threads}", "captured / eager"]
     lines = []
     for row in rows:
         line = [row.name, f"{row.losses.float32:.1e}"]
         line.append(f"n/a: {row.losses.lacking}" if row.losses.float64 is None else f"{row.losses.float64:.1e}")
-        for timed in row.seconds:
-            line += [f"{timed.captured:.3g} s", f"{timed.eager:.3g} s", f"{timed.of_eager:.2f}"]
+        for seconds in row.seconds:
+            line += [f"{seconds.captured:.3g} s", f"{seconds.eager:.3g} s", f"{seconds.over_eager:.2f}"]
         lines.append(line)
     return markdown.table(header, lines, right=range(1, len(header)))
 

@@ -1,4 +1,4 @@
-"""What the commands of the trainings have in common: their options, their epochs, and what comes of them."""
+"""Shared by the commands of the trainings: command-line options, the training loop, results."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 from tqdm import tqdm
 
 from onnx_ops import Trainer
 from onnx_ops.training.run import Checkpoint, Run
 
-# Rounding is different from PyTorch's, and steps carry the difference on; what is wrong shows in the first digits.
-MOST_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-4
+"""Rounding errors grow from step to step; a wrong step shows in the first digits."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """The command-line options.
 
     Attributes:
-        quick: whether to train shortly, for a first look and for tests.
-        seed: of the weights, the samples and their order.
-        folder: where checkpoints, models and pictures are written.
-        resume: whether to go on from the checkpoints in the folder.
+        quick: whether to run the short training, for demonstration and tests.
+        seed: of weights, data and shuffling.
+        folder: for checkpoints, models and figures.
+        resume: whether to resume from the checkpoints in the folder.
     """
 
     quick: bool
@@ -39,16 +39,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
-        op: the op that it is about.
-        task: what was learnt.
-        figure: what was reached, in few words, such as "97.1 % of digits right".
-        reached: whether that is what is expected of it.
-        difference: the largest of the losses of the first steps from PyTorch's, as a share of these.
-        pictures: the PNG files, each with its caption.
-        seconds: how long it took, where that was measured.
+        op: the op that it demonstrates.
+        task: what is learned.
+        figure: the metric, in few words, such as "97.1 % of digits right".
+        reached: whether the metric reaches its target.
+        difference: maximal relative difference between the first losses and PyTorch's.
+        pictures: captions by path of the PNG file.
+        seconds: duration.
     """
 
     op: str
@@ -61,55 +61,55 @@ class Result:
 
     @property
     def is_like_torch(self) -> bool:
-        """Whether the losses are PyTorch's, but for rounding."""
-        return self.difference <= MOST_DIFFERENCE
+        """Whether the first losses are PyTorch's, up to rounding."""
+        return self.difference <= MAX_DIFFERENCE
 
 
 def parser(description: str, name: str) -> argparse.ArgumentParser:
-    """The options that all trainings have.
+    """A parser with the options of all trainings.
 
     Args:
-        description: the first lines of the help.
-        name: of the folder that is written to, below build/trainings.
+        description: shown by --help.
+        name: of the default output folder in build/trainings.
     """
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="train shortly, in less than 30 seconds")
-    made.add_argument("--seed", type=int, default=0, help="of weights, samples and their order; default: %(default)s")
-    made.add_argument(
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--quick", action="store_true", help="a short training of less than 30 seconds")
+    result.add_argument("--seed", type=int, default=0, help="of weights, data and shuffling; default: %(default)s")
+    result.add_argument(
         "--out",
         type=Path,
         default=Path("build/trainings") / name,
         metavar="FOLDER",
-        help="for checkpoints, models and pictures; default: %(default)s",
+        help="for checkpoints, models and figures; default: %(default)s",
     )
-    made.add_argument("--resume", action="store_true", help="go on from the checkpoints in that folder")
-    return made
+    result.add_argument("--resume", action="store_true", help="resume from the checkpoints in that folder")
+    return result
 
 
 def options(parsed: argparse.Namespace) -> Options:
-    """The options that all trainings have, of the parsed ones; makes the folder."""
+    """The options of all trainings; creates the output folder."""
     parsed.out.mkdir(parents=True, exist_ok=True)
     return Options(parsed.quick, parsed.seed, parsed.out, parsed.resume)
 
 
 def main(run: Callable[[Options], Result], description: str, name: str) -> int:
-    """What the command of a training does that has no options but those of all; returns the exit status.
+    """The command of a training without options of its own; returns the exit status.
 
     Args:
         run: the training.
         description, name: as for `parser`.
     """
-    own = options(parser(description, name).parse_args())
-    return report(timed(lambda: run(own)))
+    parsed = options(parser(description, name).parse_args())
+    return report(timed(lambda: run(parsed)))
 
 
 def report(result: Result) -> int:
-    """Print what came of a training; returns the exit status."""
+    """Print a result; returns the exit status."""
     print(f"{result.op}: {result.task}")
-    print(f"{result.figure}, in {result.seconds:.0f} s" + ("" if result.reached else "; more was expected"))
-    print(f"Largest difference of the first losses from PyTorch's: {result.difference:.1e}")
+    print(f"{result.figure}, in {result.seconds:.0f} s" + ("" if result.reached else "; below the target"))
+    print(f"Maximal relative difference between the first losses and PyTorch's: {result.difference:.1e}")
     for path in result.pictures:
-        print(f"Drawn: {path}")
+        print(f"Figure: {path}")
     return 0 if result.reached and result.is_like_torch else 1
 
 
@@ -123,22 +123,23 @@ def train(
     after: Callable[[Trainer], dict[str, str]] | None = None,
     leads: bool = True,
 ) -> None:
-    """Train for so many epochs, with a progress bar, and a checkpoint after each of them.
+    """Train with a progress bar, and write a checkpoint after each epoch.
 
     Args:
         run: the training.
-        epochs: how many it has in all, those of a checkpoint that is gone on from among them.
-        title: of the progress bar, and of the checkpoint, `<title>.safetensors` with underscores for spaces.
-        options: where the checkpoint is, and whether to go on from it.
-        rate: from the share of the training that is done, 0 to 1, to the learning rate; that of the step if missing.
-        after: is called after each epoch; returns figures to show beside the loss.
-        leads: whether to show the progress and to write checkpoints; of workers one does.
+        epochs: their total number, including those before a checkpoint that is resumed.
+        title: of the progress bar; the checkpoint is `<title>.safetensors`, with underscores for spaces.
+        options: folder of the checkpoint, and whether to resume from it.
+        rate: learning rate schedule, a function of the fraction of the training that is done, in [0, 1]; default: the
+            learning rate of the step.
+        after: called after each epoch; returns metrics to show with the loss.
+        leads: whether to show the progress and to write checkpoints; of several workers only one does.
     """
     checkpoint = options.folder / f"{title.replace(' ', '_')}.safetensors"
     if options.resume and checkpoint.exists():
         run.resume(Checkpoint.read(checkpoint))
     total = epochs * run.samples.steps
-    # Without a terminal (disable=None finds out) tqdm draws nothing; a line for each tenth of the epochs stands in.
+    # disable=None: no progress bar without a terminal; lines are printed instead, ten in all.
     with tqdm(total=total, desc=title, unit="step", file=sys.stdout, disable=None if leads else True) as progress:
         progress.update(done := run.epoch * run.samples.steps + run.step)
         while run.epoch < epochs:
@@ -148,34 +149,38 @@ def train(
             done += 1
             progress.update()
             if run.step == 0 and leads:
-                figures = {"loss": f"{run.losses[-1]:.4f}"} | (after(run.trainer) if after is not None else {})
+                metrics = {"loss": f"{run.losses[-1]:.4f}"} | (after(run.trainer) if after is not None else {})
                 run.save(checkpoint)
-                progress.set_postfix(figures)
+                progress.set_postfix(metrics)
                 if progress.disable and (run.epoch in (1, epochs) or run.epoch % max(1, epochs // 10) == 0):
-                    told = ", ".join(f"{name} {value}" for name, value in figures.items())
-                    print(f"{title}, epoch {run.epoch:3} of {epochs}: {told}", flush=True)
+                    line = ", ".join(f"{name} {value}" for name, value in metrics.items())
+                    print(f"{title}, epoch {run.epoch:3} of {epochs}: {line}", flush=True)
 
 
-class History:
-    """What is found out after each epoch, in a file beside the checkpoint, for trainings that are resumed."""
+Metric = TypeVar("Metric", float, list[float])
+
+
+class History(Generic[Metric]):
+    """Metrics of each epoch, in a JSON file beside the checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
-    def figures(self) -> list[Any]:
-        """Of all epochs that are done."""
-        return json.loads(self._path.read_text())
+    def metrics(self) -> list[Metric]:
+        """Metrics of all epochs so far."""
+        metrics: list[Metric] = json.loads(self._path.read_text())
+        return metrics
 
-    def note(self, epoch: int, figures: Any) -> None:
-        """Note numbers after so many epochs; what an interrupted training has noted of later ones goes."""
-        whole = self._path.with_suffix(".new")
-        whole.write_text(json.dumps([*(self.figures[: epoch - 1] if epoch > 1 else []), figures]))
-        whole.replace(self._path)
+    def add(self, epoch: int, metrics: Metric) -> None:
+        """Write the metrics after epoch `epoch`, counted from 1; those of later epochs are discarded."""
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps([*(self.metrics[: epoch - 1] if epoch > 1 else []), metrics]))
+        new.replace(self._path)
 
 
-def timed(make: Callable[[], Result]) -> Result:
-    """The result, with the seconds that it took."""
+def timed(run: Callable[[], Result]) -> Result:
+    """The result of a call, with its duration."""
     start = time.perf_counter()
-    made = make()
-    return replace(made, seconds=time.perf_counter() - start)
+    result = run()
+    return replace(result, seconds=time.perf_counter() - start)

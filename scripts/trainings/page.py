@@ -1,4 +1,4 @@
-"""The page that shows what came of the trainings: one HTML file with all pictures in it."""
+"""The page with the results of all trainings: one HTML file with embedded figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 
 from scripts.trainings.command import Result
 
-COLUMNS = {"op": "", "task": "", "reached": "", "seconds": "number", "off PyTorch by": "number"}
-"""Of the table, each with the class of its cells."""
+COLUMNS = {"op": "", "task": "", "result": "", "seconds": "number", "loss difference": "number"}
+"""Titles of the columns, with the CSS class of their cells."""
 
-# Narrower than here, a picture's text is too small to read. On narrow screens pictures scroll sideways, and a row of
-# the table is a block of lines, each of which begins with the name of its column.
 STYLE = """
 :root { color-scheme: light; --ink: #1c2530; --soft: #5a6675; --line: #dfe4ea; --back: #f5f7f9; --mark: #0b6e99; }
 * { box-sizing: border-box; }
@@ -39,6 +37,7 @@ img { display: block; width: 100%; min-width: 48rem; height: auto; }
 .wider { display: none; }
 figcaption { color: var(--soft); font-size: .92rem; margin-top: .4rem; max-width: 46rem; }
 .missed { color: #b3261e; }
+/* On narrow screens figures scroll horizontally, for their text to be readable, and a table row becomes a list. */
 @media (max-width: 54rem) {
   .wider { display: inline; }
   main { padding: 1.5rem .8rem 3rem; }
@@ -54,8 +53,13 @@ figcaption { color: var(--soft); font-size: .92rem; margin-top: .4rem; max-width
 
 
 def page(results: Mapping[str, Result], *, full: bool) -> str:
-    """The page, by the names of the trainings."""
-    form = "in their whole length" if full else "in their quick form"
+    """The HTML of the page.
+
+    Args:
+        results: by name of the training.
+        full: whether these are the full trainings.
+    """
+    form = "full" if full else "quick"
     rows = "".join(row(name, result) for name, result in results.items())
     sections = "".join(section(name, result, full=full) for name, result in results.items())
     heads = "".join(f'<th class="{kind}">{column}</th>' for column, kind in COLUMNS.items())
@@ -70,9 +74,9 @@ def page(results: Mapping[str, Result], *, full: bool) -> str:
 <body>
 <main>
 <h1>Five trainings without a training framework</h1>
-<p>Each step of each training (forward pass, loss, gradients and the update) is one ONNX graph, captured from PyTorch
-once and run here by onnxruntime alone. These are the trainings {form}. “Off PyTorch by” is how far the first losses are
-from those that PyTorch has from the same start on the same batches.</p>
+<p>Each training step (forward pass, loss, gradients, parameter update) is one ONNX graph, captured from PyTorch and run
+by onnxruntime. These are the {form} trainings. The loss difference is the maximal relative difference between the first
+losses and those of PyTorch with the same initial state and batches.</p>
 <div class="table"><table>
 <tr>{heads}</tr>
 {rows}</table></div>
@@ -113,5 +117,5 @@ def figure(path: Path, caption: str) -> str:
     text = escape(caption)
     return (
         f'<figure><div class="picture" tabindex="0"><img src="data:image/png;base64,{content}" alt="{text}"></div>'
-        f'<figcaption><span class="wider">(Scroll the picture sideways.) </span>{text}</figcaption></figure>\n'
+        f'<figcaption><span class="wider">(Scroll horizontally.) </span>{text}</figcaption></figure>\n'
     )

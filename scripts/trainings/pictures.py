@@ -1,4 +1,4 @@
-"""The look that the pictures of all trainings have."""
+"""The matplotlib style of the trainings' figures."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito (2008), "Color Universal Design", which the colour-blind tell apart.
+# Okabe and Ito, 2008, "Color Universal Design": distinguishable with color vision deficiencies.
 BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 GREY = "#767676"
 
 WIDTH = 9.0
-"""Of a picture, in inches. At the width of 900 pixels that pages give it, text of 10 points is 14 pixels high."""
+"""Width of a figure in inches. At the 900 pixels of an HTML page, a font size of 10 points is 14 pixels."""
 DPI = 160
 
 STYLE: dict[Any, Any] = {
@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def picture(path: Path, height: float) -> Iterator[Figure]:
-    """A figure to draw on, so many inches high, which is written to the path afterwards."""
+    """A figure, which is written to `path` at the end of the block; `height` is in inches."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure
@@ -48,19 +48,19 @@ def picture(path: Path, height: float) -> Iterator[Figure]:
 
 
 def in_percent(axis: Any, whole: float = 1.0) -> None:
-    """Label the ticks of an axis as shares of the whole, each with the digits that it needs."""
-    # Rounded, for ticks are sums of steps: 0.30000000000000004; and no "-0%".
+    """Format the ticks of an axis as percentages of `whole`, with as many digits as necessary."""
+    # Ticks are sums such as 0.30000000000000004; + 0.0 avoids "-0%".
     axis.set_major_formatter(lambda value, _: f"{round(100 * value / whole, 9) + 0.0:g}%")
 
 
 def show(axes: Any, image: np.ndarray, **options: Any) -> None:
-    """Draw an image (H, W) or (H, W, 3) without ticks and frame; options as of matplotlib's imshow."""
+    """Draw an image (H, W) or (H, W, 3) without axes; options as of matplotlib's imshow."""
     axes.imshow(image, **options)
     axes.set_axis_off()
 
 
 def mosaic(tiles: np.ndarray, columns: int) -> np.ndarray:
-    """Tiles (N, H, W), so many side by side, each in shades from its least to its largest value, white between them."""
+    """Arrange tiles (N, H, W) in one image, `columns` in each row, each scaled to [0, 1] with a white border."""
     least, largest = (extreme(tiles, axis=(1, 2), keepdims=True) for extreme in (np.min, np.max))
     shades = np.pad((tiles - least) / (largest - least), ((0, 0), (1, 1), (1, 1)), constant_values=1.0)
     _, height, width = shades.shape

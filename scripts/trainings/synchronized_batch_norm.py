@@ -1,7 +1,7 @@
-"""Trains with workers that share small batches, with synchronized batch norm and without.
+"""Data-parallel training with small batches, with and without synchronized batch norm.
 
-Run it from the repository's root: `mpiexec -n 4 python -m scripts.trainings.synchronized_batch_norm`, or without
-mpiexec, where the workers are threads. It needs no PyTorch.
+Run it from the root of the repository: `mpiexec -n 4 python -m scripts.trainings.synchronized_batch_norm`, or without
+mpiexec, where the workers are threads. It does not require PyTorch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -27,36 +27,38 @@ from onnx_ops.training.workers.ending import end_all_by_exceptions
 from scripts.trainings import command, pictures, threads
 from scripts.trainings.command import Options, Result
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 NAME = "synchronized_batch_norm"
 DESCRIPTION = """\
-Train a reader of digits with workers that share each batch of 12, so that each of them has few samples.
+Train a classifier of digits data-parallel: workers share each batch of 12 samples.
 
     mpiexec -n 4 python -m scripts.trainings.synchronized_batch_norm
     python -m scripts.trainings.synchronized_batch_norm --workers 4
 
-In the first form the workers are processes that talk over MPI (pip install 'onnx-ops[mpi]'), in the second one they
-are threads. The same network is trained from the same start by one worker and by several, whose batch norm normalizes
-with the samples of all (synchronized) or with those of each worker (plain)."""
+In the first form the workers are MPI processes (pip install 'onnx-ops[mpi]'), in the second one threads. The same
+network is trained with the same initial state by one worker and by several, whose batch norm has the statistics of all
+samples (synchronized) or of the samples of each worker (plain)."""
 
 EPOCHS, QUICK_EPOCHS = 12, 3
 WORKERS = 4
-ALLOWED = 1e-5
-"""How far the loss of an epoch may be from that of one worker, as a share of it."""
+TOLERANCE = 1e-5
+"""Maximal relative difference between the losses of synchronized trainings and of one worker."""
 EXCESS, QUICK_EXCESS = 2.0, 1.3
-"""How many times the loss of one worker that of the most workers is at least, if they do not synchronize; of trainings
-by as many workers and as long as usual, or by more."""
+"""Lower bound of loss with plain batch norm / loss of one worker, for at least WORKERS workers and the usual epochs."""
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Course:
-    """A training by workers.
+    """A variant of the training.
 
     Attributes:
-        title: what it is called in pictures, and its checkpoint.
-        workers: how many make it; of several numbers each goes on from the checkpoint of the one before.
-        synchronized: whether batch norm normalizes with the samples of all workers.
+        title: in figures; names the checkpoint too.
+        workers: number of workers; of several numbers each resumes from the checkpoint of the one before.
+        synchronized: whether batch norm is synchronized.
         uneven: whether each worker has fewer samples than the one before, and the last one none.
     """
 
@@ -68,7 +70,13 @@ class Course:
 
 @dataclass(frozen=True)
 class Curve:
-    """What came of a course: the mean loss of each epoch, and the share of held-out digits that are read right."""
+    """The result of a course.
+
+    Attributes:
+        course: the variant.
+        losses: (E,), mean loss of each epoch.
+        right: accuracy on the held-out digits.
+    """
 
     course: Course
     losses: np.ndarray
@@ -76,14 +84,14 @@ class Curve:
 
 
 def courses(workers: int) -> list[Course]:
-    """The trainings by up to so many workers; the first one is by one worker."""
+    """The variants with up to `workers` workers; the first one has one worker."""
     numbers = [2**k for k in range(workers.bit_length())]
     most, named = numbers[-1], {n: f"{n} worker{'s' * (n > 1)}" for n in numbers}
     made = [Course(name, (n,)) for n, name in named.items()]
     if most > 1:
-        handed = tuple(reversed(numbers))
+        decreasing = tuple(reversed(numbers))
         made.append(Course(f"{named[most]}, uneven shares", (most,), uneven=True))
-        made.append(Course(f"{' then '.join(map(str, handed))} workers", handed))
+        made.append(Course(f"{' then '.join(map(str, decreasing))} workers", decreasing))
         made += [Course(f"{named[n]}, plain", (n,), synchronized=False) for n in numbers[1:]]
     return made
 
@@ -92,22 +100,22 @@ def courses(workers: int) -> list[Course]:
 
 
 class Team(Protocol):
-    """Those who can be workers.
+    """A pool of workers.
 
     Attributes:
-        size: how many there are.
-        leads: whether this process is the one that tells what came of it.
+        size: number of workers.
+        leads: whether this process prints and writes the results.
     """
 
     size: int
     leads: bool
 
     def together(self, size: int, work: Callable[[Communicator], Made]) -> Made:
-        """What the first of so many workers makes."""
+        """Run `work` in the first `size` workers; returns the result of worker 0."""
 
 
 class Threads:
-    """Workers that are threads of this process; attributes as of `Team`."""
+    """Threads of this process as workers; attributes as of `Team`."""
 
     leads = True
 
@@ -119,38 +127,38 @@ class Threads:
 
 
 class Processes:
-    """Workers that are processes, by the communicator of all of them; attributes as of `Team`."""
+    """MPI processes as workers, of the communicator `world`; attributes as of `Team`."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: MPI.Intracomm) -> None:
         end_all_by_exceptions(world)
         self._world, self.size, self.leads = world, world.size, world.rank == 0
-        self._groups: dict[int, Any] = {}
+        self._groups: dict[int, MPI.Comm] = {}
 
     def together(self, size: int, work: Callable[[Communicator], Made]) -> Made:
         if size not in self._groups:
             self._groups[size] = self._world.Split(self._world.rank < size, self._world.rank)
         made = work(self._groups[size]) if self._world.rank < size else None
         ready = self._world.Ibarrier()
-        while not ready.Test():  # MPI itself would wait with a busy core
+        while not ready.Test():  # MPI's own wait keeps a core busy
             time.sleep(1e-3)
         return self._world.bcast(made)
 
 
 def team(workers: int) -> Team:
-    """The processes that mpiexec has started, or so many threads."""
+    """The processes started by mpiexec; `workers` threads without it."""
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError):  # the latter where there is no library for it
+    except (ImportError, RuntimeError):  # RuntimeError: the MPI library is missing
         return Threads(workers)
     return Processes(MPI.COMM_WORLD) if MPI.COMM_WORLD.size > 1 else Threads(workers)
 
 
 @dataclass(frozen=True)
 class Share(Samples):
-    """A worker's part of samples that all workers have alike.
+    """The samples of one worker.
 
     Attributes:
-        part: where in each batch it begins and ends, as shares of the batch.
+        part: start and end of the worker's slice of each batch, as fractions of the batch.
     """
 
     part: tuple[float, float] = (0.0, 1.0)
@@ -163,7 +171,7 @@ class Share(Samples):
         return cls(**arrays, part=(ends[rank], ends[rank + 1]))
 
     def batch(self, order: np.ndarray, number: int) -> dict[str, np.ndarray]:
-        """This worker's part of a batch."""
+        """This worker's slice of a batch."""
         whole = super().batch(order, number)
         count = len(self.chosen(order, number))
         first, end = (round(share * count) for share in self.part)
@@ -174,31 +182,31 @@ class Share(Samples):
 
 
 def run(options: Options, workers: Team | None = None, epochs: int | None = None) -> Result:
-    """Train by one worker, by several, with synchronized batch norm and with plain, and compare the losses.
+    """Train all variants and compare their losses with those of one worker.
 
     Args:
-        options: as of all trainings.
-        workers: who trains; four threads, if that is not said.
-        epochs: of each training, in place of the usual number.
+        options: of all trainings.
+        workers: default: `WORKERS` threads.
+        epochs: default: `EPOCHS`, or `QUICK_EPOCHS`.
     """
     workers = workers or Threads(WORKERS)
     usual = epochs is None and workers.size >= WORKERS
     epochs = epochs or (QUICK_EPOCHS if options.quick else EPOCHS)
-    curves = [followed(course, epochs, workers, options) for course in courses(workers.size)]
+    curves = [train_course(course, epochs, workers, options) for course in courses(workers.size)]
     alone, *others = curves
-    off = max((difference(c, alone) for c in others if c.course.synchronized), default=0.0)
-    figure, reached = f"{alone.right:.1%} of held-out digits right", off <= ALLOWED
+    error = max((difference(c, alone) for c in others if c.course.synchronized), default=0.0)
+    figure, reached = f"{alone.right:.1%} of held-out digits right", error <= TOLERANCE
     if others:
         plain = others[-1]
-        times = float(plain.losses[-1] / alone.losses[-1])
-        reached = reached and (not usual or times >= (QUICK_EXCESS if options.quick else EXCESS))
+        ratio = float(plain.losses[-1] / alone.losses[-1])
+        reached = reached and (not usual or ratio >= (QUICK_EXCESS if options.quick else EXCESS))
         figure = (
-            f"losses of one worker within {off:.0e}, with plain batch norm {times:.1f} times as large;"
+            f"losses of one worker within {error:.0e}, with plain batch norm {ratio:.1f} times as large;"
             f" {alone.right:.0%} right, with plain {plain.right:.0%}"
         )
     return Result(
         op="BatchNormGatherStatsWithCounts",
-        task="digits read by workers that share small batches",
+        task="data-parallel training with small batches",
         figure=figure,
         reached=reached,
         difference=TRAINING.difference() if workers.leads else 0.0,
@@ -206,21 +214,29 @@ def run(options: Options, workers: Team | None = None, epochs: int | None = None
     )
 
 
-def followed(course: Course, epochs: int, workers: Team, options: Options) -> Curve:
-    """Make a training; of several numbers of workers each makes its part of the epochs."""
+def train_course(course: Course, epochs: int, workers: Team, options: Options) -> Curve:
+    """Train a variant; several numbers of workers divide the epochs among them."""
     ends = [round(epochs * (k + 1) / len(course.workers)) for k in range(len(course.workers))]
     for number, until in zip(course.workers, ends, strict=True):
-        goes_on = replace(options, resume=options.resume or until > ends[0])
+        resumed = replace(options, resume=options.resume or until > ends[0])
 
-        def work(communicator: Communicator, until: int = until, told: Options = goes_on) -> Curve:
-            return worked(course, communicator, until, epochs, told)
+        def work(communicator: Communicator, until: int = until, options: Options = resumed) -> Curve:
+            return train_worker(course, communicator, until, epochs, options)
 
         curve = workers.together(number, work)
     return curve
 
 
-def worked(course: Course, communicator: Communicator, until: int, epochs: int, options: Options) -> Curve:
-    """Be a worker of a training, until so many epochs of it are done; one without others needs no exchange."""
+def train_worker(course: Course, communicator: Communicator, until: int, epochs: int, options: Options) -> Curve:
+    """Train as one worker.
+
+    Args:
+        course: the variant.
+        communicator: of all workers.
+        until: the epoch to stop at.
+        epochs: total number of epochs, for the learning rate.
+        options: of all trainings.
+    """
     trained, held_out = digits(options.seed)
     trainer = Trainer(
         TRAINING.started(options.seed),
@@ -237,47 +253,45 @@ def worked(course: Course, communicator: Communicator, until: int, epochs: int, 
         course.title.replace(",", ""),
         options,
         rate=lambda done: LEARNING_RATE * (1 - done * until / epochs),
-        after=lambda trainer: {"right": f"{right(session, trainer, held_out):.1%}"},
+        after=lambda trainer: {"right": f"{accuracy(session, trainer, held_out):.1%}"},
         leads=communicator.rank == 0,
     )
-    return Curve(course, np.array(training.losses), right(session, trainer, held_out))
+    return Curve(course, np.array(training.losses), accuracy(session, trainer, held_out))
 
 
 def one_thread() -> ort.SessionOptions:
-    """Options of a session that leaves the other cores to other workers."""
-    made = ort.SessionOptions()
-    made.intra_op_num_threads = 1
-    return made
+    """Options of a session with one thread."""
+    result = ort.SessionOptions()
+    result.intra_op_num_threads = 1
+    return result
 
 
-def right(session: ort.InferenceSession, trainer: Trainer, samples: dict[str, np.ndarray]) -> float:
-    """The share of digits that the network reads right as it is now."""
-    weights, (images, *taken) = trainer.weights(), (value.name for value in session.get_inputs())
-    (logits,) = session.run(None, {images: samples["images"]} | {name: weights[name] for name in taken})
+def accuracy(session: ort.InferenceSession, trainer: Trainer, samples: dict[str, np.ndarray]) -> float:
+    """Accuracy of the inference graph with the trainer's current parameters."""
+    weights, (images, *names) = trainer.weights(), (value.name for value in session.get_inputs())
+    (logits,) = session.run(None, {images: samples["images"]} | {name: weights[name] for name in names})
     return float((logits.argmax(axis=1) == samples["labels"]).mean())
 
 
-def difference(curve: Curve, other: Curve) -> float:
-    """The largest of the losses of epochs, as a share of those of the other."""
-    return float(np.abs(curve.losses / other.losses - 1).max())
+def difference(curve: Curve, reference: Curve) -> float:
+    """Maximal relative difference between the losses of the epochs."""
+    return float(np.abs(curve.losses / reference.losses - 1).max())
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def pictures_of(curves: list[Curve], options: Options) -> dict[Path, str]:
-    """Draw what came of it; returns the files with their captions."""
+    """Draw the figures; returns their captions by path."""
     alone, plain = curves[0], [curve for curve in curves if not curve.course.synchronized]
     synchronized = [curve for curve in curves[1:] if curve.course.synchronized]
     most = plain[-1].course.workers[0]
     return {
         curves_drawn(alone, synchronized, plain, options.folder / "curves.png"): "With synchronized batch norm the "
-        "curves of several workers lie on that of one, also if a worker has no sample, or if others take over; with "
-        f"plain batch norm they do not. All workers of a training together have {TRAINING.batch_size} samples in each "
-        "step.",
-        batch_drawn(most, options, options.folder / "batch.png"): f"One batch, as {most} workers share it, and the "
-        "mean and the standard deviation of the pixels that each of them sees: what plain batch norm would normalize "
-        "with.",
+        "losses of several workers are those of one, even if a worker has no sample or the number of workers changes; "
+        f"with plain batch norm they are not. The batch of all workers has {TRAINING.batch_size} samples.",
+        batch_drawn(most, options, options.folder / "batch.png"): f"One batch, split among {most} workers, with mean "
+        "and standard deviation of the pixels of each worker, which plain batch norm normalizes with.",
     }
 
 
@@ -285,11 +299,11 @@ MARKERS = "osD^v<>p"
 
 
 def curves_drawn(alone: Curve, synchronized: list[Curve], plain: list[Curve], path: Path) -> Path:
-    """The losses of all trainings, and how far they are from those of one worker."""
+    """The losses of all variants, and their relative differences from those of one worker."""
     epochs = np.arange(1, len(alone.losses) + 1)
     styles: list[tuple[Curve, dict[str, Any]]] = []
-    spread = np.linspace(13, 5, len(synchronized))  # each marker is seen around the next
-    for curve, marker, size, colour in zip(synchronized, MARKERS, spread, FOLLOWING, strict=False):
+    sizes = np.linspace(13, 5, len(synchronized))  # markers on the same point remain visible
+    for curve, marker, size, colour in zip(synchronized, MARKERS, sizes, SYNCHRONIZED_COLOURS, strict=False):
         styles.append((curve, {"marker": marker, "markersize": size, "markerfacecolor": "none", "color": colour}))
     for curve, marker, line in zip(plain, "Xx*+", ("--", "-", ":", "-."), strict=False):
         styles.append((curve, {"marker": marker, "markersize": 5, "linestyle": line, "color": pictures.ORANGE}))
@@ -297,12 +311,12 @@ def curves_drawn(alone: Curve, synchronized: list[Curve], plain: list[Curve], pa
         left, middle = figure.subplots(1, 2, width_ratios=(1.2, 1))
         left.plot(epochs, alone.losses, color="black", linewidth=2.5, label=alone.course.title)
         for curve, style in styles:
-            lined = style if curve in plain else style | {"linestyle": "none", "markeredgewidth": 1.5}
-            left.plot(epochs, curve.losses, label=label(curve), **lined)
-            off = np.abs(curve.losses / alone.losses - 1)
-            middle.plot(epochs, np.maximum(off, LEAST), **style)
-        middle.axhline(ALLOWED, color=pictures.GREY, linewidth=1)
-        middle.text(epochs[-1], ALLOWED * 1.4, "allowed", color=pictures.GREY, ha="right")
+            left_style = style if curve in plain else style | {"linestyle": "none", "markeredgewidth": 1.5}
+            left.plot(epochs, curve.losses, label=label(curve), **left_style)
+            error = np.abs(curve.losses / alone.losses - 1)
+            middle.plot(epochs, np.maximum(error, LEAST), **style)
+        middle.axhline(TOLERANCE, color=pictures.GREY, linewidth=1)
+        middle.text(epochs[-1], TOLERANCE * 1.4, "tolerance", color=pictures.GREY, ha="right")
         left.set(title="Loss of each epoch", xlabel="epoch", yscale="log")
         left.yaxis.set_major_formatter(ScalarFormatter())
         left.yaxis.set_minor_formatter(ScalarFormatter())
@@ -314,8 +328,8 @@ def curves_drawn(alone: Curve, synchronized: list[Curve], plain: list[Curve], pa
 
 
 LEAST = 1e-9
-"""What smaller differences are drawn as, 0 among them."""
-FOLLOWING = (pictures.BLUE, pictures.GREEN, pictures.PURPLE, pictures.SKY, pictures.YELLOW)
+"""Lower bound of the drawn differences, on a logarithmic axis."""
+SYNCHRONIZED_COLOURS = (pictures.BLUE, pictures.GREEN, pictures.PURPLE, pictures.SKY, pictures.YELLOW)
 
 
 def label(curve: Curve) -> str:
@@ -323,7 +337,7 @@ def label(curve: Curve) -> str:
 
 
 def batch_drawn(workers: int, options: Options, path: Path) -> Path:
-    """The samples of the first batch that each worker has, with the mean and the deviation of their pixels."""
+    """The first batch by worker, with mean and standard deviation of the pixels."""
     samples = TRAINING.in_batches(TRAINING.samples(options.seed))
     order = samples.order(options.seed, 0)
     shares = [Share.of_worker(samples, rank, workers, False).batch(order, 0)["images"][:, 0] for rank in range(workers)]
@@ -337,9 +351,9 @@ def batch_drawn(workers: int, options: Options, path: Path) -> Path:
         axes = figure.add_subplot(grid[:, -1])
         means, deviations = ([float(getattr(own, name)()) for own in shares] for name in ("mean", "std"))
         axes.axvspan(whole.mean() - whole.std(), whole.mean() + whole.std(), color=pictures.SKY, alpha=0.35, lw=0)
-        axes.axvline(whole.mean(), color=pictures.BLUE, label="all: mean, and one deviation to both sides")
-        axes.errorbar(means, places, xerr=deviations, fmt="o", color=pictures.ORANGE, capsize=5, label="each by itself")
-        axes.set(ylim=(workers - 0.5, -0.5), xlabel="brightness of pixels", title="What each worker sees of the batch")
+        axes.axvline(whole.mean(), color=pictures.BLUE, label="all: mean ± standard deviation")
+        axes.errorbar(means, places, xerr=deviations, fmt="o", color=pictures.ORANGE, capsize=5, label="each worker")
+        axes.set(ylim=(workers - 0.5, -0.5), xlabel="pixel", title="Statistics of each worker")
         axes.set_yticks(places, [f"worker {rank}" for rank in places])
         figure.legend(loc="outside lower right", ncols=2)
     return path
@@ -348,7 +362,7 @@ def batch_drawn(workers: int, options: Options, path: Path) -> Path:
 def main() -> int:
     parser = command.parser(DESCRIPTION, NAME)
     parser.add_argument(
-        "--workers", type=int, default=WORKERS, help="how many threads there are without mpiexec; default: %(default)s"
+        "--workers", type=int, default=WORKERS, help="number of threads without mpiexec; default: %(default)s"
     )
     parser.add_argument("--epochs", type=int, help=f"of each training; default: {EPOCHS}, with --quick {QUICK_EPOCHS}")
     parsed = parser.parse_args()

@@ -1,72 +1,80 @@
-"""Workers that are threads of one process, for machines without MPI, and for tests."""
+"""Threads of one process as workers, for machines without MPI and for tests."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 Result = TypeVar("Result")
-PATIENCE = 60
-"""In seconds: how long a thread waits for the others before it takes them for lost."""
+TIMEOUT = 60
+"""Seconds that a thread waits for the others."""
 
 
-class _Meeting:
-    """Where threads leave what they have for each other."""
+class _Buffers:
+    """Memory that the threads share: one array per rank."""
 
     def __init__(self, size: int) -> None:
-        self.left: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=PATIENCE)
+        self.arrays = [np.empty(0)] * size
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT)
 
 
 class ThreadCommunicator:
-    """A communicator of threads; sums are added up in the order of the ranks.
+    """A communicator of threads; sums are computed in the order of the ranks.
 
     Attributes:
         rank, size: as of communicators of mpi4py.
-        messages: how many sums were taken.
+        messages: number of calls of Allreduce.
     """
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting, self.rank, self.size = meeting, rank, len(meeting.left)
+    def __init__(self, buffers: _Buffers, rank: int) -> None:
+        self._buffers, self.rank, self.size = buffers, rank, len(buffers.arrays)
         self.messages = 0
 
     @classmethod
     def alone(cls) -> ThreadCommunicator:
-        """That of a single worker."""
-        return cls(_Meeting(1), 0)
+        """The communicator of a single worker."""
+        return cls(_Buffers(1), 0)
 
     def Allreduce(self, sendbuf: np.ndarray, recvbuf: np.ndarray) -> None:
         self.messages += 1
-        recvbuf[...] = sum(self._exchanged(sendbuf)[1:], self._meeting.left[0])
-        self._meeting.barrier.wait()
+        first, *others = self._gathered(sendbuf)
+        recvbuf[...] = sum(others, first)
+        self._buffers.barrier.wait()
 
     def Bcast(self, buf: np.ndarray, root: int = 0) -> None:
-        buf[...] = self._exchanged(buf)[root]
-        self._meeting.barrier.wait()
+        buf[...] = self._gathered(buf)[root]
+        self._buffers.barrier.wait()
 
-    def _exchanged(self, array: np.ndarray) -> list[np.ndarray]:
-        self._meeting.left[self.rank] = array.copy()
-        self._meeting.barrier.wait()
-        return self._meeting.left
+    def _gathered(self, array: np.ndarray) -> list[np.ndarray]:
+        self._buffers.arrays[self.rank] = array.copy()
+        self._buffers.barrier.wait()
+        return self._buffers.arrays
 
 
 def together(size: int, work: Callable[[ThreadCommunicator], Result]) -> list[Result]:
-    """What the work of each of so many threads returns; the first exception is raised."""
-    meeting = _Meeting(size)
+    """Run `work` in `size` threads.
 
-    def one(rank: int) -> Result:
+    Returns:
+        The results, by rank.
+
+    Raises:
+        The first exception of a thread; the others are cancelled.
+    """
+    buffers = _Buffers(size)
+
+    def run(rank: int) -> Result:
         try:
-            return work(ThreadCommunicator(meeting, rank))
+            return work(ThreadCommunicator(buffers, rank))
         except BaseException:
-            meeting.barrier.abort()
+            buffers.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(one, rank) for rank in range(size)]
+        futures = [pool.submit(run, rank) for rank in range(size)]
         errors = [error for future in futures if (error := future.exception())]
     for error in errors:
         if not isinstance(error, threading.BrokenBarrierError):

@@ -50,6 +50,6 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["beside_torch", *arguments, "--json", str(written)])
     assert beside_torch.main() == 0
     (row,) = json.loads(written.read_text())["rows"]
-    assert row["losses"]["float64"] <= beside_torch.MOST_DIFFERENCE["float64"]
+    assert row["losses"]["float64"] <= beside_torch.MAX_DIFFERENCE["float64"]
     assert row["seconds"][0]["captured"] > 0
     assert "distillation, student" in written.with_suffix(".md").read_text()

@@ -131,13 +131,13 @@ def test_what_is_expected(held_out: Mean, moved: Mean, quick: bool, full: bool) 
 
 
 def test_what_is_not_shown_is_said() -> None:
-    assert distillation.gains_told(Mean(1.5, 1.1), CLEAR) == (
+    assert distillation.gain_text(Mean(1.5, 1.1), CLEAR) == (
         "student: +15.0 ± 4.5 points over its twin on moved held-out digits; "
         "+1.5 ± 1.1 points over its twin on held-out digits as they are"
     )
-    assert distillation.gains_told(NONE, CLEAR) == (
+    assert distillation.gain_text(NONE, CLEAR) == (
         "student: +15.0 ± 4.5 points over its twin on moved held-out digits; "
-        "no difference from its twin shown on held-out digits as they are (-0.5 ± 1.5 points)"
+        "no significant difference from its twin on held-out digits as they are (-0.5 ± 1.5 points)"
     )
 
 
@@ -166,5 +166,5 @@ def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
     # The record of the epoch is written then, its checkpoint is not.
     interruption = interrupted(7, amid_the_next=True)
-    files = check_resumed(tmp_path, lambda options: distillation.lesson(6, options), interruption)
+    files = check_resumed(tmp_path, lambda options: distillation.run_trial(6, options), interruption)
     assert len(files) == 3 * 3

@@ -97,7 +97,7 @@ def test_nothing_is_found_of_what_is_never_named() -> None:
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("multilabel", tmp_path)
-    assert re.search(r"^\d+% of the rare digits found, without pos_weight \d+%", printed, re.MULTILINE)
+    assert re.search(r"^recall of rare digits \d+%, without pos_weight \d+%", printed, re.MULTILINE)
     check_pictures(tmp_path, ("labels.png", "curves.png"), dark=(0.05, 0.9))
 
 

@@ -81,9 +81,9 @@ def test_codes_are_those_of_iterative_hard_thresholding(tmp_path: Path) -> None:
     trainer.load_state_dict(state)
     trainer.export(tmp_path / "coder.onnx")
     patches = data.held_out_patches()[1000:1020]
-    codes, told = InferenceSession(tmp_path / "coder.onnx").run(None, {"patches": patches})
+    codes, reconstruction = InferenceSession(tmp_path / "coder.onnx").run(None, {"patches": patches})
     atoms = dictionary / np.linalg.norm(dictionary, axis=1, keepdims=True)
-    for patch, code, result in zip(patches.astype(np.float64), codes, told, strict=True):
+    for patch, code, result in zip(patches.astype(np.float64), codes, reconstruction, strict=True):
         expected = np.zeros(192)
         for step, threshold in zip(steps, np.geomspace(0.6, 0.1, 8), strict=True):
             moved = expected + step * (atoms @ (patch - expected @ atoms))
@@ -122,7 +122,7 @@ def test_ticks_are_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_quick_command(tmp_path: Path) -> None:
     """From a fresh folder: the figure is reached, and the pictures can be looked at."""
     printed = run_quick("sparse_coding", tmp_path)
-    assert re.search(r"^[\d.]+ dB with [\d.]+ atoms for each patch", printed, re.MULTILINE)
+    assert re.search(r"^[\d.]+ dB with [\d.]+ atoms per patch", printed, re.MULTILINE)
     check_pictures(tmp_path, ("dictionary.png", "sparsity.png", "reconstruction.png"), dark=(0.05, 0.95))
 
 
@@ -133,4 +133,4 @@ def test_resumed_training_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sparse_coding, "QUICK_EPOCHS", 3)
 
     files = check_resumed(tmp_path, sparse_coding.run, interrupted(1))
-    assert {"dictionary.safetensors", "learnt.onnx"} <= set(files)
+    assert {"dictionary.safetensors", "learned.onnx"} <= set(files)

@@ -101,7 +101,7 @@ def test_resumed_training_is_the_same(tmp_path: Path) -> None:
         (folder := tmp_path / name).mkdir()
         for end in ends:
             options = Options(quick=True, seed=3, folder=folder, resume=end != ends[0])
-            curve = together(2, lambda own, end=end, told=options: training.worked(course, own, end, 2, told))[0]
+            curve = together(2, lambda own, end=end, to=options: training.train_worker(course, own, end, 2, to))[0]
         losses.append(curve.losses.tolist())
         states.append(Checkpoint.read(folder / "2_workers.safetensors").state)
     assert losses[0] == losses[1]

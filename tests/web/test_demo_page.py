@@ -46,7 +46,7 @@ def test_fits(browser: Browser, tmp_path: Path, width: int) -> None:
         around = shown.locator(".picture")
         frame = around.bounding_box()
         assert frame is not None
-        assert shown.get_by_text("Scroll the picture").is_visible() == (box["width"] > frame["width"])
+        assert shown.get_by_text("Scroll horizontally").is_visible() == (box["width"] > frame["width"])
         around.evaluate("element => element.scrollTo(10000, 0)")
         right = "element => Math.round(element.getBoundingClientRect().right)"
         assert shown.locator("img").evaluate(right) <= around.evaluate(right)  # all of it can be seen
