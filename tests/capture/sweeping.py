@@ -99,7 +99,9 @@ def errors(cases: Sequence[Case], dtype: torch.dtype) -> list[tuple[str, float, 
     batch, weights = examples(cases)
     batch, weights = converted(batch, dtype), converted(weights, dtype)
     model = Branches(cases).to(dtype)
-    captured = onnx_ops.torch.gradients(model, weighted, (batch, weights), check=False)
+    captured = onnx_ops.torch.gradients(
+        model, weighted, (batch, weights), check=False, inference=dtype is torch.float32
+    )
     session = onnx_ops.InferenceSession(captured.model)
     feeds: dict[str, np.ndarray] = dict(captured.state)
     for what, values in (("batch", batch), ("weights", weights)):

@@ -11,12 +11,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from captures import gradients, training_step
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import Capture, CaptureError, gradients, training_step
+from onnx_ops.torch import Capture, CaptureError
 from onnx_ops.torch.verification import verify
 from onnx_ops.training.step import Step
 
@@ -213,6 +214,7 @@ def test_inference_is_the_first_call_of_the_model_in_evaluation_mode(tmp_path: P
         lambda m, x: m(x[1:], scale=x.mean(), double=True)["y"].mean() + m(x, scale=x.sum())["y"].mean(),
         (x,),
         dynamic_shapes=({0: Dim("N", min=3)},),
+        inference=True,
     )
     assert model.training
     assert capture.inference is not None
@@ -225,7 +227,7 @@ def test_inference_is_the_first_call_of_the_model_in_evaluation_mode(tmp_path: P
 
 
 def test_a_model_that_the_loss_does_not_call_has_no_inference_graph() -> None:
-    capture = gradients(nn.Linear(4, 2), lambda m, x: (m.weight @ x).mean(), (torch.randn(4, 5),))
+    capture = gradients(nn.Linear(4, 2), lambda m, x: (m.weight @ x).mean(), (torch.randn(4, 5),), inference=True)
     assert capture.inference is None
 
 
@@ -244,7 +246,7 @@ def test_without_the_inference_graph_the_step_is_the_same(optimizer: bool) -> No
 
     step = captured(inference=False)
     assert step.inference is None
-    whole = captured()
+    whole = captured(inference=True)
     assert whole.inference is not None
     assert step.model == whole.model
     np.testing.assert_equal(step.state, whole.state)
@@ -267,7 +269,8 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
         return functional.kl_div(model(x).log_softmax(1), y, reduction="batchmean")
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    training_step(model, loss, (x, y), optimizer, dynamic_shapes=(BATCH, BATCH)).save(tmp_path / "step.onnx")
+    capture = training_step(model, loss, (x, y), optimizer, dynamic_shapes=(BATCH, BATCH), inference=True)
+    capture.save(tmp_path / "step.onnx")
     session = ort.InferenceSession(tmp_path / "step.onnx")
     got = dict(zip((o.name for o in session.get_outputs()), session.run(None, arrays(x=x, y=y)), strict=True))
     value = loss(model, x, y)

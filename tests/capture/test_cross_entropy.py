@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captures import gradients
 from torch import Tensor, nn
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import gradients
 from tests.ops._shared.covering import covering
 
 OPTIONS: list[list[dict[str, Any]]] = [

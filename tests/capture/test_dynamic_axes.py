@@ -70,7 +70,7 @@ def test_bounds_of_dimensions_are_kept_for_the_trainer() -> None:
     network = nn.Linear(1, 1)
     x = torch.randn(2, 4, 20, 1)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    trainer = onnx_ops.Trainer(training_step(network, loss, (x,), optimizer, dynamic_shapes=(dims,)))
+    trainer = onnx_ops.Trainer(training_step(network, loss, (x,), optimizer, dynamic_shapes=(dims,), inference=False))
     for shape, problem in [
         ((2, 4, 15, 1), "with time from 16 to 64"),
         ((2, 4, 65, 1), "with time from 16 to 64"),
@@ -337,7 +337,7 @@ def test_a_speech_net() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     samples = Dim("N")
     dims = {0: samples, 2: Dim("T", min=4)}, {0: samples, 1: Dim("S")}, {0: samples}, {0: samples}
-    capture = training_step(network, ctc, batch(3, 20, 4), optimizer, dynamic_shapes=dims)
+    capture = training_step(network, ctc, batch(3, 20, 4), optimizer, dynamic_shapes=dims, inference=False)
     trainer = onnx_ops.Trainer(capture)
     for sizes in ((2, 31, 5), (3, 20, 4), (4, 14, 2)):
         args = batch(*sizes)

@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from captures import training_step
 from engines import kernel_options, options
 from torch import Tensor, nn
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import training_step
 from onnx_ops.torch.capture import Capture
 
 SAMPLES, CLASSES = 8, 3

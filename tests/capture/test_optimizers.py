@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captures import training_step
 from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, load_into_torch, state_from_torch, training_step
+from onnx_ops.torch import CaptureError, load_into_torch, state_from_torch
 
 BATCH = {0: Dim("N")}
 STEPS = 100

@@ -126,7 +126,9 @@ def test_other_batches(name: str) -> None:
     """In float32, with a batch of another size than the graph was captured with, and states that are zeros."""
     network, args = made(name, torch.float32)
     axis = 0 if LAYERS[name][1].get("batch_first") else 1
-    capture = onnx_ops.torch.gradients(network, loss, tuple(args), dynamic_shapes=({axis: torch.export.Dim("N")},))
+    capture = onnx_ops.torch.gradients(
+        network, loss, tuple(args), dynamic_shapes=({axis: torch.export.Dim("N")},), inference=False
+    )
     for batch in (1, 8):
         _, others = made(name, torch.float32, batch)
         compare(run(capture, others), network, others, torch.float32)
@@ -139,7 +141,7 @@ def nodes(model: onnx.ModelProto, op_type: str) -> int:
 def test_a_step_has_one_product() -> None:
     """And one more backward; all others are over all steps."""
     network, args = made("lstm", torch.float32)
-    model = onnx_ops.torch.gradients(network, loss, tuple(args)).model
+    model = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False).model
     assert nodes(model, "ThnnFusedLstmCell") == nodes(model, "ThnnFusedLstmCellBackward") == STEPS
     # The initial state is constant, and nothing goes back to it. Over all steps: from the input and back to it, and the
     # gradients by the two weights.
@@ -163,7 +165,7 @@ def test_outputs_that_the_loss_leaves_out(kind: type[Network]) -> None:
     torch.manual_seed(2)
     network = kind(nn.LSTM, {"proj_size": 2}).double()
     args = [torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)]
-    capture = onnx_ops.torch.gradients(network, loss, tuple(args))
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
     compare(run(capture, args), network, args, torch.float64)
 
 
@@ -171,7 +173,7 @@ def test_frozen_weights() -> None:
     network, args = made("gru", torch.float64)
     for parameter in network.parameters():
         parameter.requires_grad_(False)
-    capture = onnx_ops.torch.gradients(network, loss, tuple(args))
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
     wanted = by_torch(*made("gru", torch.float64), torch.float64)
     got = run(capture, args)
     assert set(got) == {"loss", "grad.x"}

@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from captures import training_step
 from engines import kernel_options
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
 from onnx_ops import Trainer
-from onnx_ops.torch import training_step
 from scripts.trainings.threads import ThreadCommunicator, together
 
 

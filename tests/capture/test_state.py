@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captures import gradients, training_step
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, gradients, training_step
+from onnx_ops.torch import CaptureError
 
 # --- state ------------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from captures import gradients
 from torch import Tensor, nn
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import gradients
 
 
 class Above(nn.Module):

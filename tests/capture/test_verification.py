@@ -10,11 +10,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from captures import gradients, training_step
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
-from onnx_ops.torch import CaptureError, gradients, training_step
+from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
 from onnx_ops.torch.steps import JointStep, Seen
 from onnx_ops.torch.verification import verify

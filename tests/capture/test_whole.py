@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from captures import gradients
 from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
@@ -23,7 +24,7 @@ from torch.nn.functional import kl_div as k
 from torch.utils.checkpoint import checkpoint
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, gradients, translation_table, whole_ops
+from onnx_ops.torch import CaptureError, translation_table, whole_ops
 
 N = Dim("N")
 pytestmark = [
@@ -458,7 +459,7 @@ def test_dropout_has_one_mask_in_loss_and_gradient_and_others_elsewhere(dtype: t
         first, second = model()
         return {"error": first.sum() + 2 * second.sum(), "first": first, "second": second}
 
-    captured = gradients(Dropped().to(dtype), loss, ())
+    captured = gradients(Dropped().to(dtype), loss, (), inference=True)
     assert nodes(captured.model)["DropoutV3"] == 2
     step = run(captured.model, captured.state)
     scale = np.asarray(1 / 0.7, step["first"].dtype)
@@ -502,7 +503,7 @@ def test_every_dropout_draws_from_the_seed() -> None:
         y = y + functional.dropout(y, 1.0) + functional.dropout(y, 0.0) + functional.dropout(y, 0.4, training=False)
         return functional.dropout(y, 0.2, inplace=True).square().mean()
 
-    captured = gradients(Layers(), loss, (numbers(3, 2, 4),), dynamic_shapes=({0: N},))
+    captured = gradients(Layers(), loss, (numbers(3, 2, 4),), dynamic_shapes=({0: N},), inference=True)
     assert nodes(captured.model)["DropoutV3"] == 15
     assert "DropoutV3" not in nodes(captured.inference)
 
@@ -547,14 +548,17 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
 
 
 def test_a_model_that_draws_in_evaluation_too_has_no_inference_graph() -> None:
-    captured = gradients(nn.Linear(3, 3), lambda model, x: (model(x) + torch.randn(3)).sum(), (numbers(2, 3),))
+    captured = gradients(
+        nn.Linear(3, 3), lambda model, x: (model(x) + torch.randn(3)).sum(), (numbers(2, 3),), inference=True
+    )
     assert captured.inference is not None
 
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + torch.randn_like(x)
 
-    assert gradients(Noisy(3, 3), lambda model, x: model(x).sum(), (numbers(2, 3),)).inference is None
+    captured = gradients(Noisy(3, 3), lambda model, x: model(x).sum(), (numbers(2, 3),), inference=True)
+    assert captured.inference is None
 
 
 def test_random_numbers_that_a_graph_cannot_have_are_refused() -> None:
