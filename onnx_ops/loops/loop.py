@@ -6,27 +6,33 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy.typing as npt
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.core.space import IndexSpace
 
-Core = Callable[[Any, Any, int, Any], None]
+Array = npt.NDArray[Any]
+"""A one-dimensional array in Python; a pointer in compiled code."""
+Operands = Sequence[Array]
+
+Core = Callable[[Operands, Array, int, Array], None]
 """core(operands, out, count, parameters).
 
 operands[i]: (count,) values of input i in the computing dtype; the default for an omitted input. parameters[0] is the
 reciprocal of the divisor, followed by those of the loop. Writes out[0:count], or out[k][0:count] for output k of an op
 with several outputs.
 """
-Prepare = Callable[[Any, int, Any], None]
+Prepare = Callable[[Operands, int, Array], None]
 """prepare(channel_inputs, channels, parameters).
 
 Transforms the inputs of role CHANNEL in place, in float64, before any core runs. parameters[0] is the sum of the inputs
 of role COUNT, followed by those of the loop.
 """
-Finish = Callable[[Any, Any, Any, int, int, Any], None]
+Finish = Callable[[Operands, Operands, Operands, int, int, Array], None]
 """finish(totals, channel_inputs, results, kept, count, parameters).
 
 totals[k][i]: float64 sum of term k at kept index i, over `count` elements. channel_inputs[j][i]: float64, input j of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -15,7 +13,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import fma, helper, like, of_channels, wide
 from onnx_ops.ops.batch_norm._channels import MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
@@ -87,7 +85,7 @@ def reference(
         return rounded((input.astype(np.float64) - mu) * (inv * w) + b, input.dtype, dtype)
 
 
-def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def normalize(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """In float64, as subtracting the mean or adding the bias may cancel."""
     x, weight, bias = operands[0], of_channels(operands[1]), of_channels(operands[2])
     mean, invstd = of_channels(operands[3]), of_channels(operands[4])
@@ -96,7 +94,7 @@ def normalize(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 @helper
-def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def normalize_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`normalize` for elements of one channel."""
     x, bias, mean = operands[0], wide(of_channels(operands[2])[0]), wide(of_channels(operands[3])[0])
     scale = wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0])
@@ -104,7 +102,7 @@ def normalize_channel(operands: Any, out: Any, count: int, parameters: Any) -> N
         out[i] = (wide(x[i]) - mean) * scale + bias
 
 
-def normalize_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def normalize_channel_of_halves(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`normalize_channel` for float16, in float32 unless it may overflow; rounding errors are negligible in float16."""
     x, bias, mean = operands[0], of_channels(operands[2])[0], of_channels(operands[3])[0]
     scale = like(wide(of_channels(operands[4])[0]) * wide(of_channels(operands[1])[0]), mean)

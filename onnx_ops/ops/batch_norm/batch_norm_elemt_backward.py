@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -14,7 +12,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import fma, helper, of_channels, wide
 from onnx_ops.ops.batch_norm._channels import COUNTS, MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
@@ -99,7 +97,7 @@ def reference(
     return rounded(out, input.dtype, dtype)
 
 
-def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """(grad_out - offset - (x - mean) * slope) * scale, in float64: in float32 errors would exceed 4 ulp.
 
     `prepare` has put the scale into weight, the offset into sum_dy and the slope into sum_dy_xmu.
@@ -112,7 +110,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 @helper
-def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` for elements of one channel."""
     grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
@@ -120,7 +118,7 @@ def gradient_of_channel(operands: Any, out: Any, count: int, parameters: Any) ->
         out[i] = ((wide(grad_out[i]) - wide(offset)) - (wide(x[i]) - mean) * wide(slope)) * wide(scale)
 
 
-def gradient_of_channel_of_halves(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_channel_of_halves(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient_of_channel` for float16, in float32 unless it may overflow; rounding errors are negligible."""
     grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])[0]
     scale, offset, slope = of_channels(operands[4])[0], of_channels(operands[5])[0], of_channels(operands[6])[0]
@@ -131,7 +129,7 @@ def gradient_of_channel_of_halves(operands: Any, out: Any, count: int, parameter
         gradient_of_channel(operands, out, count, parameters)
 
 
-def prepare(channel_inputs: Any, channels: int, count: Any) -> None:
+def prepare(channel_inputs: Operands, channels: int, count: Array) -> None:
     invstd, weight, sum_dy, sum_dy_xmu = channel_inputs[1], channel_inputs[2], channel_inputs[3], channel_inputs[4]
     n = count[0]
     for c in range(channels):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
 from onnx_ops.core.space import IndexSpace, Role
 from onnx_ops.core.types import MAX_RANK, TensorType
-from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.loop import Array, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import add_any_order, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.batch_norm._channels import (
@@ -114,7 +113,7 @@ def reference(
     )
 
 
-def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def both(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
     for i in range(count):
         grad = wide(grad_out[i])
@@ -122,7 +121,7 @@ def both(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[CHUNK + i] = grad * (wide(x[i]) - wide(mean[i]))
 
 
-def both_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def both_of_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sums of `both` over elements of one channel."""
     grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     total, product = 0.0, 0.0
@@ -133,13 +132,13 @@ def both_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> Non
     out[0], out[1] = total, product
 
 
-def gradients(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradients(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_out = operands[0]
     for i in range(count):
         out[i] = wide(grad_out[i])
 
 
-def gradients_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradients_of_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_out = operands[0]
     total = 0.0
     for i in range(count):
@@ -147,13 +146,13 @@ def gradients_of_channel(operands: Any, out: Any, count: int, parameters: Any) -
     out[0] = total
 
 
-def products(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def products(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_out, x, mean = operands[0], operands[1], of_channels(operands[2])
     for i in range(count):
         out[i] = wide(grad_out[i]) * (wide(x[i]) - wide(mean[i]))
 
 
-def products_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def products_of_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_out, x, mean = operands[0], operands[1], wide(of_channels(operands[2])[0])
     product = 0.0
     for i in range(count):
@@ -161,7 +160,9 @@ def products_of_channel(operands: Any, out: Any, count: int, parameters: Any) ->
     out[0] = product
 
 
-def finish_both(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+def finish_both(
+    totals: Operands, channel_inputs: Operands, results: Operands, kept: int, count: int, parameters: Array
+) -> None:
     invstd = channel_inputs[1]
     for c in range(kept):
         results[0][c] = totals[0][c]
@@ -170,13 +171,17 @@ def finish_both(totals: Any, channel_inputs: Any, results: Any, kept: int, count
         results[3][c] = totals[0][c]
 
 
-def finish_gradients(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+def finish_gradients(
+    totals: Operands, channel_inputs: Operands, results: Operands, kept: int, count: int, parameters: Array
+) -> None:
     for c in range(kept):
         results[0][c] = totals[0][c]
         results[3][c] = totals[0][c]
 
 
-def finish_products(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+def finish_products(
+    totals: Operands, channel_inputs: Operands, results: Operands, kept: int, count: int, parameters: Array
+) -> None:
     invstd = channel_inputs[1]
     for c in range(kept):
         results[1][c] = totals[0][c]

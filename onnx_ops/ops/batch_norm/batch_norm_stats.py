@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Kept, Loop, Sums
+from onnx_ops.loops.loop import Array, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import add_any_order, choose, helper, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.batch_norm._channels import (
@@ -92,7 +91,7 @@ def reference(
 
 
 @helper
-def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def moments(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Differences from the pivot, a median of some elements of the channel, and their squares.
 
     If the pivot is far from the mean, so are half of those elements, hence the variance is large, and `finish` does not
@@ -105,14 +104,14 @@ def moments(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[CHUNK + i] = difference * difference
 
 
-def moments_in_double(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def moments_in_double(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`moments`, and the elements themselves: in double, a mean much smaller than the pivot would lose digits."""
     moments(operands, out, count, parameters)
     for i in range(count):
         out[2 * CHUNK + i] = operands[0][i]
 
 
-def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def moments_of_channel(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sums of `moments` over elements of one channel."""
     x, pivot = operands[0], wide(of_channels(operands[1])[0])
     total, squares = 0.0, 0.0
@@ -130,7 +129,9 @@ def moments_of_channel(operands: Any, out: Any, count: int, parameters: Any) -> 
 
 
 @helper
-def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+def finish(
+    totals: Operands, channel_inputs: Operands, results: Operands, kept: int, count: int, parameters: Array
+) -> None:
     """Mean and invstd from the sums of `moments`; parameters[1]: eps."""
     pivots, sums, squares, mean, invstd = channel_inputs[0], totals[0], totals[1], results[0], results[1]
     eps = parameters[1]
@@ -144,7 +145,9 @@ def finish(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int
         invstd[c] = choose(count > 0, 1.0 / math.sqrt(variance + eps), 0.0)
 
 
-def finish_in_double(totals: Any, channel_inputs: Any, results: Any, kept: int, count: int, parameters: Any) -> None:
+def finish_in_double(
+    totals: Operands, channel_inputs: Operands, results: Operands, kept: int, count: int, parameters: Array
+) -> None:
     """Mean and invstd from the sums of `moments_in_double`."""
     finish(totals, channel_inputs, results, kept, count, parameters)
     if count > 0:

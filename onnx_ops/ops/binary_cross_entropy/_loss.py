@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_ops.loops.loop import Array, Operands
 from onnx_ops.loops.primitives import (
     LANES,
     ONE,
@@ -73,14 +74,14 @@ def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
     return choose(w != 0, wide(w) * (far_term + near_term), 0.0)
 
 
-def weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
     for i in range(count):
         out[i] = term(x[i], target[i], weight[i], pos_weight[i])
 
 
 @helper
-def total_of_weighted_block(operands: Any, start: int, stop: int) -> Any:
+def total_of_weighted_block(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop), for all values."""
     x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
     for i in range(start, stop):
@@ -89,7 +90,7 @@ def total_of_weighted_block(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def total_of_positive_block(operands: Any, start: int, stop: int) -> Any:
+def total_of_positive_block(operands: Operands, start: int, stop: int) -> Any:
     """As `total_of_weighted_block` for at most CACHED_BLOCK elements, in vectors if all factors are positive."""
     x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
     high, low = scratch(CACHED_BLOCK), scratch(CACHED_BLOCK)
@@ -123,7 +124,7 @@ def add_weighted_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
     return sums + w * (negative * x + (negative + p * y) * softplus)
 
 
-def total_of_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     loss = 0.0
     for start in range(0, count, CACHED_BLOCK):
         loss += total_of_positive_block(operands, start, min(start + CACHED_BLOCK, count))
@@ -138,7 +139,7 @@ def plain_term(logit: Any, y: Any) -> Any:
     return curved + choose(far != 0, far * abs(wide(logit)), 0.0)
 
 
-def terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms for weights of 1."""
     x, target = operands[0], operands[1]
     for i in range(count):
@@ -146,7 +147,7 @@ def terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 @helper
-def total_of_block(operands: Any, start: int, stop: int) -> Any:
+def total_of_block(operands: Operands, start: int, stop: int) -> Any:
     """`total_of_weighted_block` for weights of 1."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
@@ -154,7 +155,7 @@ def total_of_block(operands: Any, start: int, stop: int) -> Any:
     return total
 
 
-def total_of_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sum of the terms for weights of 1."""
     x, target, total = operands[0], operands[1], 0.0
     for start in range(0, count, FACTORS):
@@ -187,7 +188,7 @@ def straight_part(x: Any, y: Any) -> Any:
     return choose(x > 0, x, ZERO) - x * y
 
 
-def float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms for weights of 1 in float32, in float64 for blocks with an extreme logit or infinite target."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
@@ -201,7 +202,7 @@ def float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
                 out[i] = plain_term(x[i], target[i])
 
 
-def total_of_float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sum of the terms for weights of 1, in float32 if targets are in [0, 1] and the loss is not small."""
     x, target, loss = operands[0], operands[1], 0.0
     for start in range(0, count, SUM_BLOCK):
@@ -229,7 +230,7 @@ def float32_term(x: Any, y: Any, w: Any, p: Any) -> Any:
     return w * (far * (curved + abs(x)) + near * curved)
 
 
-def float32_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms in float32, in float64 for blocks with an extreme logit or weight; parameters[1]: bound of weights."""
     x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
     for start in range(0, count, BLOCK):
@@ -245,7 +246,7 @@ def float32_weighted_terms(operands: Any, out: Any, count: int, parameters: Any)
                 out[i] = term(x[i], target[i], weight[i], pos_weight[i])
 
 
-def total_of_float32_weighted_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sum of the terms in float32, if no factor of softplus is negative and the loss is not small relative to them."""
     x, target, weight, pos_weight, loss = operands[0], operands[1], operands[2], operands[3], 0.0
     for start in range(0, count, SUM_BLOCK):

@@ -16,7 +16,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts_of_nonpositive, fma, helper, like, wide
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
@@ -129,7 +129,7 @@ def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, 
 
 
 @helper
-def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
+def compute_again(operands: Operands, step: int, out: Array, start: int, stop: int, parameters: Array) -> None:
     """Elements [start, stop) by `gradient_of_any_size`; step: 0 for scalar factors, else 1."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -140,7 +140,7 @@ def compute_again(operands: Any, step: int, out: Any, start: int, stop: int, par
 
 
 @helper
-def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
+def is_extreme(operands: Operands, start: int, stop: int, share: Any) -> bool:
     """Whether a product of nonzero factors may over- or underflow."""
     grad_output, target, weight, pos_weight = operands[0], operands[2], operands[3], operands[4]
     extreme = False
@@ -153,7 +153,7 @@ def is_extreme(operands: Any, start: int, stop: int, share: Any) -> bool:
     return extreme
 
 
-def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """The gradient, with compensated rounding errors of the products and the quotient.
 
     With e = exp(-abs(x)): sigmoid(abs(x)) = 1/(1 + e), sigmoid(-abs(x)) = e/(1 + e). The factor e of one of the terms
@@ -186,7 +186,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
 
 
 @helper
-def scales(operands: Any, parameters: Any) -> tuple[Any, Any, Any, Any]:
+def scales(operands: Operands, parameters: Array) -> tuple[Any, Any, Any, Any]:
     """Scales of the terms of class 0 and class 1, followed by their rounding errors, for scalar factors."""
     grad_output, weight, p = operands[0][0], operands[3][0], operands[4][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -197,7 +197,7 @@ def scales(operands: Any, parameters: Any) -> tuple[Any, Any, Any, Any]:
 
 
 @helper
-def are_extreme(scale: Any, positive_scale: Any, operands: Any) -> bool:
+def are_extreme(scale: Any, positive_scale: Any, operands: Operands) -> bool:
     """Whether a product of a scale with nonzero factors may over- or underflow."""
     small = abs(scale) < LEAST or abs(positive_scale) < LEAST
     if small and operands[0][0] != 0 and operands[3][0] != 0:
@@ -206,7 +206,7 @@ def are_extreme(scale: Any, positive_scale: Any, operands: Any) -> bool:
 
 
 @helper
-def compute_block(operands: Any, scaled: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+def compute_block(operands: Operands, scaled: Any, out: Array, start: int, stop: int, parameters: Array) -> None:
     """Elements [start, stop) for scalar factors that are not extreme; scaled: the result of `scales`."""
     x, target = operands[1], operands[2]
     scale, positive_scale, lost, positive_lost = scaled
@@ -227,7 +227,7 @@ def compute_block(operands: Any, scaled: Any, out: Any, start: int, stop: int, p
         compute_again(operands, 0, out, start, stop, parameters)
 
 
-def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_scalars(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` for scalar grad_output, weight and pos_weight, as with the reduction mean."""
     scaled = scales(operands, parameters)
     if are_extreme(scaled[0], scaled[1], operands):
@@ -237,7 +237,7 @@ def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) ->
         compute_block(operands, scaled, out, start, min(start + BLOCK, count), parameters)
 
 
-def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_scalars_in_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient_of_scalars` without compensation of rounding errors."""
     x, target = operands[1], operands[2]
     scaled = scales(operands, parameters)
@@ -260,7 +260,7 @@ def gradient_of_scalars_in_16_bits(operands: Any, out: Any, count: int, paramete
 
 
 @helper
-def compute_block_of_16_bits(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> bool:
+def compute_block_of_16_bits(operands: Operands, out: Array, start: int, stop: int, parameters: Array) -> bool:
     """Elements [start, stop) for all logits; returns whether a product may be extreme."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share, suspect = parameters[0], False
@@ -277,7 +277,7 @@ def compute_block_of_16_bits(operands: Any, out: Any, start: int, stop: int, par
     return suspect
 
 
-def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` without compensation of rounding errors, which are negligible in 16-bit results."""
     grad_output, x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3], operands[4]
     share = parameters[0]

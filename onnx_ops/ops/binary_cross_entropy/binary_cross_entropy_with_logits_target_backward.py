@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
@@ -110,7 +109,7 @@ SHORT_LEAST, SHORT_LARGE = np.float32(2.0**-60), np.float32(2.0**60)
 
 
 @helper
-def compute_block(operands: Any, out: Any, start: int, stop: int, parameters: Any) -> None:
+def compute_block(operands: Operands, out: Array, start: int, stop: int, parameters: Array) -> None:
     """Elements [start, stop) in float64."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -121,11 +120,11 @@ def compute_block(operands: Any, out: Any, start: int, stop: int, parameters: An
         out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * (curved - straight)
 
 
-def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     compute_block(operands, out, 0, count, parameters)
 
 
-def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """The gradient of 16-bit inputs in float32, in float64 for blocks with an element out of range."""
     grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
     share = parameters[0]
@@ -143,7 +142,7 @@ def gradient_of_16_bits(operands: Any, out: Any, count: int, parameters: Any) ->
             compute_block(operands, out, start, stop, parameters)
 
 
-def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_without_pos_weight(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` for a pos_weight of 1."""
     grad_output, logits, weight = operands[0], operands[1], operands[3]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -151,7 +150,7 @@ def gradient_without_pos_weight(operands: Any, out: Any, count: int, parameters:
         out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * -wide(logits[i])
 
 
-def gradient_of_scalars(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_scalars(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient_without_pos_weight` for scalar grad_output and weight."""
     grad_output, logits, weight = operands[0][0], operands[1], operands[3][0]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -15,7 +13,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded
@@ -69,7 +67,7 @@ def reference(
     return rounded(np.where(mask, scaled, compute.type(0)), grad_output.dtype, dtype)
 
 
-def scale_kept(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def scale_kept(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """parameters: the reciprocal of the divisor (1), scale."""
     grad_output, mask, scale = operands[0], operands[1], parameters[1]
     for i in range(count):

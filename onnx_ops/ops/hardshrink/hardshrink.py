@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +11,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
@@ -60,7 +58,7 @@ def reference(self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | No
     return rounded(np.where(np.abs(x) <= compute.type(threshold_of(lambd)), compute.type(0), x), self.dtype, dtype)
 
 
-def keep_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def keep_outside(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """parameters: the reciprocal of the divisor (1), lambd."""
     x, lambd = operands[0], parameters[1]
     for i in range(count):

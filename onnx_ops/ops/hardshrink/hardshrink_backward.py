@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +11,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
@@ -75,7 +73,7 @@ def reference(
     return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
 
 
-def pass_outside(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def pass_outside(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """parameters: the reciprocal of the divisor (1), lambd."""
     grad_output, x = operands[0], operands[1]
     lambd = parameters[1]

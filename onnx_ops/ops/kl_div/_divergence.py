@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_ops.loops.loop import Array, Operands
 from onnx_ops.loops.primitives import (
     LANES,
     ZERO,
@@ -68,19 +69,19 @@ def term_of_logarithm(x: Any, q: Any) -> Any:
     return choose(q != -math.inf, product, 0.0)
 
 
-def divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     x, target = operands[0], operands[1]
     for i in range(count):
         out[i] = term(x[i], target[i])
 
 
-def divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     x, target = operands[0], operands[1]
     for i in range(count):
         out[i] = term_of_logarithm(x[i], target[i])
 
 
-def float32_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms in float32."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
@@ -102,7 +103,7 @@ def float32_term_of_logarithm(x: Any, q: Any) -> Any:
     return fma((q - x) * power, excess, (q - x) * power)
 
 
-def float32_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms in float32, in float64 for blocks with an element out of range."""
     x, target = operands[0], operands[1]
     for start in range(0, count, BLOCK):
@@ -120,7 +121,7 @@ def float32_divergence_of_logarithms(operands: Any, out: Any, count: int, parame
 
 
 @helper
-def total_of_any_block(operands: Any, start: int, stop: int) -> Any:
+def total_of_any_block(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop), for all values."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
@@ -129,7 +130,7 @@ def total_of_any_block(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def total_of_any_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+def total_of_any_block_of_logarithms(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop) for log-probabilities, for all values."""
     x, target, total = operands[0], operands[1], 0.0
     for i in range(start, stop):
@@ -138,7 +139,7 @@ def total_of_any_block_of_logarithms(operands: Any, start: int, stop: int) -> An
 
 
 @helper
-def total_of_block(operands: Any, start: int, stop: int) -> Any:
+def total_of_block(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of at most SUM_BLOCK elements, in vectors with `log_parts`; exactly if terms cancel."""
     x, target = operands[0], operands[1]
     high, low = scratch(SUM_BLOCK), scratch(SUM_BLOCK)
@@ -169,7 +170,7 @@ def add_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
 
 
 @helper
-def total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+def total_of_block_of_logarithms(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop) for log-probabilities, in float64; exactly if terms cancel.
 
     Targets are clipped to LEAST_POWER, where exp is negligible in float32. Terms have a relative error <= 2e-10.
@@ -185,14 +186,14 @@ def total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
     return total if good else total_of_any_block_of_logarithms(operands, start, stop)
 
 
-def total_divergence(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     total = 0.0
     for start in range(0, count, CACHED_BLOCK):
         total += total_of_block(operands, start, min(start + CACHED_BLOCK, count))
     out[0] = total
 
 
-def total_divergence_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     total = 0.0
     for start in range(0, count, BLOCK):
         total += total_of_block_of_logarithms(operands, start, min(start + BLOCK, count))
@@ -210,7 +211,7 @@ def if_good(total: Any, doubt: Any, extreme: Any) -> Any:
 
 
 @helper
-def float32_total_of_block(operands: Any, start: int, stop: int) -> Any:
+def float32_total_of_block(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop) in float32; NaN unless its relative error is <= 7e-5.
 
     The error of d = log(q) - x is at most 4e-6 plus some roundings of abs(d), and abs(d) <= (d**2 + DOUBT) / 16.
@@ -226,7 +227,7 @@ def float32_total_of_block(operands: Any, start: int, stop: int) -> Any:
 
 
 @helper
-def float32_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+def float32_total_of_block_of_logarithms(operands: Operands, start: int, stop: int) -> Any:
     """As `float32_total_of_block`, for log-probabilities; terms have a relative error <= 4e-6."""
     x, target, extreme, total, size = operands[0], operands[1], False, ZERO, ZERO
     for i in range(start, stop):
@@ -238,7 +239,7 @@ def float32_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -
 
 
 @helper
-def float32_terms_total_of_block_of_logarithms(operands: Any, start: int, stop: int) -> Any:
+def float32_terms_total_of_block_of_logarithms(operands: Operands, start: int, stop: int) -> Any:
     """Sum of the terms of elements [start, stop) with float32 terms added in float64, for abs(target) < EXP_LIMIT."""
     x, target, extreme, total = operands[0], operands[1], False, 0.0
     for i in range(start, stop):
@@ -248,7 +249,7 @@ def float32_terms_total_of_block_of_logarithms(operands: Any, start: int, stop: 
     return total if moderate else total_of_block_of_logarithms(operands, start, stop)
 
 
-def total_of_float32_terms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """After a block that is not accurate in float32, the following ones are computed in float64."""
     total, careful = 0.0, False
     for start in range(0, count, SUM_BLOCK):
@@ -259,7 +260,7 @@ def total_of_float32_terms(operands: Any, out: Any, count: int, parameters: Any)
     out[0] = total
 
 
-def total_of_float32_terms_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def total_of_float32_terms_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """As `total_of_float32_terms`, for log-probabilities."""
     total, careful = 0.0, False
     for start in range(0, count, SUM_BLOCK):

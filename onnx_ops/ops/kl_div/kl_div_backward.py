@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -16,7 +14,7 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.loop import Array, Core, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     exp_approx,
@@ -100,7 +98,7 @@ def reference(
     return rounded(out, self.dtype, dtype)
 
 
-def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """-target * grad_output * share; scales the larger factor first, so that no product under- or overflows alone."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]
@@ -110,7 +108,7 @@ def product(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = -(larger * share) * smaller
 
 
-def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`product` for a scalar grad_output."""
     grad_output, target = operands[0][0], operands[2]
     scale = -grad_output * parameters[0]
@@ -125,7 +123,7 @@ def product_with_one_gradient(operands: Any, out: Any, count: int, parameters: A
 
 
 @helper
-def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int, parameters: Any) -> None:
+def compute_in_double(operands: Operands, step: int, out: Array, start: int, stop: int, parameters: Array) -> None:
     """Elements [start, stop) in float64; step: 0 for a scalar grad_output, else 1."""
     grad_output, target = operands[0], operands[2]
     share = -(wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
@@ -133,7 +131,7 @@ def compute_in_double(operands: Any, step: int, out: Any, start: int, stop: int,
         out[i] = (wide(grad_output[i * step]) * share) * exp_of_float32(target[i])
 
 
-def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """-exp(target) * grad_output * share in float32."""
     grad_output, target = operands[0], operands[2]
     share = -parameters[0]
@@ -150,7 +148,7 @@ def product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) 
             compute_in_double(operands, 1, out, start, stop, parameters)
 
 
-def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_of_logarithms_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`product_of_logarithms` for a scalar grad_output."""
     grad_output, target = operands[0][0], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -168,7 +166,7 @@ def product_of_logarithms_with_one_gradient(operands: Any, out: Any, count: int,
             compute_in_double(operands, 0, out, start, stop, parameters)
 
 
-def product_of_logarithms_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_of_logarithms_in_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`product_of_logarithms` for 16-bit results."""
     grad_output, target = operands[0], operands[2]
     share = -parameters[0]
@@ -182,7 +180,9 @@ def product_of_logarithms_in_16_bits(operands: Any, out: Any, count: int, parame
             compute_in_double(operands, 1, out, start, stop, parameters)
 
 
-def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def product_of_logarithms_with_one_gradient_in_16_bits(
+    operands: Operands, out: Array, count: int, parameters: Array
+) -> None:
     grad_output, target = operands[0][0], operands[2]
     scale = -grad_output * parameters[0]
     small = abs(scale) < LEAST and grad_output != 0
@@ -196,7 +196,7 @@ def product_of_logarithms_with_one_gradient_in_16_bits(operands: Any, out: Any, 
             compute_in_double(operands, 0, out, start, stop, parameters)
 
 
-def double_product_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def double_product_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """-exp(target) * grad_output * share in float64, where exp(target) alone may over- or underflow."""
     grad_output, target = operands[0], operands[2]
     share = parameters[0]

@@ -16,7 +16,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Core, Kept, Loop, Sums
+from onnx_ops.loops.loop import Array, Core, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
@@ -105,7 +105,7 @@ def reference(
         return rounded(sum_to(terms, target.shape), target.dtype, dtype)
 
 
-def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """grad_output * share * (log(target) - self + 1) in float64."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -113,7 +113,7 @@ def gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
         out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
 
 
-def float32_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` with logarithms in float32, for terms that are not summed."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -121,7 +121,7 @@ def float32_gradient(operands: Any, out: Any, count: int, parameters: Any) -> No
         out[i] = (wide(grad_output[i]) * share) * wide((log_float32(target[i]) - x[i]) + ONE)
 
 
-def float32_gradient_with_one_gradient(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_gradient_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`float32_gradient` for a scalar grad_output."""
     grad_output, x, target = operands[0][0], operands[1], operands[2]
     exact = wide(grad_output) * (wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
@@ -146,7 +146,7 @@ def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
     return choose(q != -math.inf, product, 0.0)
 
 
-def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def gradient_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient` for log-probabilities."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
@@ -154,7 +154,7 @@ def gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any)
         out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
 
 
-def float32_gradient_of_logarithms(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def float32_gradient_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """`gradient_of_logarithms` in float32, in float64 for blocks with an element out of range."""
     grad_output, x, target = operands[0], operands[1], operands[2]
     share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])

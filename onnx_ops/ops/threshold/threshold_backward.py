@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +12,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.loop import Array, Loop, Operands
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
@@ -73,7 +71,7 @@ def reference(
     return rounded(np.where(stops, compute.type(0), grad_output.astype(compute)), promoted(grad_output, self), dtype)
 
 
-def pass_above(operands: Any, out: Any, count: int, parameters: Any) -> None:
+def pass_above(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """parameters: the reciprocal of the divisor (1), threshold."""
     grad_output, x = operands[0], operands[1]
     threshold = parameters[1]
