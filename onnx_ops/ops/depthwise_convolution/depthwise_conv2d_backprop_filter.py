@@ -1,4 +1,4 @@
-"""DepthwiseConv2DBackpropFilter: gradient of a convolution of each channel by itself, by its filters."""
+"""DepthwiseConv2DBackpropFilter: gradient of a depthwise convolution with respect to its filters."""
 
 from __future__ import annotations
 
@@ -32,44 +32,34 @@ from onnx_ops.loops.primitives import (
     setting,
     write_numbers,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
-from onnx_ops.ops.depthwise_convolution._rules import (
-    ABREAST,
-    AXES,
-    BEFORE,
-    BLOCKS,
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
-    CHANNELS,
-    CHUNK_GROUPS,
-    CHUNKS,
-    COUNT,
-    DILATION,
-    FILTER,
-    FILTERS,
-    LEAD,
-    LENGTH,
+    LAYOUT,
+    LAYOUT_BYTES,
     LONGEST,
-    REACH,
-    SAMPLES,
-    STEP,
-    STRIDE,
-    TABLE,
-    TOGETHER_SAMPLES,
+    box_count,
+    box_of,
+    ceil_divide,
+    clear,
+    find_planes,
+    groups_of_task,
+    load_box,
+    plan_boxes,
+    reach_of,
+    volume,
+    write_lanes,
+    write_windows,
+)
+from onnx_ops.ops.depthwise_convolution._rules import (
+    AXES,
+    LEAD,
     axes_of,
-    bring_box,
     check_filters,
     check_rank,
     check_sizes,
     check_windows,
-    clear,
-    find_planes,
-    number,
-    product,
-    quotient_up,
-    reach_of,
     window_attributes,
-    write_lanes,
-    write_windows,
 )
 from onnx_ops.ops.references import rounded
 
@@ -123,13 +113,13 @@ def reference(
     dilations: Sequence[int] = (),
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, in float64: one element of all filters after the other.
+    """NumPy definition, computed in float64, for one element of all filters at a time.
 
     Args:
         input: floating array (N, C, ...).
         out_backprop: floating array (N, C*M, ...).
         filter_size, strides, pads, dilations: as in the schema.
-        dtype: answer in this dtype instead of input's.
+        dtype: dtype of the result instead of input's.
 
     Returns:
         Array (C*M, 1, *filter_size).
@@ -153,97 +143,91 @@ def reference(
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 #
-# Channels lie side by side in lanes, and where there are few of them, several samples. A box of the places of a filter
-# at a time, and what the filters see from there, is brought together in this way; then each element of the filters is a
-# sum of products of two rows of lanes. A task has some of the filters, and some of the samples.
+# Boxes of out_backprop and the elements of the input that their positions read are interleaved; then each element of a
+# filter is a sum of products of two rows of vectors. A task computes sums for some filters and some samples, which
+# `finish` adds.
 
 INPUT, GRAD = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 TOGETHER = 3
-"""Elements of a filter whose sums are taken together."""
+"""Elements of a filter whose sums are computed together, by `add_products`."""
 
 
 @helper
-def sums_of_filter(table: Any) -> int:
-    """Elements of a filter, rounded up to those that are taken together."""
-    return (product(table, FILTER) + TOGETHER - 1) // TOGETHER * TOGETHER
+def sums_of_filter(layout: Any) -> int:
+    """Elements of a filter, rounded up to a multiple of TOGETHER."""
+    return ceil_divide(volume(layout.filter), TOGETHER) * TOGETHER
 
 
 @helper
-def write_table(table: Any, attributes: Any, job: Any) -> bool:
-    """Fill the table; whether shapes fit each other."""
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     spatial = attributes.filter_size_count
     if job.rank[INPUT] != LEAD + spatial or job.rank[GRAD] != LEAD + spatial:
         return False
     samples, channels, filters = job.dims[INPUT, 0], job.dims[INPUT, 1], job.dims[GRAD, 1]
     if job.dims[GRAD, 0] != samples:
         return False
+    job.output_rank[0], job.output_dims[0, 0], job.output_dims[0, 1] = LEAD + spatial, filters, 1
     for i in range(AXES):
         axis = i - (AXES - spatial)
-        there = axis >= 0
-        table[LENGTH * AXES + i] = job.dims[INPUT, LEAD + axis] if there else 1
-        table[COUNT * AXES + i] = job.dims[GRAD, LEAD + axis] if there else 1
-        table[FILTER * AXES + i] = setting(attributes.filter_size, spatial, axis, 1) if there else 1
-    if not write_windows(table, attributes, spatial):
+        is_own = axis >= 0
+        layout.length[i] = job.dims[INPUT, LEAD + axis] if is_own else 1
+        layout.count[i] = job.dims[GRAD, LEAD + axis] if is_own else 1
+        layout.filter[i] = setting(attributes.filter_size, spatial, axis, 1) if is_own else 1
+        if is_own:
+            job.output_dims[0, LEAD + axis] = layout.filter[i]
+    if not write_windows(layout, attributes, spatial):
         return False
-    seen = 1
+    read = 1
     for i in range(AXES - 1, -1, -1):
-        stride, span = table[STRIDE * AXES + i], reach_of(table, i, 1)
-        step = min(table[COUNT * AXES + i], max((BOX // seen - span) // stride + 1, 1))
+        step = min(layout.count[i], max((BOX // read - reach_of(layout, i, 1)) // layout.stride[i] + 1, 1))
         if i == AXES - 1:
             step = min(step, LONGEST)
-        table[STEP * AXES + i], table[REACH * AXES + i] = step, reach_of(table, i, step)
-        seen *= table[REACH * AXES + i]
-    work = LANES * product(table, LENGTH) + 1.0 * product(table, COUNT) * (sums_of_filter(table) + LANES)
-    return write_lanes(table, samples, channels, filters, filters, work)
+        layout.step[i], layout.reach[i] = step, reach_of(layout, i, step)
+        read *= layout.reach[i]
+    layout.task_bytes = 8 * sums_of_filter(layout) * LANES
+    work = LANES * volume(layout.length) + 1.0 * volume(layout.count) * (sums_of_filter(layout) + LANES)
+    return write_lanes(layout, samples, channels, filters, filters, work)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    memory = malloc(8 * TABLE)
-    if memory == 0:
-        return NO_MEMORY
-    table = array_at(memory, TABLE, np.int64)
-    attributes = record_at(kernel.attributes, ATTRIBUTES)
-    fits = write_table(table, attributes, job)
-    if fits:
-        spatial = attributes.filter_size_count
-        job.output_rank[0] = LEAD + spatial
-        job.output_dims[0, 0], job.output_dims[0, 1] = number(table, FILTERS), 1
-        for axis in range(spatial):
-            job.output_dims[0, LEAD + axis] = table[FILTER * AXES + AXES - spatial + axis]
-        job.tasks = number(table, BLOCKS) * number(table, CHUNKS)
-        job.scratch_bytes = 8 * (TABLE + job.tasks * sums_of_filter(table) * LANES)
-    free(memory)
-    return OK if fits else REFUSED
+    return plan_boxes(write_layout, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """The table into the scratch memory, after which each task has its sums."""
+    """Write the layout to the scratch memory; the sums of each task follow it."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    write_table(array_at(job.scratch, TABLE, np.int64), record_at(kernel.attributes, ATTRIBUTES), job)
+    write_layout(record_at(job.scratch, LAYOUT), kernel, job)
 
 
 @helper
-def start_in_box(table: Any, element: int, height: int, width: int) -> int:
-    """Where an element of a filter is that lies at the beginning of a box of this height and width."""
-    element = min(element, product(table, FILTER) - 1)
-    columns, rows = table[FILTER * AXES + 2], table[FILTER * AXES + 1]
-    z = element // (rows * columns) * table[DILATION * AXES]
-    y = element // columns % rows * table[DILATION * AXES + 1]
-    return int((z * height + y) * width + element % columns * table[DILATION * AXES + 2])
+def totals_of(job: Any, layout: Any, task: int) -> Any:
+    """The sums of a task, (sums_of_filter, LANES) in float64."""
+    count = sums_of_filter(layout) * LANES
+    return array_at(job.scratch + LAYOUT_BYTES + 8 * task * count, count, np.float64)
 
 
 @helper
-def add_box(table: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
-    """Add what the places in a box are worth to the totals of the valid lanes."""
-    layer = table[STRIDE * AXES] * reach[1] * reach[2]
-    row, step = table[STRIDE * AXES + 1] * reach[2], table[STRIDE * AXES + 2]
-    for element in range(0, product(table, FILTER), TOGETHER):
-        a = start_in_box(table, element, reach[1], reach[2])
-        b = start_in_box(table, element + 1, reach[1], reach[2])
-        c = start_in_box(table, element + 2, reach[1], reach[2])
+def offset_in_box(layout: Any, element: int, height: int, width: int) -> int:
+    """Offset of an element of a filter at the first position in a box of this height and width."""
+    element = min(element, volume(layout.filter) - 1)
+    columns, rows = layout.filter[2], layout.filter[1]
+    z = element // (rows * columns) * layout.dilation[0]
+    y = element // columns % rows * layout.dilation[1]
+    return int((z * height + y) * width + element % columns * layout.dilation[2])
+
+
+@helper
+def add_box(layout: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
+    """Add the sums of products over a box to the totals of the first `valid` lanes."""
+    layer = layout.stride[0] * reach[1] * reach[2]
+    row, step = layout.stride[1] * reach[2], layout.stride[2]
+    for element in range(0, volume(layout.filter), TOGETHER):
+        a = offset_in_box(layout, element, reach[1], reach[2])
+        b = offset_in_box(layout, element + 1, reach[1], reach[2])
+        c = offset_in_box(layout, element + 2, reach[1], reach[2])
         clear(sums, 0, TOGETHER * LANES)
         for z in range(steps[0]):
             before = z * layer
@@ -256,14 +240,13 @@ def add_box(table: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any, 
 
 
 @helper
-def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
-    """One task, in a dtype whose numbers have so many bytes."""
-    kernel, table = record_at(job.kernel, KERNEL), array_at(job.scratch, TABLE, np.int64)
-    count = sums_of_filter(table) * LANES
-    totals = array_at(job.scratch + 8 * (TABLE + number_of_task * count), count, np.float64)
-    clear(totals, 0, count)
-    places, seen = product(table, STEP), product(table, REACH)
-    memory = malloc(8 * 2 * LANES + size * LANES * (TOGETHER + places + seen))
+def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
+    """One task, computed in a dtype whose elements have `size` bytes."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
+    totals = totals_of(job, layout, task)
+    clear(totals, 0, sums_of_filter(layout) * LANES)
+    positions, read = volume(layout.step), volume(layout.reach)
+    memory = malloc(8 * 2 * LANES + size * LANES * (TOGETHER + positions + read))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -271,70 +254,59 @@ def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
     at = memory + 8 * 2 * LANES
     sums = array_at(at, TOGETHER * LANES, dtype)
     at += size * TOGETHER * LANES
-    grad, x = array_at(at, places * LANES, dtype), array_at(at + size * places * LANES, seen * LANES, dtype)
+    grad, x = array_at(at, positions * LANES, dtype), array_at(at + size * positions * LANES, read * LANES, dtype)
     input_type, grad_type = kernel.element_type[INPUT], kernel.element_type[GRAD]
-    bytes_of_input = product(table, LENGTH) * item_size(input_type)
-    bytes_of_grad = product(table, COUNT) * item_size(grad_type)
-    lengths = (table[LENGTH * AXES], table[LENGTH * AXES + 1], table[LENGTH * AXES + 2])
-    counts = (table[COUNT * AXES], table[COUNT * AXES + 1], table[COUNT * AXES + 2])
-    chunks, groups, together = number(table, CHUNKS), number(table, CHUNK_GROUPS), number(table, TOGETHER_SAMPLES)
-    block, chunk = number_of_task // chunks, number_of_task % chunks
-    several = product(table, STEP) < product(table, COUNT)  # boxes; else the rim is where it was
-    for group in range(chunk * groups, min((chunk + 1) * groups, quotient_up(number(table, SAMPLES), together))):
-        filters, channels = number(table, FILTERS), number(table, CHANNELS)
-        find_planes(planes, table, block, group, job.data[INPUT], filters, channels, 0, bytes_of_input)
-        find_planes(planes_of_grad, table, block, group, job.data[GRAD], filters, filters, 0, bytes_of_grad)
-        valid = min(together, number(table, SAMPLES) - group * together) * number(table, ABREAST)
-        for z in range(0, counts[0], table[STEP * AXES]):
-            for y in range(0, counts[1], table[STEP * AXES + 1]):
-                for c in range(0, counts[2], table[STEP * AXES + 2]):
-                    steps = (
-                        min(table[STEP * AXES], counts[0] - z),
-                        min(table[STEP * AXES + 1], counts[1] - y),
-                        min(table[STEP * AXES + 2], counts[2] - c),
-                    )
-                    begins = (
-                        z * table[STRIDE * AXES] - table[BEFORE * AXES],
-                        y * table[STRIDE * AXES + 1] - table[BEFORE * AXES + 1],
-                        c * table[STRIDE * AXES + 2] - table[BEFORE * AXES + 2],
-                    )
-                    reach = (reach_of(table, 0, steps[0]), reach_of(table, 1, steps[1]), reach_of(table, 2, steps[2]))
-                    bring_box(planes_of_grad, grad_type, counts, (z, y, c), steps, grad, 0, False)
-                    rim = several or group == chunk * groups
-                    bring_box(planes, input_type, lengths, begins, reach, x, 0, rim)
-                    add_box(table, totals, valid, grad, steps, x, reach, sums)
+    input_bytes = volume(layout.length) * item_size(input_type)
+    grad_bytes = volume(layout.count) * item_size(grad_type)
+    stride, before, filters = layout.stride, layout.before, layout.filters
+    boxes, block = box_count(layout.count, layout.step), task // layout.chunks
+    first_group, stop = groups_of_task(layout, task)
+    for group in range(first_group, stop):
+        find_planes(planes, layout, block, group, job.data[INPUT], filters, layout.channels, 0, input_bytes)
+        find_planes(planes_of_grad, layout, block, group, job.data[GRAD], filters, filters, 0, grad_bytes)
+        valid = min(layout.group, layout.samples - group * layout.group) * layout.block
+        for number in range(boxes):
+            first, steps = box_of(layout.count, layout.step, number)
+            begins = (
+                first[0] * stride[0] - before[0],
+                first[1] * stride[1] - before[1],
+                first[2] * stride[2] - before[2],
+            )
+            reach = (reach_of(layout, 0, steps[0]), reach_of(layout, 1, steps[1]), reach_of(layout, 2, steps[2]))
+            load_box(planes_of_grad, grad_type, layout.count, first, steps, grad, 0, False)
+            rim = boxes > 1 or group == first_group  # else the zeros are still there
+            load_box(planes, input_type, layout.length, begins, reach, x, 0, rim)
+            add_box(layout, totals, valid, grad, steps, x, reach, sums)
     free(memory)
 
 
 def task(job_address: int, number: int) -> None:
-    """Some filters of some samples, in float."""
-    work_off(record_at(job_address, JOB), number, np.float32, 4)
+    """Sums for some filters and some samples, in float32 within a box."""
+    run_task(record_at(job_address, JOB), number, np.float32, 4)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    """The same in double."""
-    work_off(record_at(job_address, JOB), number, np.float64, 8)
+    """`task` in float64."""
+    run_task(record_at(job_address, JOB), number, np.float64, 8)
 
 
 def finish(kernel_address: int, job_address: int) -> None:
-    """Add up what the tasks, and the samples in the lanes, are worth."""
+    """Add the sums of the tasks and, of interleaved samples, those of the lanes."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    table = array_at(job.scratch, TABLE, np.int64)
-    elements, count, chunks = product(table, FILTER), sums_of_filter(table) * LANES, number(table, CHUNKS)
-    abreast, together = number(table, ABREAST), number(table, TOGETHER_SAMPLES)
+    layout = record_at(job.scratch, LAYOUT)
+    elements, block = volume(layout.filter), layout.block
     row_address = malloc(8 * elements)
     if row_address == 0:
         job.failed = NO_MEMORY
         return
     row, element_type = array_at(row_address, elements, np.float64), kernel.output_type[0]
-    for f in range(number(table, FILTERS)):
+    for f in range(layout.filters):
         clear(row, 0, elements)
-        for chunk in range(chunks):
-            part = f // abreast * chunks + chunk
-            totals = array_at(job.scratch + 8 * (TABLE + part * count), count, np.float64)
+        for chunk in range(layout.chunks):
+            totals = totals_of(job, layout, f // block * layout.chunks + chunk)
             for e in range(elements):
-                for sample in range(together):
-                    row[e] += totals[e * LANES + sample * abreast + f % abreast]
+                for sample in range(layout.group):
+                    row[e] += totals[e * LANES + sample * block + f % block]
         target = job.output[0] + f * elements * item_size(element_type)
         write_numbers(kernel.write, row_address, element_type, elements, target)
     free(row_address)

@@ -1,4 +1,4 @@
-"""DepthwiseConv2DBackpropInput: gradient of a convolution of each channel by itself, by its input."""
+"""DepthwiseConv2DBackpropInput: gradient of a depthwise convolution with respect to its input."""
 
 from __future__ import annotations
 
@@ -33,42 +33,31 @@ from onnx_ops.loops.primitives import (
     separate,
     setting,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
-from onnx_ops.ops.depthwise_convolution._rules import (
-    ABREAST,
-    AXES,
-    BEFORE,
-    BLOCKS,
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
-    CHANNELS,
-    CHUNK_GROUPS,
-    CHUNKS,
-    COUNT,
-    DILATION,
-    FILTER,
-    FILTERS,
-    LEAD,
-    LENGTH,
+    LAYOUT,
     LONGEST,
-    REACH,
-    SAMPLES,
-    STEP,
-    STRIDE,
-    TABLE,
-    TOGETHER_SAMPLES,
+    box_count,
+    box_of,
+    ceil_divide,
+    find_planes,
+    groups_of_task,
+    load_box,
+    plan_boxes,
+    volume,
+    write_lanes,
+    write_windows,
+)
+from onnx_ops.ops.depthwise_convolution._rules import (
+    AXES,
+    LEAD,
     axes_of,
-    bring_box,
     check_filters,
     check_rank,
     check_sizes,
     check_windows,
-    find_planes,
-    number,
-    product,
-    quotient_up,
     window_attributes,
-    write_lanes,
-    write_windows,
 )
 from onnx_ops.ops.references import rounded
 
@@ -124,13 +113,13 @@ def reference(
     dilations: Sequence[int] = (),
     dtype: npt.DTypeLike | None = None,
 ) -> np.ndarray:
-    """The definition in NumPy, in float64: one element of all filters after the other.
+    """NumPy definition, computed in float64, for one element of all filters at a time.
 
     Args:
         filter: floating array (C*M, 1, ...).
         out_backprop: floating array (N, C*M, ...).
         input_size, strides, pads, dilations: as in the schema.
-        dtype: answer in this dtype instead of out_backprop's.
+        dtype: dtype of the result instead of out_backprop's.
 
     Returns:
         Array (N, *input_size).
@@ -158,10 +147,9 @@ def reference(
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 #
-# Channels lie side by side in lanes, and where there are few of them, several samples. What a box of the input has met
-# of the gradient is brought together in this way, and then the sums go back. Elements of the input that meet the same
-# elements of the filters, those that are a stride apart, are worked off together. A task has some channels of some
-# samples.
+# The elements of out_backprop that a box of the input contributed to are interleaved, and so are the results. Elements
+# of the input that are a stride apart use the same elements of the filters, and are computed together. A task has some
+# channels of some samples.
 
 WEIGHTS, GRAD = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
@@ -169,13 +157,9 @@ NONE = -(1 << 62)
 
 
 @helper
-def filters_of_channel(table: Any) -> int:
-    return number(table, FILTERS) // number(table, CHANNELS)
-
-
-@helper
-def write_table(table: Any, attributes: Any, job: Any) -> bool:
-    """Fill the table; whether shapes fit each other."""
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     given = attributes.input_size_count
     spatial, channels = given - 1, setting(attributes.input_size, given, 0, 0)
     samples, filters = job.dims[GRAD, 0], job.dims[GRAD, 1]
@@ -183,186 +167,171 @@ def write_table(table: Any, attributes: Any, job: Any) -> bool:
         return False
     if job.dims[WEIGHTS, 0] != filters or job.dims[WEIGHTS, 1] != 1:
         return False
+    job.output_rank[0], job.output_dims[0, 0] = 1 + given, samples
+    for axis in range(given):
+        job.output_dims[0, 1 + axis] = setting(attributes.input_size, given, axis, 1)
     for i in range(AXES):
         axis = i - (AXES - spatial)
-        there = axis >= 0
-        table[LENGTH * AXES + i] = setting(attributes.input_size, given, axis + 1, 1) if there else 1
-        table[COUNT * AXES + i] = job.dims[GRAD, LEAD + axis] if there else 1
-        table[FILTER * AXES + i] = job.dims[WEIGHTS, LEAD + axis] if there else 1
-        if table[FILTER * AXES + i] < 1:
+        is_own = axis >= 0
+        layout.length[i] = setting(attributes.input_size, given, axis + 1, 1) if is_own else 1
+        layout.count[i] = job.dims[GRAD, LEAD + axis] if is_own else 1
+        layout.filter[i] = job.dims[WEIGHTS, LEAD + axis] if is_own else 1
+        if layout.filter[i] < 1:
             return False
-    if not write_windows(table, attributes, spatial):
+    if not write_windows(layout, attributes, spatial):
         return False
     own = max(filters // channels, 1)
-    seen = own
+    read = own
     for i in range(AXES - 1, -1, -1):
-        stride = table[STRIDE * AXES + i]
-        more = table[DILATION * AXES + i] * (table[FILTER * AXES + i] - 1)
-        step = min(table[LENGTH * AXES + i], max(BOX // seen * stride - more, 1))
+        stride = layout.stride[i]
+        more = layout.dilation[i] * (layout.filter[i] - 1)
+        step = min(layout.length[i], max(BOX // read * stride - more, 1))
         if i == AXES - 1:
             step = min(step, LONGEST * stride)
-        table[STEP * AXES + i], table[REACH * AXES + i] = step, (step - 1 + more) // stride + 1
-        seen *= table[REACH * AXES + i]
-    of_place = own * product(table, FILTER) // LANES + 1
-    work = LANES * (1.0 * product(table, LENGTH) * of_place + 1.0 * own * product(table, COUNT))
-    return write_lanes(table, samples, channels, filters, channels, work)
+        layout.step[i], layout.reach[i] = step, (step - 1 + more) // stride + 1
+        read *= layout.reach[i]
+    layout.task_bytes = 0
+    per_element = own * volume(layout.filter) // LANES + 1
+    work = LANES * (1.0 * volume(layout.length) * per_element + 1.0 * own * volume(layout.count))
+    return write_lanes(layout, samples, channels, filters, channels, work)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check shapes."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    memory = malloc(8 * TABLE)
-    if memory == 0:
-        return NO_MEMORY
-    table = array_at(memory, TABLE, np.int64)
-    attributes = record_at(kernel.attributes, ATTRIBUTES)
-    fits = write_table(table, attributes, job)
-    if fits:
-        given = attributes.input_size_count
-        job.output_rank[0] = 1 + given
-        job.output_dims[0, 0] = number(table, SAMPLES)
-        for axis in range(given):
-            job.output_dims[0, 1 + axis] = setting(attributes.input_size, given, axis, 1)
-        job.tasks = number(table, BLOCKS) * number(table, CHUNKS)
-        job.scratch_bytes = 8 * TABLE
-    free(memory)
-    return OK if fits else REFUSED
+    return plan_boxes(write_layout, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """The table into the scratch memory."""
+    """Write the layout to the scratch memory."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    write_table(array_at(job.scratch, TABLE, np.int64), record_at(kernel.attributes, ATTRIBUTES), job)
+    write_layout(record_at(job.scratch, LAYOUT), kernel, job)
 
 
 @helper
-def first_met(table: Any, axis: int, place: int) -> int:
-    """The first element of the gradient, along an axis, that a place of the input may have met; also one before all."""
-    last = place + table[BEFORE * AXES + axis] - table[DILATION * AXES + axis] * (table[FILTER * AXES + axis] - 1)
-    return int(quotient_up(last, table[STRIDE * AXES + axis]))
+def first_position(layout: Any, axis: int, element: int) -> int:
+    """First position of a filter, along an axis, that may read an element of the input; may be negative."""
+    last = element + layout.before[axis] - layout.dilation[axis] * (layout.filter[axis] - 1)
+    return int(ceil_divide(last, layout.stride[axis]))
 
 
 @helper
-def box_of(table: Any, axis: int, place: int, count: int) -> int:
-    """How many elements of the gradient so many places of the input may have met, from `first_met` on."""
-    last = (place + count - 1 + table[BEFORE * AXES + axis]) // table[STRIDE * AXES + axis]
-    return int(max(last + 1 - first_met(table, axis, place), 0))
+def position_count(layout: Any, axis: int, element: int, count: int) -> int:
+    """Number of positions, from `first_position` on, that may read any of `count` adjacent elements of the input."""
+    last = (element + count - 1 + layout.before[axis]) // layout.stride[axis]
+    return int(max(last + 1 - first_position(layout, axis, element), 0))
 
 
 @helper
-def met(table: Any, axis: int, place: int, element: int) -> int:
-    """The element of the gradient that a place of the input has met with an element of the filter; NONE of none."""
-    at = place + table[BEFORE * AXES + axis] - element * table[DILATION * AXES + axis]
-    stride = table[STRIDE * AXES + axis]
-    if stride == 1:  # divisions take their time
+def position_of(layout: Any, axis: int, element: int, k: int) -> int:
+    """Position at which element k of a filter reads an element of the input, along an axis; NONE if there is none."""
+    at = element + layout.before[axis] - k * layout.dilation[axis]
+    stride = layout.stride[axis]
+    if stride == 1:  # a division is slow
         return int(at)
     return int(at // stride) if at % stride == 0 else NONE
 
 
 @helper
-def find_terms(table: Any, begins: Any, reach: Any, z: int, y: int, x: int, of_weights: Any, of_grad: Any) -> int:
-    """The elements of filters, and where the gradient is in its boxes, for a place of the input; how many there are."""
-    rows, columns = table[FILTER * AXES + 1], table[FILTER * AXES + 2]
+def find_terms(
+    layout: Any, own: int, begins: Any, reach: Any, z: int, y: int, x: int, of_weights: Any, of_grad: Any
+) -> int:
+    """Write the products that make up an element of the result: indices into filters and boxes; returns their number.
+
+    Args:
+        own: filters per channel.
+        begins, reach: first element and size of the boxes of out_backprop.
+        z, y, x: the element.
+        of_weights, of_grad: receive the indices.
+    """
+    rows, columns = layout.filter[1], layout.filter[2]
     count = 0
-    for m in range(filters_of_channel(table)):
-        for a in range(table[FILTER * AXES]):
-            layer = met(table, 0, z, a)
+    for m in range(own):
+        for a in range(layout.filter[0]):
+            layer = position_of(layout, 0, z, a)
             for b in range(rows):
-                row = met(table, 1, y, b)
+                row = position_of(layout, 1, y, b)
                 if layer == NONE or row == NONE:
                     continue
                 at = ((m * reach[0] + layer - begins[0]) * reach[1] + row - begins[1]) * reach[2] - begins[2]
                 for c in range(columns):
-                    column = met(table, 2, x, c)
+                    column = position_of(layout, 2, x, c)
                     if column != NONE:
-                        of_weights[count] = ((m * table[FILTER * AXES] + a) * rows + b) * columns + c
+                        of_weights[count] = ((m * layout.filter[0] + a) * rows + b) * columns + c
                         of_grad[count] = at + column
                         count += 1
     return count
 
 
 @helper
-def work_off(job: Any, number_of_task: int, dtype: Any, size: int) -> None:
-    """One task, in a dtype whose numbers have so many bytes."""
-    kernel, table = record_at(job.kernel, KERNEL), array_at(job.scratch, TABLE, np.int64)
-    own, elements = filters_of_channel(table), product(table, FILTER)
-    places, seen = product(table, STEP), product(table, REACH)
-    memory = malloc(8 * 2 * (LANES + own * elements) + size * LANES * (own * elements + places + own * seen))
+def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
+    """One task, computed in a dtype whose elements have `size` bytes."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
+    filters, channels, elements = layout.filters, layout.channels, volume(layout.filter)
+    own = filters // channels
+    most, step_elements, read = own * elements, volume(layout.step), own * volume(layout.reach)
+    memory = malloc(8 * 2 * (LANES + most) + size * LANES * (most + step_elements + read))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     planes, targets = array_at(memory, LANES, np.int64), array_at(memory + 8 * LANES, LANES, np.int64)
     at = memory + 8 * 2 * LANES
-    most = own * elements
     of_weights, of_grad = array_at(at, most, np.int64), array_at(at + 8 * most, most, np.int64)
     at += 8 * 2 * most
     weights = array_at(at, most * LANES, dtype)
     at += size * most * LANES
-    sums = array_at(at, places * LANES, dtype)
-    grad = array_at(at + size * places * LANES, own * seen * LANES, dtype)
+    sums = array_at(at, step_elements * LANES, dtype)
+    grad = array_at(at + size * step_elements * LANES, read * LANES, dtype)
 
     weights_type, grad_type = kernel.element_type[WEIGHTS], kernel.element_type[GRAD]
-    filters, channels, together = number(table, FILTERS), number(table, CHANNELS), number(table, TOGETHER_SAMPLES)
-    bytes_of_filter = elements * item_size(weights_type)
-    bytes_of_grad = product(table, COUNT) * item_size(grad_type)
-    bytes_of_input = product(table, LENGTH) * item_size(grad_type)
-    lengths = (table[LENGTH * AXES], table[LENGTH * AXES + 1], table[LENGTH * AXES + 2])
-    counts = (table[COUNT * AXES], table[COUNT * AXES + 1], table[COUNT * AXES + 2])
-    down, across = table[STRIDE * AXES + 1], table[STRIDE * AXES + 2]
-    chunks, groups = number(table, CHUNKS), number(table, CHUNK_GROUPS)
-    block, chunk = number_of_task // chunks, number_of_task % chunks
+    weights_bytes = elements * item_size(weights_type)
+    grad_bytes = volume(layout.count) * item_size(grad_type)
+    input_bytes = volume(layout.length) * item_size(grad_type)
+    lengths, down, across = layout.length, layout.stride[1], layout.stride[2]
+    boxes, block = box_count(layout.length, layout.step), task // layout.chunks
     for m in range(own):
-        find_planes(planes, table, block, 0, job.data[WEIGHTS], channels, filters, m, bytes_of_filter)
-        for lane in range(number(table, ABREAST), LANES):  # all samples have the filters of the first
-            planes[lane] = planes[lane % number(table, ABREAST)]
+        find_planes(planes, layout, block, 0, job.data[WEIGHTS], channels, filters, m, weights_bytes)
+        for lane in range(layout.block, LANES):  # all samples have the filters of the first
+            planes[lane] = planes[lane % layout.block]
         interleave(planes, weights_type, 0, elements, weights, m * elements)
-    several = places < product(table, LENGTH)  # boxes; else the zeros are where they were
-    for group in range(chunk * groups, min((chunk + 1) * groups, quotient_up(number(table, SAMPLES), together))):
-        find_planes(targets, table, block, group, job.output[0], channels, channels, 0, bytes_of_input)
-        for z in range(0, lengths[0], table[STEP * AXES]):
-            for y in range(0, lengths[1], table[STEP * AXES + 1]):
-                for x in range(0, lengths[2], table[STEP * AXES + 2]):
-                    steps = (
-                        min(table[STEP * AXES], lengths[0] - z),
-                        min(table[STEP * AXES + 1], lengths[1] - y),
-                        min(table[STEP * AXES + 2], lengths[2] - x),
-                    )
-                    begins = (first_met(table, 0, z), first_met(table, 1, y), first_met(table, 2, x))
-                    reach = (
-                        box_of(table, 0, z, steps[0]),
-                        box_of(table, 1, y, steps[1]),
-                        box_of(table, 2, x, steps[2]),
-                    )
-                    for m in range(own):
-                        find_planes(planes, table, block, group, job.data[GRAD], channels, filters, m, bytes_of_grad)
-                        start, rim = m * reach[0] * reach[1] * reach[2], several or group == chunk * groups
-                        bring_box(planes, grad_type, counts, begins, reach, grad, start, rim)
-                    for layer in range(steps[0]):
-                        for i in range(min(down, steps[1])):
-                            for j in range(min(across, steps[2])):
-                                terms = find_terms(table, begins, reach, z + layer, y + i, x + j, of_weights, of_grad)
-                                rows, columns = quotient_up(steps[1] - i, down), quotient_up(steps[2] - j, across)
-                                place, lower = (layer * steps[1] + i) * steps[2] + j, down * steps[2]
-                                given = (weights, grad, of_weights, of_grad, terms)
-                                correlate(*given, rows, columns, reach[2], sums, place, lower, across)
-                        place, first = layer * steps[1] * steps[2], ((z + layer) * lengths[1] + y) * lengths[2] + x
-                        if steps[2] == lengths[2]:  # rows that follow each other in memory
-                            separate(sums, place, steps[1] * steps[2], targets, grad_type, first)
-                        else:
-                            for row in range(steps[1]):
-                                at_row, to_row = place + row * steps[2], first + row * lengths[2]
-                                separate(sums, at_row, steps[2], targets, grad_type, to_row)
+    first_group, stop = groups_of_task(layout, task)
+    for group in range(first_group, stop):
+        find_planes(targets, layout, block, group, job.output[0], channels, channels, 0, input_bytes)
+        for number in range(boxes):
+            (z, y, x), steps = box_of(layout.length, layout.step, number)
+            begins = (first_position(layout, 0, z), first_position(layout, 1, y), first_position(layout, 2, x))
+            reach = (
+                position_count(layout, 0, z, steps[0]),
+                position_count(layout, 1, y, steps[1]),
+                position_count(layout, 2, x, steps[2]),
+            )
+            rim = boxes > 1 or group == first_group  # else the zeros are still there
+            for m in range(own):
+                find_planes(planes, layout, block, group, job.data[GRAD], channels, filters, m, grad_bytes)
+                load_box(planes, grad_type, layout.count, begins, reach, grad, m * reach[0] * reach[1] * reach[2], rim)
+            for layer in range(steps[0]):
+                for i in range(min(down, steps[1])):
+                    for j in range(min(across, steps[2])):
+                        terms = find_terms(layout, own, begins, reach, z + layer, y + i, x + j, of_weights, of_grad)
+                        rows, columns = ceil_divide(steps[1] - i, down), ceil_divide(steps[2] - j, across)
+                        place, lower = (layer * steps[1] + i) * steps[2] + j, down * steps[2]
+                        given = (weights, grad, of_weights, of_grad, terms)
+                        correlate(*given, rows, columns, reach[2], sums, place, lower, across)
+                place, first = layer * steps[1] * steps[2], ((z + layer) * lengths[1] + y) * lengths[2] + x
+                if steps[2] == lengths[2]:  # contiguous rows
+                    separate(sums, place, steps[1] * steps[2], targets, grad_type, first)
+                else:
+                    for row in range(steps[1]):
+                        separate(sums, place + row * steps[2], steps[2], targets, grad_type, first + row * lengths[2])
     free(memory)
 
 
 def task(job_address: int, number: int) -> None:
-    """Some channels of some samples, in float."""
-    work_off(record_at(job_address, JOB), number, np.float32, 4)
+    """Some channels of some samples, in float32."""
+    run_task(record_at(job_address, JOB), number, np.float32, 4)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    """The same in double."""
-    work_off(record_at(job_address, JOB), number, np.float64, 8)
+    """`task` in float64."""
+    run_task(record_at(job_address, JOB), number, np.float64, 8)
 
 
 def kernel(call: Call) -> Tasks:

@@ -1,0 +1,221 @@
+"""Kernels of depthwise convolutions: the layout of a run, and boxes of planes whose elements are interleaved.
+
+A plane is the spatial elements of one channel of one sample. LANES planes are interleaved, so that one vector operation
+processes all of them: planes of adjacent channels, and of several samples where there are fewer channels than lanes.
+Planes are processed in boxes that fit the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.core.types import MAX_NUMBER
+from onnx_ops.loops.primitives import LANES, free, helper, interleave, like, malloc, record_at, setting
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.ops.depthwise_convolution._rules import AXES
+from onnx_ops.ops.windows import adds_too_much
+
+BOX = 2048
+"""Greatest number of elements that a box reads per lane, unless a single position of a filter reads more."""
+LONGEST = 64
+"""Greatest number of positions of a filter in one row of a box."""
+WORK = 1 << 17
+"""Approximate number of products and elements per task, unless one group of samples has more."""
+
+i8 = np.int64
+LAYOUT = np.dtype(
+    [
+        # by spatial axis
+        ("length", i8, (AXES,)),  # of the input
+        ("count", i8, (AXES,)),  # positions of a filter, the size of out_backprop
+        ("filter", i8, (AXES,)),
+        ("stride", i8, (AXES,)),
+        ("before", i8, (AXES,)),  # padding before the first element
+        ("dilation", i8, (AXES,)),
+        ("step", i8, (AXES,)),  # size of a box, in elements of one tensor
+        ("reach", i8, (AXES,)),  # and of the other one, which they are computed from or with
+        ("samples", i8),
+        ("channels", i8),
+        ("filters", i8),
+        ("block", i8),  # planes of a sample that are interleaved
+        ("blocks", i8),
+        ("group", i8),  # samples that are interleaved
+        ("groups", i8),  # groups per task
+        ("chunks", i8),  # tasks per block
+        ("task_bytes", i8),  # scratch memory of a task
+    ],
+    align=True,
+)
+LAYOUT_BYTES = LAYOUT.itemsize
+
+
+@helper
+def volume(sizes: Any) -> int:
+    """Product of the sizes along the spatial axes."""
+    return int(sizes[0] * sizes[1] * sizes[2])
+
+
+@helper
+def ceil_divide(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+@helper
+def write_windows(layout: Any, attributes: Any, spatial: int) -> bool:
+    """Write stride, before and dilation; returns whether they fit length, count and filter."""
+    plane, padded = 1.0, 1.0
+    for i in range(AXES):
+        axis = i - (AXES - spatial)
+        stride, before, after, dilation = 1, 0, 0, 1
+        if axis >= 0:
+            stride = setting(attributes.strides, attributes.strides_count, axis, 1)
+            before = setting(attributes.pads, attributes.pads_count, axis, 0)
+            after = setting(attributes.pads, attributes.pads_count, spatial + axis, 0)
+            dilation = setting(attributes.dilations, attributes.dilations_count, axis, 1)
+        length, filter_size = layout.length[i], layout.filter[i]
+        if filter_size > MAX_NUMBER:
+            return False
+        rest = length + before + after - dilation * (filter_size - 1) - 1
+        if rest < 0 or rest // stride + 1 != layout.count[i]:
+            return False
+        layout.stride[i], layout.before[i], layout.dilation[i] = stride, before, dilation
+        plane, padded = plane * length, padded * (length + before + after)
+    return not adds_too_much(plane, padded)
+
+
+@helper
+def write_lanes(layout: Any, samples: int, channels: int, filters: int, planes: int, work: float) -> bool:
+    """Split planes and samples into lanes and tasks; returns whether the filters fit the channels.
+
+    Args:
+        planes: of a sample.
+        work: products and elements of a group of samples; in float64, which does not wrap.
+    """
+    if filters % max(channels, 1) != 0 or (filters == 0) != (channels == 0):
+        return False
+    layout.samples, layout.channels, layout.filters = samples, channels, filters
+    layout.block = min(max(planes, 1), LANES)
+    layout.blocks = ceil_divide(planes, layout.block)
+    layout.group = LANES // layout.block
+    layout.groups = int(max(WORK / max(work, 1.0), 1.0))
+    layout.chunks = ceil_divide(ceil_divide(samples, layout.group), layout.groups)
+    return True
+
+
+@helper
+def plan_boxes(write_layout: Callable[..., bool], kernel_address: int, job_address: int) -> int:
+    """The plan of a kernel.
+
+    Args:
+        write_layout: write_layout(layout, kernel, job) writes the layout and the shape of the output; returns whether
+            the shapes of the inputs fit.
+    """
+    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+    memory = malloc(LAYOUT_BYTES)
+    if memory == 0:
+        return NO_MEMORY
+    layout = record_at(memory, LAYOUT)
+    fits = write_layout(layout, kernel, job)
+    if fits:
+        job.tasks = layout.blocks * layout.chunks
+        job.scratch_bytes = LAYOUT_BYTES + job.tasks * layout.task_bytes
+    free(memory)
+    return OK if fits else REFUSED
+
+
+@helper
+def groups_of_task(layout: Any, task: int) -> tuple[int, int]:
+    """First group of samples of a task and the one after its last."""
+    first = task % layout.chunks * layout.groups
+    return first, min(first + layout.groups, ceil_divide(layout.samples, layout.group))
+
+
+@helper
+def box_count(sizes: Any, step: Any) -> int:
+    """Number of boxes of a plane."""
+    count = 1
+    for i in range(AXES):
+        count *= ceil_divide(sizes[i], max(step[i], 1))
+    return count
+
+
+@helper
+def box_of(sizes: Any, step: Any, number: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """First element and size of a box of a plane, along the spatial axes."""
+    row, x = number // ceil_divide(sizes[2], step[2]), number % ceil_divide(sizes[2], step[2])
+    z, y = row // ceil_divide(sizes[1], step[1]), row % ceil_divide(sizes[1], step[1])
+    first = (z * step[0], y * step[1], x * step[2])
+    return first, (
+        min(step[0], sizes[0] - first[0]),
+        min(step[1], sizes[1] - first[1]),
+        min(step[2], sizes[2] - first[2]),
+    )
+
+
+@helper
+def reach_of(layout: Any, axis: int, positions: int) -> int:
+    """Number of adjacent input elements that adjacent positions of a filter read, along an axis."""
+    extent = layout.dilation[axis] * (layout.filter[axis] - 1) + 1
+    return int((positions - 1) * layout.stride[axis] + extent)
+
+
+@helper
+def clear(numbers: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        numbers[i] = like(0, numbers[0])
+
+
+@helper
+def load_box(
+    sources: Any, element_type: int, lengths: Any, begins: Any, sizes: Any, box: Any, start: int, rim: bool
+) -> None:
+    """Interleave a box of LANES planes at box[start*LANES].
+
+    Args:
+        sources: addresses of the planes.
+        lengths: sizes of a plane.
+        begins: first element of the box, which may lie outside of the plane.
+        sizes: of the box.
+        rim: whether to write zeros for elements outside of the plane.
+    """
+    first, end = max(begins[2], 0), min(begins[2] + sizes[2], lengths[2])
+    low, high = max(begins[1], 0), min(begins[1] + sizes[1], lengths[1])
+    if rim:
+        clear(box, start * LANES, (start + sizes[0] * sizes[1] * sizes[2]) * LANES)
+    for z in range(max(begins[0], 0), min(begins[0] + sizes[0], lengths[0])):
+        row = (z * lengths[1] + low) * lengths[2] + first
+        at = start + ((z - begins[0]) * sizes[1] + low - begins[1]) * sizes[2] + first - begins[2]
+        if end - first == lengths[2] and lengths[2] == sizes[2]:  # contiguous rows
+            interleave(sources, element_type, row, (high - low) * lengths[2], box, at)
+        elif end > first:
+            for y in range(high - low):
+                interleave(sources, element_type, row + y * lengths[2], end - first, box, at + y * sizes[2])
+
+
+@helper
+def find_planes(
+    sources: Any, layout: Any, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
+) -> None:
+    """Write the address of the plane of each lane; a lane without a plane, or a sample, repeats the last one.
+
+    Args:
+        sources: (LANES,) receives the addresses.
+        block, group: which planes of a sample and which samples are interleaved.
+        address: of the tensor.
+        lanes: lanes per sample, if there were as many.
+        planes: planes per sample; a multiple or a divisor of `lanes`.
+        place: which one of the planes of a lane, if there are more planes than lanes.
+        size: bytes of a plane.
+    """
+    shared, own = max(lanes // planes, 1), max(planes // lanes, 1)
+    sample, lane_of_sample = group * layout.group, 0
+    for lane in range(LANES):
+        if lane_of_sample == layout.block:
+            sample, lane_of_sample = sample + 1, 0
+        plane = min(block * layout.block + lane_of_sample, lanes - 1)
+        plane = plane * own + place if shared == 1 else plane // shared  # a division is slow
+        sources[lane] = address + (min(sample, layout.samples - 1) * planes + plane) * size
+        lane_of_sample += 1
