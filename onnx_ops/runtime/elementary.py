@@ -1,6 +1,9 @@
 """Exponentials and logarithms by range reduction and a polynomial, which LLVM vectorizes, unlike calls of libm.
 
 Compiled forms of `primitives`. Coefficients are listed from the highest power down.
+
+exp(x) = 2**n * exp(r), n = rint(x / log(2)), r = x - n*log(2). Where r needs full precision, log(2) is split into two
+parts (Cody-Waite range reduction). log(x) = n*log(2) + log(m), x = 2**n * m.
 """
 
 from __future__ import annotations
