@@ -37,6 +37,7 @@ from onnx_ops.runtime.process import STATE, keep
 TAUGHT_BY = (native, memory, elementary, lanes, vectors)
 """What teaches Numba the functions of `primitives`, by being imported."""
 PACKAGE = Path(__file__).parents[1]
+SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
 Function = tuple[Callable[..., Any], Any]
@@ -46,12 +47,17 @@ Function = tuple[Callable[..., Any], Any]
 # --- the cache on disk -------------------------------------------------------------------------------------------
 
 
+def sources(file: str) -> list[Path]:
+    """The files that the code of a function in a file can depend on: those it shares with all ops, and its folder."""
+    shared = (path for pattern in SHARED for path in PACKAGE.glob(pattern))
+    return sorted({*shared, *Path(file).parent.glob("*.py")})
+
+
 @functools.cache
 def _source_stamp(file: str) -> str:
     versions = (sys.version, np.__version__, numba.__version__, llvmlite.__version__)
     digest = DIGEST(" ".join(versions).encode())
-    shared = (*PACKAGE.glob("core/*.py"), *PACKAGE.glob("loops/*.py"), *PACKAGE.glob("runtime/**/*.py"))
-    for path in sorted({*shared, *Path(file).parent.glob("*.py")}):
+    for path in sources(file):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
