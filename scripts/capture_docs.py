@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from onnx_ops.torch.decompositions import decompositions
-from onnx_ops.torch.table import translation_table
+from onnx_ops.torch.operators import TABLE
 from scripts.markdown import table
 from tests.capture.layers import NOT_SWEPT, Case, cases
 
@@ -155,9 +154,9 @@ def _backward_operators() -> str:
             if overload._schema.is_mutable or not _on_cpu(overload):
                 continue
             shown = str(overload).removeprefix("aten.").removesuffix(".default")
-            if overload in translation_table():
+            if overload in TABLE.translations:
                 kinds["translated"].append(shown)
-            elif overload in decompositions():
+            elif overload in TABLE.decompositions:
                 kinds["decomposed"].append(shown)
             elif overload in translated or overload in decomposed:
                 kinds["torch"].append(shown)

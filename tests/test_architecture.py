@@ -26,6 +26,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
 }
 
+# The files and folders of onnx_ops/torch: each imports from itself and from those before it.
+TORCH = (
+    "base",
+    "operators",
+    "arguments",
+    "effects",
+    "preserving",
+    "frames",
+    "explanations",
+    "constants",
+    "indices",
+    "substitution",
+    "translation",
+    "simplifying",
+    "randomness",
+    "tracing",
+    "steps",
+    "optimizers",
+    "exchange",
+    "verification",
+    "capture",
+)
+
 # What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may
 # be used without it; the reference evaluator takes half a one; of the command line every command loads its own; what
 # watches a process of MPI must not be one.
@@ -88,6 +111,23 @@ def test_imports_go_one_way() -> None:
         for name, _ in imports_of(path)
         if folder_of(path) and is_in(name, "onnx_ops") and not may_import(folder_of(path), name)
     ]
+    assert not wrong
+
+
+def test_every_part_of_torch_is_in_the_order() -> None:
+    found = {
+        path.stem for path in (PACKAGE / "torch").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found - {"__init__"} == set(TORCH)
+
+
+def test_parts_of_torch_import_those_before_them() -> None:
+    wrong = []
+    for i, part in enumerate(TORCH):
+        path = PACKAGE / "torch" / part
+        for file in path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]:
+            names = [name for name, _ in imports_of(file) if is_in(name, "onnx_ops.torch")]
+            wrong += [f"{part} imports {name}" for name in names if name.split(".")[2] not in TORCH[: i + 1]]
     assert not wrong
 
 

@@ -11,11 +11,11 @@ for _package in ("torch", "onnxscript"):
             " pip install 'onnx-ops[torch]'"
         ) from error
 
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, gradients, training_step
-from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.exchange import load_into_torch, state_from_torch
-from onnx_ops.torch.table import translation_table
-from onnx_ops.torch.whole.substitution import whole_ops
+from onnx_ops.torch.substitution import whole_ops
+from onnx_ops.torch.translation import translation_table
 
 __all__ = [
     "Capture",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnx_ops.core.step_format import INPUT
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...], *, skip: int = 0) -> dict[str, Any]:

@@ -17,18 +17,18 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from onnx_ops.core.step_format import GRADIENT, NEXT, SEED, InputRole
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import tensors
-from onnx_ops.torch.arrays import to_array
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Whereabouts, refuse_compiled
-from onnx_ops.torch.marking import gradient
+from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
+from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.steps import JointStep, ModelCall, Seen
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.verification.tolerances import compare
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.verify import Graph, Updates, Verification, arrays
-from onnx_ops.torch.whole.randomness import Random
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import step_model
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -94,21 +93,3 @@ class Constants(TorchDispatchMode):
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     with no_dispatch():
         return func(*args, **kwargs)
-
-
-def _numpy(input: torch.Tensor, *, force: bool = False) -> np.ndarray:
-    with no_dispatch():
-        return _known(input).numpy(force=force)
-
-
-def _array(input: torch.Tensor, dtype: Any = None) -> np.ndarray:
-    return np.asarray(_numpy(input), dtype)
-
-
-def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its values, if they are known."""
-    value = getattr(tensor, "constant", None)
-    return tensor if value is None else value
-
-
-FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.Tensor.numpy: _numpy, torch.Tensor.__array__: _array}

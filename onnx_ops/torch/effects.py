@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError
 
 Storages = dict[int, StorageWeakRef]
 """Storages by identity, which stays theirs as long as a weak reference to them is held."""

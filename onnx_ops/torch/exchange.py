@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from onnx_ops.core.step_format import learning_rate_name, optimizer_name
-from onnx_ops.torch.arrays import to_array, to_tensor
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.arrays import to_array, to_tensor
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers import CLOCK, named_parameters, rule_of
 
 State = Mapping[str, np.ndarray]

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.frames import line_now, line_of_error
 
 

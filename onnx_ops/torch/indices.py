@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from onnx_ops.torch.whole.labels import TABLE as LABEL
+from onnx_ops.torch.operators.labels import LABEL
 from onnx_ops.training.ranges import Cut, IndexRange
 
 aten = torch.ops.aten
@@ -89,7 +89,7 @@ def _computed_from(inputs: Iterable[Node], nodes: Iterable[Node]) -> set[Node]:
     """The inputs, and what is computed from them in whole numbers; labels that are looked up are in range already."""
     found = set(inputs)
     for node in nodes:
-        if node.target not in LABEL and _whole(node) and not found.isdisjoint(node.all_input_nodes):
+        if node.target is not LABEL and _whole(node) and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 
@@ -101,7 +101,7 @@ def _whole(node: Node) -> bool:
 
 def _lookups(node: Node) -> Iterator[_Lookup]:
     """What a node looks up."""
-    if node.target in LABEL:
+    if node.target is LABEL:
         index, classes, *ignored = node.args
         yield _Lookup(index, classes, ignored=ignored[0] if ignored else None)
     elif node.target in FROM_THE_START:

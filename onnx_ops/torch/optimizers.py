@@ -14,7 +14,7 @@ import torch
 
 from onnx_ops.core.step_format import learning_rate_name, optimizer_name
 from onnx_ops.torch.base.custom_ops import operators
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError
 
 State = dict[str, torch.Tensor]
 Group = Mapping[str, Any]

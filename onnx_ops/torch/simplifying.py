@@ -15,6 +15,7 @@ from onnxscript.rewriter.rules import common as rules
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
+from onnx_ops.torch.operators import TABLE
 
 # Those that compare no floating constants.
 RULES = (
@@ -49,7 +50,7 @@ def simplify(model: ir.Model) -> None:
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     _leave_out_outputs(model)
-    _pool_without_indices(model)
+    _rewrite_nodes(model)
     _keep_factors_apart(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
@@ -67,6 +68,13 @@ def _leave_out_outputs(model: ir.Model) -> None:
             else:
                 given = i + 1
         node.resize_outputs(given)
+
+
+def _rewrite_nodes(model: ir.Model) -> None:
+    """Rewrite nodes of this domain, as the files of their operators do."""
+    for node in list(model.graph.all_nodes()):
+        if node.domain == DOMAIN and node.op_type in TABLE.rewrites:
+            TABLE.rewrites[node.op_type](node)
 
 
 def _keep_factors_apart(graph: ir.Graph) -> None:
@@ -90,27 +98,3 @@ def _keep_factors_apart(graph: ir.Graph) -> None:
                 row = rows[factor.name, columns] = ir.val(name, const_value=ir.tensor(array, name=name))
                 graph.register_initializer(row)
             node.replace_input_with(place, rows[factor.name, columns])
-
-
-def _pool_without_indices(model: ir.Model) -> None:
-    """Max pools whose places nobody asks for, as in an inference graph, are the operator of ONNX, which is faster."""
-    for node in list(model.graph.all_nodes()):
-        if node.domain != DOMAIN or node.op_type != "MaxPool2dWithIndices":
-            continue
-        pooled, indices = node.outputs
-        given = {name: attribute.as_ints() for name, attribute in node.attributes.items() if name != "ceil_mode"}
-        (pooling,) = node.inputs
-        assert pooling is not None
-        batched = pooling.shape is not None and len(pooling.shape) == len(given["kernel_size"]) + 2
-        # Where a last window may reach beyond the end, runtimes differ from each other.
-        if indices.uses() or indices.is_graph_output() or node.attributes["ceil_mode"].as_int() or not batched:
-            continue
-        attributes = {
-            "kernel_shape": given["kernel_size"],
-            "strides": given["stride"],
-            "pads": [*given["padding"], *given["padding"]],
-            "dilations": given["dilation"],
-        }
-        plain = ir.node("MaxPool", node.inputs, attributes)
-        plain.outputs[0].shape, plain.outputs[0].type = pooled.shape, pooled.type
-        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [pooled], [plain.outputs[0]])

@@ -12,10 +12,10 @@ import torch
 
 from onnx_ops.core.step_format import GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.arguments import bound, children, dimensions, replaced, shapes_by_name, tensors
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Effects, storage_of
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.tracing import Tensors
-from onnx_ops.torch.whole.randomness import Random
 
 
 class _Call(torch.nn.Module):

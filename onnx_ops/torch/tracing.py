@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 import warnings
@@ -29,22 +28,18 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
 )
 from torch.onnx._internal.exporter import _core as exporter
-from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.constants import Constants
-from onnx_ops.torch.decompositions import decompositions
 from onnx_ops.torch.explanations import NoAutocast, Whereabouts, explained
 from onnx_ops.torch.indices import index_ranges
-from onnx_ops.torch.marking import TABLE as MARKS
-from onnx_ops.torch.marking import take_out_marks
+from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
-from onnx_ops.torch.table import translation_table
-from onnx_ops.torch.translatable import check_translations
-from onnx_ops.torch.whole.substitution import MISSING, Substitution, whole_ops
+from onnx_ops.torch.substitution import Substitution, whole_ops
+from onnx_ops.torch.translation import check_translations, registry
 from onnx_ops.training.ranges import IndexRange
 
 Tensors = dict[str, torch.Tensor]
@@ -68,7 +63,7 @@ def portable_kernels() -> Iterator[None]:
 def eager_mode() -> Iterator[None]:
     """PyTorch computes itself what a trace would record: attention out of the same operators, which draw in the same
     order, and what it has on GPUs only."""
-    with Substitution(MISSING), portable_kernels():
+    with Substitution(TABLE.missing), portable_kernels():
         yield
 
 
@@ -125,7 +120,8 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     with explained(where):
         with mode, enable_python_dispatcher(), portable_kernels(), _sizes_taken_for_large():
             fakes = [given.fake for given in inputs]
-            graph = make_fx(flat, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
+            # All of core ATen would be more than torch.onnx can translate: SiLU's gradient then ends in empty_permuted.
+            graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
         _check_sizes(shapes, inputs)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
@@ -205,15 +201,6 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
     )
 
 
-@functools.cache
-def _registry(opset_version: int) -> ONNXRegistry:
-    """All translations. torch.onnx.export would read the sources of its own, a thousand functions, for each capture."""
-    registry = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
-    for operator, translate in (translation_table() | MARKS).items():
-        registry.register_op(operator, translate, is_complex=False)
-    return registry
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporter warns of within itself, such as packages that are not installed."""
@@ -244,13 +231,13 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
     shapes = tuple(dict(traced.dynamic[name]) or None for name in examples)
     with explained(where), torch.no_grad(), _quiet(), _sizes_taken_for_large():
-        registry = _registry(opset_version)
-        check_translations(traced.graph, registry, where)
+        translations = registry(opset_version)
+        check_translations(traced.graph, translations, where)
         given = tuple(examples.values())
         program = torch.export.export(_Flat(traced.graph), given, dynamic_shapes=(shapes,), strict=False)
         exported = exporter.export(
             program,
-            registry=registry,
+            registry=translations,
             verbose=False,
             optimize=False,
             opset_version=opset_version,

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
 from onnx_ops.ops import OPS
-from onnx_ops.torch.arrays import to_array, to_tensor
+from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.custom_ops import operators
 
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)

@@ -1,1 +1,1 @@
-"""What captures are built on: the ops of this domain as operators of PyTorch."""
+"""What the operators and the capture share; imports nothing from either."""

@@ -7,7 +7,7 @@ omitted; attributes are keyword-only. An output that requires an omitted input i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -21,11 +21,11 @@ from onnx_ops.core.schema import attribute_type, defaults
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import Dim, Shape, TensorType
 from onnx_ops.ops import OPS
-from onnx_ops.torch.arrays import to_array, to_tensor
-from onnx_ops.torch.whole.operators import Table, aclnn
+from onnx_ops.torch.base.arrays import to_array, to_tensor
+from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.table import translates
 
 operators = torch.ops.onnx_ops
-TABLE: Table = {}
 
 LISTS = {"ints": "int[]", "floats": "float[]"}
 """Attribute types that have another name in schemas of PyTorch."""
@@ -134,7 +134,8 @@ def _define(op: Op) -> None:
         return _results(op, tensors, attributes)
 
     operator.register_fake(lambda *tensors, **attributes: _fakes(op, tensors, attributes))
-    TABLE[getattr(operators, op.name).default] = lambda *inputs, **attributes: _node(op, inputs, attributes)
+    translation = translates(getattr(operators, op.name).default)
+    translation(lambda *inputs, **attributes: _node(op, inputs, attributes))
 
 
 for _op in OPS.values():
@@ -176,3 +177,22 @@ def differentiable(name: str, gradients: Mapping[str, str], output: str | None =
         return tuple(with_respect_to(given) if wants and given in backward else None for given, wants in wanted)
 
     torch.library.register_autograd(f"onnx_ops::{name}", gradient, setup_context=setup_context)
+
+
+def custom_operator(
+    translation: Callable[..., Any], fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function of tensors an operator of PyTorch that is none of this domain's ops.
+
+    Args:
+        translation: from the operator's arguments to its nodes.
+        fake: from the operator's arguments to FakeTensors; None if the decorated function computes them too.
+    """
+
+    def declared(function: Callable[..., Any]) -> Any:
+        operator = torch.library.custom_op(f"onnx_ops::{function.__name__}", function, mutates_args=())
+        operator.register_fake(fake or function)
+        translates(getattr(operators, function.__name__).default)(translation)
+        return operator
+
+    return declared

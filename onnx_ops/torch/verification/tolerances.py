@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onnx_ops.core.step_format import LOSS
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError
 
 # Errors of sums in another order, relative to the largest entry of a tensor; wrong graphs are off by far more. The
 # second number is relative to the largest entry of all tensors compared: gradients that are 0 but for rounding, such as

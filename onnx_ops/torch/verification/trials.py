@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from onnx_ops.core.step_format import NEXT
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Unregistered
-from onnx_ops.torch.errors import CaptureError
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, Seen
 from onnx_ops.torch.tracing import Tensors, eager_mode

@@ -14,8 +14,8 @@ from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
-from onnx_ops.torch.arrays import to_array, to_tensor
-from onnx_ops.torch.errors import CaptureError
+from onnx_ops.torch.base.arrays import to_array, to_tensor
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, Seen

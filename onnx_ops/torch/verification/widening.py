@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxscript import evaluator, opset18
 from torch.onnx._internal.exporter._building import OpRecorder
 
-from onnx_ops.torch.translations import convolution, double
+from onnx_ops.torch.operators import TABLE
 
-NODES: Mapping[str, Callable[..., Any]] = convolution.NODES | double.NODES
 DTYPES = ("to", "dtype")
 """Attributes that are dtypes."""
 
@@ -49,7 +48,7 @@ def _widen(nodes: Any, values: Iterable[onnx.ValueInfoProto], initializers: Iter
     for node in nodes:
         for attribute in node.attribute:
             _widen_attribute(node, attribute)
-        written += _rewritten(node, shapes) if not node.domain and node.op_type in NODES else [node]
+        written += _rewritten(node, shapes) if not node.domain and node.op_type in TABLE.float64_nodes else [node]
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in written]
     del nodes[:]
     nodes.extend(kept)
@@ -81,7 +80,9 @@ def _rewritten(node: onnx.NodeProto, shapes: Mapping[str, list[int | str]]) -> I
     ]
     recorder = OpRecorder(opset18, {})
     with evaluator.default_as(recorder):
-        result = NODES[node.op_type](*inputs, **{a.name: helper.get_attribute_value(a) for a in node.attribute})
+        result = TABLE.float64_nodes[node.op_type](
+            *inputs, **{a.name: helper.get_attribute_value(a) for a in node.attribute}
+        )
     for i, written in enumerate(recorder.nodes):
         for value in written.outputs:
             value.name = node.output[0] if value is result else f"{node.output[0]}/double_{i}"

@@ -1,0 +1,9 @@
+"""The error of captures."""
+
+from __future__ import annotations
+
+from onnx_ops.core.errors import Error
+
+
+class CaptureError(Error, ValueError):
+    """A model, loss or optimizer that cannot be captured; the message names the reason and what to do."""

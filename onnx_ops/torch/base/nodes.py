@@ -1,0 +1,131 @@
+"""Nodes of standard operators, as translations write them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import opset18 as op  # in which the exporter writes; it converts the whole graph afterwards
+from onnxscript.values import Opset
+
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+
+__all__ = ["Extent", "aclnn", "double", "integers", "number", "op", "sizes", "taps", "tensor"]
+
+aclnn = Opset(DOMAIN, OPSET_VERSION)
+
+LAST = np.iinfo(np.int64).max
+"""The end of a Slice to the end of an axis."""
+
+
+def tensor(array: Any, like: Any) -> Any:
+    """A constant of the dtype of another value."""
+    return op.Constant(value=ir.tensor(np.asarray(array).astype(like.dtype.numpy())))
+
+
+def number(value: float, like: Any) -> Any:
+    """A scalar of the dtype of another value."""
+    return tensor(value, like)
+
+
+def double(value: float) -> Any:
+    """A float64 scalar."""
+    return op.Constant(value=ir.tensor(np.float64(value)))
+
+
+def integers(values: Sequence[int]) -> Any:
+    """An int64 vector, of sizes, axes or indices."""
+    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
+def sizes(value: Any) -> list[int]:
+    """The shape of a value, -1 for dynamic sizes."""
+    return [size if isinstance(size, int) else -1 for size in value.shape]
+
+
+class Extent:
+    """The sizes of some axes: integers, or if one of them is dynamic an int64 vector of the graph."""
+
+    def __init__(self, sizes: Sequence[int] | Any) -> None:
+        self._sizes = sizes
+
+    @classmethod
+    def of(cls, value: Any, count: int) -> Extent:
+        """The sizes of the last axes of a value."""
+        found = sizes(value)[len(value.shape) - count :]
+        return cls(op.Shape(value, start=len(value.shape) - count) if -1 in found else found)
+
+    @classmethod
+    def given(cls, sizes: Sequence[int | Any]) -> Extent:
+        """Sizes each of which may be a value."""
+        if all(isinstance(size, int) for size in sizes):
+            return cls(list(sizes))
+        rows = [integers([size]) if isinstance(size, int) else op.Reshape(size, integers([1])) for size in sizes]
+        return cls(op.Concat(*rows, axis=0))
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """None where one of them is dynamic."""
+        return self._sizes if isinstance(self._sizes, list) else None
+
+    @property
+    def product(self) -> int:
+        """For Reshape: -1 where it is dynamic."""
+        return -1 if self.numbers is None else math.prod(self.numbers)
+
+    def times(self, factors: Sequence[int]) -> Extent:
+        if self.numbers is None:
+            return Extent(op.Mul(self._sizes, integers(factors)))
+        return Extent([size * factor for size, factor in zip(self.numbers, factors, strict=True)])
+
+    def plus(self, more: Sequence[int]) -> Extent:
+        if self.numbers is None:
+            return Extent(op.Add(self._sizes, integers(more)))
+        return Extent([size + extra for size, extra in zip(self.numbers, more, strict=True)])
+
+    def over(self, divisors: Sequence[int]) -> Extent:
+        """Divided and rounded down."""
+        if self.numbers is None:
+            return Extent(op.Div(self._sizes, integers(divisors)))
+        return Extent([size // divisor for size, divisor in zip(self.numbers, divisors, strict=True)])
+
+    def minus(self, other: Extent) -> Extent:
+        if self.numbers is None or other.numbers is None:
+            return Extent(op.Sub(self.value, other.value))
+        return Extent([size - less for size, less in zip(self.numbers, other.numbers, strict=True)])
+
+    def after(self, *leading: int) -> Any:
+        """A shape: some numbers, then these sizes."""
+        if self.numbers is None:
+            return op.Concat(integers(leading), self._sizes, axis=0)
+        return integers([*leading, *self.numbers])
+
+    @property
+    def value(self) -> Any:
+        return self._sizes if self.numbers is None else integers(self.numbers)
+
+
+def taps(
+    x: Any,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    out: Extent,
+) -> Iterator[Any]:
+    """For each tap of a kernel the elements that it meets as the kernel moves over `axes` of x, already padded.
+
+    Where `out`, the number of windows, is dynamic, there are as many as fit.
+    """
+    trivial = all(k == 1 for k in kernel) and all(s == 1 for s in stride)
+    for places in itertools.product(*map(range, kernel)):
+        starts = [place * d for place, d in zip(places, dilation, strict=True)]
+        if out.numbers is None:  # counted from the end of x
+            ends = [start - (k - 1) * d or LAST for start, k, d in zip(starts, kernel, dilation, strict=True)]
+        else:
+            ends = [start + (size - 1) * s + 1 for start, size, s in zip(starts, out.numbers, stride, strict=True)]
+        yield x if trivial else op.Slice(x, integers(starts), integers(ends), integers(axes), integers(stride))

@@ -1,0 +1,121 @@
+"""The table of PyTorch's operators: what each becomes on its way to ONNX. The files in `operators/` fill it.
+
+A captured function passes through the table in this order: `replacements` while it runs in PyTorch, `draws` where it
+draws random numbers, `decompositions` while make_fx traces it, `translations` when the trace is exported, `rewrites`
+when the nodes are simplified.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Entries = dict[Any, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What becomes of PyTorch's functions and operators, and of nodes.
+
+    Attributes:
+        replacements: functions of PyTorch, and functions with the same parameters that run in their place.
+        missing: those of them that PyTorch does not have on a CPU.
+        decompositions: operators, and functions in other operators, which may return NotImplemented for a call that
+            remains as it is.
+        translations: operators, and functions from their arguments to nodes, as torch.onnx.export takes them.
+        draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
+        float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
+            to nodes that have one.
+        rewrites: op_types of this domain, and functions that may replace such a node of a simplified graph.
+    """
+
+    replacements: Entries = field(default_factory=dict)
+    missing: Entries = field(default_factory=dict)
+    decompositions: Entries = field(default_factory=dict)
+    translations: Entries = field(default_factory=dict)
+    draws: Entries = field(default_factory=dict)
+    float64_nodes: Entries = field(default_factory=dict)
+    rewrites: Entries = field(default_factory=dict)
+
+
+TABLE = Table()
+
+
+def _enters(entries: Entries, keys: Iterable[Any]) -> Callable[[Function], Function]:
+    def enter(function: Function) -> Function:
+        for key in keys:
+            if key in entries:
+                raise ValueError(f"{key} is entered twice: {entries[key]} and {function}")
+            entries[key] = function
+        return function
+
+    return enter
+
+
+def replaces(*functions: Any) -> Callable[[Function], Function]:
+    """Run the decorated function in place of functions of PyTorch."""
+    return _enters(TABLE.replacements, functions)
+
+
+def provides(*functions: Any) -> Callable[[Function], Function]:
+    """As `replaces`, for functions that PyTorch does not have on a CPU, so that it runs in eager mode too."""
+
+    def enter(function: Function) -> Function:
+        return _enters(TABLE.missing, functions)(replaces(*functions)(function))
+
+    return enter
+
+
+def decomposes(*operators: Any, only: torch.dtype | None = None) -> Callable[[Function], Function]:
+    """Write operators in others, as the decorated function does.
+
+    Args:
+        operators: overloads, such as torch.ops.aten.index_add.default.
+        only: decompose only calls with a tensor of this dtype among the positional arguments.
+    """
+
+    def enter(function: Function) -> Function:
+        _enters(TABLE.decompositions, operators)(function if only is None else _for_dtype(only, function))
+        return function
+
+    return enter
+
+
+def decomposed_by_pytorch(*operators: Any, only: torch.dtype | None = None) -> None:
+    """As `decomposes`, by PyTorch's own decompositions."""
+    for operator in operators:
+        decomposes(operator, only=only)(torch._decomp.decomposition_table[operator])
+
+
+def _for_dtype(dtype: torch.dtype, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(decomposition)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        found = any(isinstance(arg, torch.Tensor) and arg.dtype is dtype for arg in args)
+        return decomposition(*args, **kwargs) if found else NotImplemented
+
+    return chosen
+
+
+def translates(*operators: Any) -> Callable[[Function], Function]:
+    """Write the nodes of operators, as the decorated function of their arguments does."""
+    return _enters(TABLE.translations, operators)
+
+
+def draws(*operators: Any) -> Callable[[Function], Function]:
+    """Draw the random numbers of operators from the Generator that the decorated function gets first."""
+    return _enters(TABLE.draws, operators)
+
+
+def computes_float64(*op_types: str) -> Callable[[Function], Function]:
+    """Write standard nodes that onnxruntime cannot compute in float64 in others."""
+    return _enters(TABLE.float64_nodes, op_types)
+
+
+def rewrites(*op_types: str) -> Callable[[Function], Function]:
+    """Pass nodes of this domain in a simplified graph to the decorated function, which may replace them."""
+    return _enters(TABLE.rewrites, op_types)

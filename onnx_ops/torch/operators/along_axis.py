@@ -1,0 +1,93 @@
+"""Linear operators on images as products with a matrix along each axis, forward and backward.
+
+PyTorch decomposes them into a gather for each neighbour, whose gradients add up at repeated indices. A row of the
+matrix has few entries that are not 0; the product is as quick as a walk over them for some hundred places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import Extent, integers, op
+
+WIDTH = 2
+"""Width of the images from which `matrix_of` reads an operator; with 1, PyTorch's antialiasing is wrong."""
+
+
+def _nodes(self: Any, matrix: Any, axis: int) -> Any:
+    if axis == -1:
+        return op.MatMul(self, op.Transpose(matrix, perm=[1, 0]))
+    if axis == -2:
+        return op.MatMul(matrix, self)
+    # The axes after it are merged into one.
+    trailing = Extent.of(self, -1 - axis)
+    zeros = [0] * (len(self.shape) + axis + 1)
+    columns = op.Reshape(self, integers([*zeros, -1]))
+    return op.Reshape(op.MatMul(matrix, columns), trailing.after(*zeros))
+
+
+def _fake(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    shape = list(self.shape)
+    shape[axis] = matrix.shape[0]
+    return self.new_empty(shape)
+
+
+@custom_operator(_nodes, _fake)
+def along_axis(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """Multiply by a matrix (after, before) along an axis; `axis` is negative."""
+    return torch.movedim(torch.movedim(self, axis, -1) @ matrix.T, -1, axis).contiguous()
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, matrix, ctx.axis = inputs
+    ctx.save_for_backward(matrix)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (matrix,) = ctx.saved_tensors
+    return along_axis(grad, matrix.T.contiguous(), ctx.axis), None, None
+
+
+along_axis.register_autograd(_gradients, setup_context=_setup)
+
+
+Dynamic = Callable[[Any, int], Tensor]
+"""From the size and number of a dynamic axis to the matrix (after, before) of an operator along it."""
+
+
+def resampled(x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, dynamic: Dynamic) -> Tensor:
+    """A separable linear operator on images (N, C, *space), by one matrix along each of the last axes.
+
+    Args:
+        x: the images.
+        operator: from an image (1, C, size, WIDTH) and the number of an axis to the result along that axis.
+        rank: the number of axes of space.
+        dynamic: gives the matrices of axes of dynamic size.
+    """
+    for axis in reversed(range(rank)):
+        size = x.shape[axis - rank]
+        if is_symbolic(size):
+            matrix, changes = dynamic(size, axis).to(x.dtype), True
+        else:
+            matrix, changes = matrix_of(operator, size, axis, x.dtype)
+        if changes:
+            x = along_axis(x, matrix, axis - rank)
+    return x
+
+
+def matrix_of(
+    operator: Callable[[Tensor, int], Tensor], size: int, axis: int, dtype: torch.dtype
+) -> tuple[Tensor, bool]:
+    """The matrix (after, size) of a linear operator along an axis, and whether it is not the identity."""
+    with _disable_current_modes(), torch.no_grad():
+        unit = torch.eye(size, dtype=torch.float64)
+        images = unit.reshape(1, size, size, 1).repeat(1, 1, 1, WIDTH)
+        matrix = operator(images, axis)[0, :, :, 0].T.contiguous()
+        return matrix.to(dtype), matrix.shape[0] != size or not torch.equal(matrix, unit)

@@ -1,0 +1,251 @@
+"""Batch norm in training, and the steps of synchronized batch norm that PyTorch itself has on GPUs only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.table import provides, translates
+
+aten = torch.ops.aten
+
+
+# Batch norm of PyTorch, in nodes
+
+
+def _is_double(value: Any) -> bool:
+    return value.dtype is ir.DataType.DOUBLE
+
+
+def _is_narrow(value: Any) -> bool:
+    return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _count(input: Any) -> Any:
+    """How many elements a channel has, as a tensor (1) of int32."""
+    sizes = [size for axis, size in enumerate(input.shape) if axis != 1]
+    if all(isinstance(size, int) for size in sizes):
+        return op.Constant(value=ir.tensor(np.asarray([np.prod(sizes)], np.int32)))
+    channels = op.Shape(input, start=1, end=2)
+    return op.Cast(op.Div(op.Reshape(op.Size(input), op.Constant(value_ints=[1])), channels), to=ir.DataType.INT32)
+
+
+def _inverse_deviation(variance: Any, eps: float) -> Any:
+    if _is_double(variance):
+        return op.Reciprocal(op.Sqrt(op.Add(variance, double(eps))))
+    variance = op.Cast(variance, to=ir.DataType.FLOAT)
+    return op.Reciprocal(op.Sqrt(op.Add(variance, op.Constant(value_float=eps))))
+
+
+def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
+    """Mean and inverse deviation of the channels, and the latter as BatchNormStats has it.
+
+    The attributes of nodes are float32, too coarse for tensors of double: there eps is added by other nodes.
+    """
+    if not _is_double(input):
+        mean, inverse = aclnn.BatchNormStats(input, eps=eps)
+        return mean, inverse, inverse
+    mean, inverse = aclnn.BatchNormStats(input, eps=0.0)
+    variance = op.Reciprocal(op.Mul(inverse, inverse))
+    variance.dtype = input.dtype
+    return mean, _inverse_deviation(variance, eps), inverse
+
+
+def _tracked(
+    input: Any, mean: Any, inverse: Any, running: tuple[Any, Any], momentum: float, eps: float
+) -> tuple[Any, Any]:
+    """The running mean and variance after a batch."""
+    rows = [op.Unsqueeze(value, op.Constant(value_ints=[0])) for value in (mean, inverse)]
+    if not _is_double(input):
+        return aclnn.BatchNormGatherStatsWithCounts(input, *rows, *running, _count(input), momentum=momentum, eps=eps)[
+            2:
+        ]
+    # Of momentum 1 nothing of earlier values is kept: these are the mean and the unbiased variance of the batch.
+    now = aclnn.BatchNormGatherStatsWithCounts(input, *rows, mean, mean, _count(input), momentum=1.0, eps=0.0)[2:]
+    kept, entering = double(1 - momentum), double(momentum)
+    first, second = (op.Add(op.Mul(old, kept), op.Mul(new, entering)) for old, new in zip(running, now, strict=True))
+    return first, second
+
+
+def _trained(
+    input: Any, weight: Any, bias: Any, running: tuple[Any, Any] | None, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    mean, inverse, gathered = _statistics(input, eps)
+    output = aclnn.BatchNormElemt(input, weight, bias, mean, inverse)
+    after = () if running is None else _tracked(input, mean, gathered, running, momentum, eps)
+    if _is_narrow(input):  # PyTorch says that these statistics are as narrow, and the running ones float
+        mean, inverse = (op.Cast(value, to=input.dtype) for value in (mean, inverse))
+        after = tuple(op.Cast(value, to=ir.DataType.FLOAT) for value in after)
+    return output, mean, inverse, *after
+
+
+def _unrounded(statistics: Any) -> Any:
+    """Statistics as they were before a cast to fewer bits."""
+    node = statistics.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Cast" else statistics
+
+
+@translates(aten._native_batch_norm_legit_functional.default)
+def _batch_norm_functional(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    running = (running_mean, running_var)
+    if training:
+        return _trained(input, weight, bias, running, momentum, eps)
+    return *_batch_norm_evaluated(input, weight, bias, *running, momentum, eps), *map(op.Identity, running)
+
+
+@translates(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_without_running(
+    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return _trained(input, weight, bias, None, momentum, eps)
+
+
+@translates(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_evaluated(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    values = (input, weight, bias, running_mean, running_var)
+    if all(value is not None and value.dtype is ir.DataType.FLOAT for value in values):
+        output = op.BatchNormalization(*values, epsilon=eps)
+    else:  # of other dtypes it would take eps for a float, or has no kernel
+        output = aclnn.BatchNormElemt(input, weight, bias, running_mean, _inverse_deviation(running_var, eps))
+    nothing = op.CastLike(op.Constant(value=ir.tensor(np.zeros(0, np.float32))), input)
+    return output, nothing, nothing
+
+
+@translates(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(
+    grad: Any,
+    input: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Any,
+) -> tuple[Any, ...]:
+    if train:
+        mean, inverse = _unrounded(save_mean), _unrounded(save_invstd)
+    else:
+        mean, inverse = running_mean, _inverse_deviation(running_var, eps)
+    *sums, by_weight, by_bias = aclnn.BatchNormReduceBackward(grad, input, mean, inverse, weight)
+    if train:
+        by_input = aclnn.BatchNormElemtBackward(grad, input, mean, inverse, weight, *sums, _count(input))
+    else:
+        by_input = aclnn.BatchNormElemt(grad, weight, None, op.Sub(mean, mean), inverse)
+    return by_input, by_weight, by_bias
+
+
+@contextlib.contextmanager
+def cumulative_averages() -> Iterator[None]:
+    """Batch norms with momentum=None keep their average in tensors; PyTorch makes a number of Python of a buffer."""
+    forward = _BatchNorm.forward
+    _BatchNorm.forward = lambda self, input: _cumulative(self, input) if _is_cumulative(self) else forward(self, input)
+    try:
+        yield
+    finally:
+        _BatchNorm.forward = forward
+
+
+def _is_cumulative(module: _BatchNorm) -> bool:
+    return module.momentum is None and module.training and module.track_running_stats
+
+
+def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
+    module._check_input_dim(input)
+    module.num_batches_tracked.add_(1)
+    eps = 0.0 if input.dtype is torch.float64 else module.eps  # as for the statistics that it is normalized with
+    with torch.no_grad():
+        mean, inverse = operators.BatchNormStats(input, eps=eps)
+        count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.int32)
+        _, _, *now = operators.BatchNormGatherStatsWithCounts(
+            input, mean[None], inverse[None], mean, mean, count, momentum=1.0, eps=eps
+        )
+        for running, of_batch in zip((module.running_mean, module.running_var), now, strict=True):
+            running.add_((of_batch.to(running.dtype) - running) / module.num_batches_tracked.to(running.dtype))
+    return functional.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
+
+
+# Steps of synchronized batch norm
+
+
+@provides(torch.batch_norm_stats)
+def _stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return operators.BatchNormStats(input, eps=eps)
+
+
+@provides(torch.batch_norm_gather_stats_with_counts)
+def _gather_with_counts(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    running = (None, None) if running_mean is None or running_var is None else (running_mean, running_var)
+    settings = {"momentum": momentum, "eps": eps}
+    *merged, new_mean, new_var = operators.BatchNormGatherStatsWithCounts(
+        input, mean, invstd, *running, counts, **settings
+    )
+    if running_mean is not None and running_var is not None:
+        running_mean.copy_(new_mean)
+        running_var.copy_(new_var)
+    return tuple(merged)
+
+
+@provides(torch.batch_norm_gather_stats)
+def _gather(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    counts = torch.full((mean.shape[0],), count, dtype=torch.int32)
+    return _gather_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
+@provides(torch.batch_norm_elemt)
+def _elemt(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
+    return operators.BatchNormElemt(input, weight, bias, mean, invstd)
+
+
+@provides(torch.batch_norm_backward_reduce)
+def _backward_reduce(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor | None, ...]:
+    results = operators.BatchNormReduceBackward(grad_out, input, mean, invstd, weight)
+    wanted = (input_g, input_g, weight_g, bias_g)
+    return tuple(result if wants else None for result, wants in zip(results, wanted, strict=True))
+
+
+provides(torch.batch_norm_backward_elemt)(operators.BatchNormElemtBackward)

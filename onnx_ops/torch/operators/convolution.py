@@ -1,0 +1,326 @@
+"""Convolutions, transposed ones included, and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, sizes, taps
+from onnx_ops.torch.base.table import computes_float64, translates
+
+aten = torch.ops.aten
+
+FEW_CHANNELS = 8
+"""Up to this number of input channels, all taps of a kernel are one product of matrices; above, each is its own."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over an image; each list has an entry for every axis of space."""
+
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a product of matrices at each pixel."""
+        alone = all(k == s == 1 and p == 0 for k, s, p in zip(self.kernel, self.stride, self.padding, strict=True))
+        return alone and self.groups == 1
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of the ONNX operators."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.stride,
+            "pads": [*self.padding, *self.padding],
+            "dilations": self.dilation,
+            "group": self.groups,
+        }
+
+
+def _window(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Window:
+    rank = len(kernel)
+    return Window(list(kernel), _each(stride, rank), _each(padding, rank), _each(dilation, rank), groups)
+
+
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+@translates(aten.convolution.default)
+def _convolution(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> Any:
+    window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
+    if not transposed:
+        return _added(_forward(x, weight, window), bias, window.rank)
+    return _added(_by_input(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
+
+
+def _added(y: Any, bias: Any, rank: int) -> Any:
+    return y if bias is None else op.Add(y, op.Unsqueeze(bias, integers(range(1, rank + 1))))
+
+
+@translates(aten.convolution_backward.default)
+def _convolution_backward(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
+    # The exporter takes no None for outputs that are not used.
+    by_x = by_weight = by_bias = grad
+    if output_mask[0]:
+        space = Extent.of(x, window.rank)
+        if transposed:
+            by_x = _cut(_forward(grad, weight, window), space, window.rank)  # output_padding may add some
+        elif space.numbers is not None and _is_depthwise(window, sizes(x)[1]):
+            by_x = aclnn.DepthwiseConv2DBackpropInput(
+                weight, grad, input_size=[sizes(x)[1], *space.numbers], **_depthwise_attributes(window)
+            )
+        elif space.numbers is not None:
+            by_x = _by_input(grad, weight, window, _left(space.numbers, Extent.of(grad, window.rank), window))
+        else:  # the number of elements at the end that no window reaches is not known
+            by_x = _by_input(grad, weight, window, [s - 1 for s in window.stride])
+            by_x = _cut(by_x, space, window.rank) if any(s > 1 for s in window.stride) else by_x
+    if output_mask[1]:
+        rooms = zip(_each(output_padding, window.rank), window.stride, strict=True)
+        if Extent.of(x, window.rank).numbers is None and any(more >= s for more, s in rooms):
+            raise CaptureError(
+                f"a transposed convolution with output_padding {list(output_padding)}, as large as its stride"
+                f" {window.stride}, needs sizes of space that are not dynamic: leave those axes out of dynamic_shapes"
+            )
+        by_weight = _by_weight(x, grad, window) if transposed else _by_weight(grad, x, window)
+    if output_mask[2]:
+        by_bias = op.ReduceSum(grad, integers([0, *range(2, window.rank + 2)]), keepdims=0)
+    return by_x, by_weight, by_bias
+
+
+def _forward(x: Any, weight: Any, window: Window) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Conv(x, weight, **window.attributes)
+    # onnxruntime has no float64 Conv: im2col, times the weights.
+    outputs, inputs = sizes(weight)[0], sizes(weight)[1]
+    columns, out = _columns(x, window)
+    width = inputs * math.prod(window.kernel)
+    columns = op.Reshape(columns, integers([_rows(x, out), window.groups, width, out.product]))
+    rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
+    return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))
+
+
+def _rows(x: Any, space: Extent) -> int:
+    """The first size of a shape that Reshape takes: a dynamic one is copied where another one is worked out."""
+    return 0 if space.numbers is None else sizes(x)[0]
+
+
+def _columns(x: Any, window: Window) -> tuple[Any, Extent]:
+    """im2col: the columns (N, C, taps of the kernel, *out), and the sizes `out`."""
+    out = _reached(Extent.of(x, window.rank), window)
+    axes = range(2, window.rank + 2)
+    seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
+    return op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2), out
+
+
+def _left(space: Sequence[int], arrived: Extent, window: Window) -> list[int]:
+    """How many elements at the end of each axis of an image no window reaches; `arrived` is the number of windows."""
+    assert arrived.numbers is not None
+    reach = zip(space, arrived.numbers, window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    return [size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for size, n, k, s, p, d in reach]
+
+
+def _cut(image: Any, space: Extent, rank: int) -> Any:
+    """An image cropped at the end to the sizes `space`."""
+    return op.Slice(image, integers([0] * rank), space.value, integers(range(2, rank + 2)))
+
+
+def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> Any:
+    """The gradient with respect to an input with `extra` elements at the end that no window reaches; also a transposed
+    convolution of `grad`."""
+    if grad.dtype != ir.DataType.DOUBLE:
+        if window.is_pointwise and not any(extra):  # Conv takes three quarters of the time
+            return op.Conv(grad, op.Transpose(weight, perm=[1, 0, *range(2, window.rank + 2)]), **window.attributes)
+        return op.ConvTranspose(grad, weight, **window.attributes, output_padding=extra)
+    outputs, inputs = sizes(weight)[0], sizes(weight)[1]
+    count, arrived = math.prod(window.kernel), Extent.of(grad, window.rank)
+    rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, inputs * count]))
+    shape = [_rows(grad, arrived), window.groups, outputs // window.groups, arrived.product]
+    columns = op.MatMul(op.Transpose(rows, perm=[0, 2, 1]), op.Reshape(grad, integers(shape)))
+    columns = op.Reshape(columns, arrived.after(_rows(grad, arrived), inputs * window.groups, count))
+    reach = zip(window.kernel, window.stride, window.padding, window.dilation, extra, strict=True)
+    behind = [more + 1 - s - 2 * p + d * (k - 1) for k, s, p, d, more in reach]
+    return _scattered(columns, grad, window, arrived, Extent(behind))
+
+
+def _scattered(columns: Any, like: Any, window: Window, arrived: Extent, behind: Extent) -> Any:
+    """col2im: the columns of all taps added up where they come from.
+
+    Args:
+        columns: (N, C, taps of the kernel, *arrived).
+        like: a value of the dtype of the result.
+        behind: space - arrived * stride.
+    Returns:
+        (N, C, *space).
+    """
+    zero, whole = number(0.0, like), None
+    for i, places in enumerate(itertools.product(*map(range, window.kernel))):
+        part = op.Gather(columns, op.Constant(value_int=i), axis=2)
+        for axis, s in enumerate(window.stride):
+            if s > 1:  # zeros between its elements
+                part = op.Unsqueeze(part, integers([axis + 3]))
+                after = [0] * (window.rank + 3)
+                after[axis + 3] = s - 1
+                part = op.Pad(part, integers([0] * len(after) + after), zero)
+                merged = arrived.times([*window.stride[: axis + 1], *[1] * (window.rank - axis - 1)])
+                part = op.Reshape(part, merged.after(0, 0))
+        start = [t * d - p for t, d, p in zip(places, window.dilation, window.padding, strict=True)]
+        part = op.Pad(part, behind.minus(Extent(start)).after(0, 0, *start, 0, 0), zero)
+        whole = part if whole is None else op.Add(whole, part)
+    return whole
+
+
+def _by_weight(grad: Any, x: Any, window: Window) -> Any:
+    """The gradient with respect to the weights of a convolution of x.
+
+    A convolution of x with grad would be the same, and takes up to twice as long.
+    """
+    space, out = (Extent.of(value, window.rank) for value in (x, grad))
+    outputs, inputs = sizes(grad)[1], sizes(x)[1]
+    groups, per_group = window.groups, inputs // window.groups
+    # With an output_padding as large as its stride, a transposed convolution has room for more windows.
+    as_many = None in (space.numbers, out.numbers) or _reached(space, window).numbers == out.numbers
+    if _is_depthwise(window, inputs) and as_many:
+        return aclnn.DepthwiseConv2DBackpropFilter(x, grad, filter_size=window.kernel, **_depthwise_attributes(window))
+    axes = list(range(2, window.rank + 2))
+    if groups == 1 and inputs <= FEW_CHANNELS:
+        seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
+        columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
+        columns = op.Reshape(columns, integers([0, inputs * math.prod(window.kernel), out.product]))
+        rows = op.Reshape(grad, integers([0, 0, out.product]))
+        product = op.MatMul(rows, op.Transpose(columns, perm=[0, 2, 1]))
+        product = op.ReduceSum(product, integers([0]), keepdims=0)
+        return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
+    if groups == 1:
+        channels_last = op.Transpose(x, perm=[0, *axes, 1])
+        if any(window.padding):
+            channels_last = op.Pad(channels_last, integers([0, *window.padding, 0] * 2))
+        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
+        seen = taps(channels_last, range(1, window.rank + 1), window.kernel, window.stride, window.dilation, out)
+        products = [op.MatMul(rows, op.Reshape(tap, integers([-1, inputs]))) for tap in seen]
+        product = op.Reshape(op.Concat(*products, axis=1), integers([outputs, *window.kernel, inputs]))
+        return op.Transpose(product, perm=[0, window.rank + 1, *range(1, window.rank + 1)])
+    rows = op.Transpose(grad, perm=[1, 0, *axes])
+    rows = op.Reshape(rows, integers([groups, outputs // groups, -1]))
+    channels_first = op.Transpose(_padded(x, window), perm=[1, 0, *axes])
+    products = []
+    for tap in taps(channels_first, axes, window.kernel, window.stride, window.dilation, out):
+        columns = op.Transpose(op.Reshape(tap, integers([groups, per_group, -1])), perm=[0, 2, 1])
+        products.append(op.Unsqueeze(op.MatMul(rows, columns), integers([3])))
+    return op.Reshape(op.Concat(*products, axis=3), integers([outputs, per_group, *window.kernel]))
+
+
+def _is_depthwise(window: Window, channels: int) -> bool:
+    """Whether each of the channels that are convolved is a group of its own."""
+    return 1 < window.groups == channels
+
+
+def _depthwise_attributes(window: Window) -> dict[str, Any]:
+    """Those of this domain's operators."""
+    return {"strides": window.stride, "pads": [*window.padding, *window.padding], "dilations": window.dilation}
+
+
+def _padded(x: Any, window: Window) -> Any:
+    return op.Pad(x, integers([0, 0, *window.padding] * 2)) if any(window.padding) else x
+
+
+def _reached(space: Extent, window: Window) -> Extent:
+    """The number of windows along each axis of an image."""
+    rims = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    return space.plus([2 * p - d * (k - 1) - 1 + s for k, s, p, d in rims]).over(window.stride)
+
+
+@translates(aten.im2col.default)
+def _image_to_columns(
+    x: Any,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
+    window = _window(kernel_size, stride, padding, dilation, 1)
+    columns, out = _columns(x, window)
+    return op.Reshape(columns, integers([0, sizes(x)[1] * math.prod(kernel_size), out.product]))
+
+
+@translates(aten.col2im.default)
+def _columns_to_image(
+    x: Any,
+    output_size: Sequence[int | Any],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
+    window = _window(kernel_size, stride, padding, dilation, 1)
+    space = Extent.given(output_size)
+    out = _reached(space, window)
+    count = math.prod(kernel_size)
+    columns = op.Reshape(x, out.after(0, sizes(x)[1] // count, count))
+    return _scattered(columns, x, window, out, space.minus(out.times(window.stride)))
+
+
+def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution as a function of the inputs and attributes that `Window.attributes` gives its node."""
+
+    def translated(
+        x: Any,
+        weight: Any,
+        *,
+        kernel_shape: Sequence[int],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        group: int,
+        output_padding: Sequence[int] | None = None,
+        auto_pad: bytes = b"NOTSET",
+    ) -> Any:
+        window = Window(kernel_shape, strides, pads[: len(kernel_shape)], dilations, group)
+        return translate(x, weight, window, *([] if output_padding is None else [output_padding]))
+
+    return translated
+
+
+computes_float64("Conv")(_of_node(_forward))
+computes_float64("ConvTranspose")(_of_node(_by_input))

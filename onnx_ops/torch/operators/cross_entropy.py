@@ -1,0 +1,60 @@
+"""Cross entropy of logits and labels, with a gradient in three passes over the logits.
+
+PyTorch materializes the gradient with respect to the log-probabilities, which is 0 but for one class of each sample:
+seven passes to write, scale and sum it, and to combine it with the probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.labels import checked, known_or_ignored, scaled
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """From logits (N, C), labels (N,) and weights of the samples (N,) to their losses (N,)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        logarithms = logits.log_softmax(1)
+        ctx.save_for_backward(logits, labels, weights, logarithms)
+        return -logarithms.gather(1, labels[:, None])[:, 0] * weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, weights, logarithms = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            logarithms = logits.log_softmax(1)
+        scale = (gradient * weights)[:, None]
+        return (logarithms.exp() * scale).scatter_add(1, labels[:, None], -scale), None, None
+
+
+@replaces(functional.cross_entropy)
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    if input.dim() != 2 or target.is_floating_point() or label_smoothing or (size_average, reduce) != (None, None):
+        options = size_average, ignore_index, reduce, reduction, label_smoothing
+        if target.is_floating_point() or not label_smoothing:
+            return functional.cross_entropy(input, target, weight, *options)
+        known, factor = known_or_ignored(target, input, ignore_index)  # smoothing looks weights up too
+        return scaled(functional.cross_entropy(input, known, weight, *options), factor)
+    counts = target != ignore_index
+    labels, factor = checked(target, input.shape[1], input.dtype, ignore_index)
+    weights = torch.where(counts, factor if weight is None else factor * weight[labels], 0.0)
+    losses = torch.where(counts, _CrossEntropy.apply(input, labels, weights), 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()

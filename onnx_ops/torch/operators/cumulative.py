@@ -1,0 +1,48 @@
+"""Products and extremes of the elements up to each place of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.return_types import cummax, cummin
+
+from onnx_ops.torch.base.table import replaces
+
+
+@replaces(torch.cumprod, torch.Tensor.cumprod)
+def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Each round doubles the number of factors."""
+    rows = (input if dtype is None else input.to(dtype)).clone()
+    size = int(rows.shape[dim]) if rows.dim() else 1
+    step = 1
+    while step < size:
+        ones = torch.ones_like(rows.narrow(dim, 0, step))
+        rows = rows * torch.cat([ones, rows.narrow(dim, 0, size - step)], dim)
+        step *= 2
+    return rows
+
+
+def _running(name: str, kind: Any) -> Callable[..., Any]:
+    """cummax or cummin; of equal elements the index is that of the last, as in PyTorch."""
+
+    def running(input: Tensor, dim: int) -> Any:
+        if input.dim() == 0:
+            return kind((input.clone(), torch.zeros_like(input, dtype=torch.int64)))
+        rows = input.movedim(dim, -1)
+        size = int(rows.shape[-1])
+        seen = torch.ones(size, size, dtype=torch.bool, device=input.device).tril()
+        unseen = float("-inf") if name == "amax" else float("inf")
+        values = torch.where(seen, rows.detach().unsqueeze(-2), unseen)
+        best = getattr(values, name)(-1, keepdim=True)
+        order = torch.arange(size, device=input.device)
+        indices = torch.where((values == best) & seen, order, -1).amax(-1)
+        return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))
+
+    return running
+
+
+replaces(torch.cummax, torch.Tensor.cummax)(_running("amax", cummax))
+replaces(torch.cummin, torch.Tensor.cummin)(_running("amin", cummin))

@@ -1,0 +1,62 @@
+"""Functions of single numbers: logarithms, angles in degrees, signs, extremes of two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.nodes import number, op
+from onnx_ops.torch.base.table import replaces, translates
+
+aten = torch.ops.aten
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda x: op.Mul(x, number(factor, x))
+
+
+translates(aten.deg2rad.default)(_times(math.pi / 180))
+translates(aten.rad2deg.default)(_times(180 / math.pi))
+
+
+def _logarithm(base: float) -> Callable[[Any], Any]:
+    return lambda x: op.Div(op.Log(x), number(math.log(base), x))
+
+
+translates(aten.log2.default)(_logarithm(2))
+translates(aten.log10.default)(_logarithm(10))
+
+
+@replaces(torch.fmax, torch.Tensor.fmax)
+def _fmax(input: Tensor, other: Tensor) -> Tensor:
+    return torch.where(input.isnan(), other, torch.where(other.isnan(), input, torch.maximum(input, other)))
+
+
+@replaces(torch.fmin, torch.Tensor.fmin)
+def _fmin(input: Tensor, other: Tensor) -> Tensor:
+    return torch.where(input.isnan(), other, torch.where(other.isnan(), input, torch.minimum(input, other)))
+
+
+@replaces(torch.hypot, torch.Tensor.hypot)
+def _hypot(input: Tensor, other: Tensor) -> Tensor:
+    larger = torch.maximum(input.abs(), other.abs()).detach()
+    scale = torch.where((larger > 0) & (larger < float("inf")), larger, 1.0)
+    return ((input / scale).square() + (other / scale).square()).sqrt() * scale
+
+
+@replaces(torch.copysign, torch.Tensor.copysign)
+def _copysign(input: Tensor, other: Tensor | float) -> Tensor:
+    if not isinstance(other, Tensor):
+        other = torch.full((), float(other), dtype=input.dtype, device=input.device)
+    negative = (other < 0) | ((other == 0) & (other.detach().reciprocal() < 0))  # a zero has a sign too
+    return torch.where(negative, -input.abs(), input.abs())
+
+
+@replaces(torch.sinc, torch.Tensor.sinc)
+def _sinc(input: Tensor) -> Tensor:
+    angle = torch.where(input == 0, 1.0, input * math.pi)
+    return torch.where(input == 0, 1.0, angle.sin() / angle)

@@ -1,0 +1,93 @@
+"""Embeddings, bags of them, and the gradient of an embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.table import replaces, translates
+
+
+@replaces(functional.embedding)
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if max_norm is not None:
+        raise CaptureError(
+            "an embedding with max_norm rewrites its weights in the forward pass; normalize the rows in the loss"
+            " instead"
+        )
+    index = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return torch.embedding(weight, input, index, scale_grad_by_freq, sparse)
+
+
+@translates(torch.ops.aten.embedding_dense_backward.default)
+def _backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+    return aclnn.EmbeddingDenseBackward(
+        grad,
+        indices,
+        num_weights=num_weights,
+        padding_idx=padding_idx,
+        scale_grad_by_freq=int(scale_grad_by_freq),
+    )
+
+
+@replaces(functional.embedding_bag)
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    if per_sample_weights is not None and mode != "sum":
+        raise CaptureError(f"embedding_bag has per_sample_weights with mode '{mode}', which PyTorch refuses")
+    if scale_grad_by_freq:
+        raise CaptureError(
+            "an embedding bag with scale_grad_by_freq cannot be captured: its gradient is not that of an embedding"
+        )
+    rows = _embedding(input, weight, None, max_norm, norm_type, False, sparse)
+    counts = torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    if padding_idx is not None:
+        counts = input != padding_idx % weight.shape[0]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if offsets is None:  # each row of the input is a bag
+        members = counts
+    else:
+        starts = offsets[:-1] if include_last_offset else offsets
+        order = torch.arange(input.shape[0], device=input.device)
+        bags = (order.unsqueeze(1) >= starts).sum(1) - 1
+        own = bags == torch.arange(starts.shape[0], device=input.device).unsqueeze(1)
+        members = own & counts  # (bags, inputs)
+        if include_last_offset:
+            members = members & (order < offsets[-1])
+    if mode == "max":
+        if offsets is not None:
+            rows = rows.unsqueeze(0)
+        kept = members.unsqueeze(-1)
+        largest = torch.where(kept, rows, -math.inf).max(1).values
+        return torch.where(kept.any(1), largest, 0.0)
+    shares = members.to(rows.dtype)
+    total = (rows * shares.unsqueeze(-1)).sum(1) if offsets is None else shares @ rows
+    if mode == "sum":
+        return total
+    return total / members.sum(1, keepdim=True).clamp(min=1).to(rows.dtype)

@@ -1,0 +1,104 @@
+"""Sampling of an image at the points of a grid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.table import replaces
+
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+SHARPNESS = -0.75
+"""The free parameter of PyTorch's cubic interpolation."""
+
+
+@replaces(torch.grid_sampler)
+def _grid_sampler(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    space = [int(size) for size in input.shape[2:]]
+    rank = len(space)
+    places = []
+    for axis, size in enumerate(space):
+        at = grid[..., rank - 1 - axis].flatten(1)  # x, the last axis, comes first
+        places.append((at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2)
+    image = _Image(input.flatten(2), space, padding_mode, align_corners)
+    if interpolation_mode == BICUBIC:
+        found = _bicubic(image, places)
+    else:
+        inside = [image.kept_inside(at, axis) for axis, at in enumerate(places)]
+        found = image.values([at.round() for at in inside]) if interpolation_mode == NEAREST else _linear(image, inside)
+    return found.unflatten(2, grid.shape[1:-1])
+
+
+class _Image:
+    """An image, flattened to (N, C, pixels), and its padding mode."""
+
+    def __init__(self, flat: Tensor, space: Sequence[int], padding_mode: int, align_corners: bool) -> None:
+        self._flat, self._space = flat, space
+        self._mode, self._align = padding_mode, align_corners
+
+    def kept_inside(self, at: Tensor, axis: int) -> Tensor:
+        size = self._space[axis]
+        if self._mode == ZEROS:
+            return at
+        if self._mode == REFLECTION:
+            low, span = (0.0, size - 1.0) if self._align else (-0.5, float(size))
+            if span == 0:
+                return at * 0
+            distance = (at - low).abs()
+            turns = (distance / span).floor()
+            rest = distance - turns * span
+            odd = turns - 2 * (turns / 2).floor() > 0
+            at = torch.where(odd, span - rest, rest) + low
+        return at.clamp(0, size - 1)
+
+    def values(self, places: Sequence[Tensor]) -> Tensor:
+        """The pixels at integral coordinates, 0 outside of the image: (N, C, points)."""
+        index, seen = None, None
+        for at, size in zip(places, self._space, strict=True):
+            within = (at >= 0) & (at <= size - 1)
+            here = at.clamp(0, size - 1).to(torch.int64)
+            index = here if index is None else index * size + here
+            seen = within if seen is None else seen & within
+        assert index is not None
+        assert seen is not None
+        wanted = index.unsqueeze(1).expand(-1, self._flat.shape[1], -1)
+        return self._flat.gather(2, wanted) * seen.unsqueeze(1).to(self._flat.dtype)
+
+
+def _linear(image: _Image, places: Sequence[Tensor]) -> Tensor:
+    below = [at.detach().floor() for at in places]
+    parts = []
+    for corner in itertools.product((0, 1), repeat=len(places)):
+        shares = [(at - low) if up else (low + 1 - at) for at, low, up in zip(places, below, corner, strict=True)]
+        share = math.prod(shares[1:], start=shares[0])
+        parts.append(image.values([low + up for low, up in zip(below, corner, strict=True)]) * share.unsqueeze(1))
+    return sum(parts[1:], start=parts[0])
+
+
+def _bicubic(image: _Image, places: Sequence[Tensor]) -> Tensor:
+    below = [at.detach().floor() for at in places]
+    weights = [_cubic(at - low) for at, low in zip(places, below, strict=True)]
+    parts = []
+    for i, j in itertools.product(range(4), repeat=2):
+        here = [image.kept_inside(low + k - 1, axis) for axis, (low, k) in enumerate(zip(below, (i, j), strict=True))]
+        parts.append(image.values(here) * (weights[0][i] * weights[1][j]).unsqueeze(1))
+    return sum(parts[1:], start=parts[0])
+
+
+def _cubic(t: Tensor) -> list[Tensor]:
+    """The weights of four neighbours, for a point at distance t after the second of them."""
+
+    def near(x: Tensor) -> Tensor:
+        return ((SHARPNESS + 2) * x - (SHARPNESS + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((SHARPNESS * x - 5 * SHARPNESS) * x + 8 * SHARPNESS) * x - 4 * SHARPNESS
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]

@@ -1,0 +1,37 @@
+"""Hardshrink as an operator of this domain, and the translation of PyTorch's gradient of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
+from torch import Tensor
+
+from onnx_ops.torch.base.custom_ops import differentiable, operators
+from onnx_ops.torch.base.nodes import aclnn, number, op
+from onnx_ops.torch.base.table import replaces, translates
+
+differentiable("Hardshrink", {"self": "HardshrinkBackward"})
+
+
+def _attribute(lambd: float, dtype: ir.DataType) -> float | None:
+    """`lambd` rounded to the dtype of the tensor, as PyTorch compares with it; None if no attribute has that value."""
+    limit = float(np.asarray(lambd).astype(dtype.numpy()))
+    return limit if limit >= 0 and float(np.float32(limit)) == limit else None  # the op takes one below 0 for 0
+
+
+@translates(torch.ops.aten.hardshrink_backward.default)
+def _backward(grad: Any, self: Any, lambd: float) -> Any:
+    limit = _attribute(lambd, self.dtype)
+    if limit is None:
+        return op.Where(op.LessOrEqual(op.Abs(self), number(lambd, self)), number(0.0, self), grad)
+    return aclnn.HardshrinkBackward(grad, self, lambd=limit)
+
+
+@replaces(torch.hardshrink, torch.Tensor.hardshrink)
+def _functional(input: Tensor, lambd: float = 0.5) -> Tensor:
+    limit = _attribute(lambd, from_torch_dtype(input.dtype))
+    return torch.where(input.abs() <= lambd, 0.0, input) if limit is None else operators.Hardshrink(input, lambd=limit)

@@ -1,0 +1,25 @@
+"""Products of a matrix and a vector, and bilinear forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.table import replaces, translates
+
+
+@translates(torch.ops.aten.mv.default)
+def _mv(matrix: Any, vector: Any) -> Any:
+    """With a column: onnxruntime fuses a Transpose into a MatMul with a vector, and then gives wrong numbers."""
+    column = op.MatMul(matrix, op.Unsqueeze(vector, integers([1])))
+    return op.Squeeze(column, integers([1]))
+
+
+@replaces(torch.bilinear)
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    outer = input1.unsqueeze(-1) * input2.unsqueeze(-2)
+    return functional.linear(outer.flatten(-2), weight.flatten(1), bias)

@@ -1,0 +1,53 @@
+"""Instance, group and layer norms, and weight norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces
+
+aten = torch.ops.aten
+
+# onnxruntime has no float64 kernels of these.
+decomposed_by_pytorch(
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+    aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
+    only=torch.float64,
+)
+
+
+@replaces(functional.instance_norm)
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A group norm whose groups are the channels; running statistics are updated with the mean over the batch."""
+    if not use_input_stats:
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    axes = tuple(range(2, input.dim()))
+    if math.prod(input.shape[2:]) == 1:
+        raise ValueError(f"an instance norm needs more than one place of space in training, got {tuple(input.shape)}")
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            variance, mean = torch.var_mean(input.detach(), axes)
+            running_mean.mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
+            running_var.mul_(1 - momentum).add_(variance.mean(0), alpha=momentum)
+    return functional.group_norm(input, input.shape[1], weight, bias, eps)
+
+
+@replaces(torch._weight_norm)
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    return v * (g / v.square().sum(axes, keepdim=True).sqrt())

@@ -1,0 +1,317 @@
+"""Max pools, average pools and adaptive pools.
+
+Max pools over planes and volumes, and their gradients, are ops of this domain: PyTorch counts the indices of maxima
+within each plane or volume, ONNX through the whole tensor. torch.onnx runs a second pool to convert them, and
+onnxruntime's pool takes many times as long where it also returns indices.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.table import decomposes, replaces, rewrites, translates
+from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
+
+aten = torch.ops.aten
+AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
+
+
+def _each(value: Any, rank: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def _of_rank(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The translations of a max pool over `rank` axes and of its gradient."""
+
+    def attributes(
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> dict[str, Any]:
+        kernel, *others = (
+            list(values) * (rank // len(values)) for values in (kernel_size, stride or kernel_size, padding, dilation)
+        )
+        names = ("stride", "padding", "dilation")
+        return {"kernel_size": kernel, **dict(zip(names, others, strict=True)), "ceil_mode": int(ceil_mode)}
+
+    def max_pool(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Any:
+        return aclnn.MaxPool2dWithIndices(self, **attributes(kernel_size, stride, padding, dilation, ceil_mode))
+
+    def max_pool_backward(
+        grad: Any,
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        indices: Any,
+    ) -> Any:
+        given = attributes(kernel_size, stride, padding, dilation, ceil_mode)
+        return aclnn.MaxPool2dWithIndicesBackward(grad, self, indices, **given)
+
+    return max_pool, max_pool_backward
+
+
+for _rank in (2, 3):
+    _max_pool, _max_pool_backward = _of_rank(_rank)
+    translates(getattr(aten, f"max_pool{_rank}d_with_indices").default)(_max_pool)
+    translates(getattr(aten, f"max_pool{_rank}d_with_indices_backward").default)(_max_pool_backward)
+
+
+@rewrites("MaxPool2dWithIndices")
+def _without_indices(node: ir.Node) -> None:
+    """A pool whose indices are not used, as in an inference graph, becomes ONNX's, which is faster."""
+    pooled, indices = node.outputs
+    given = {name: attribute.as_ints() for name, attribute in node.attributes.items() if name != "ceil_mode"}
+    (pooling,) = node.inputs
+    assert pooling is not None
+    batched = pooling.shape is not None and len(pooling.shape) == len(given["kernel_size"]) + 2
+    # Where a last window may reach beyond the end, runtimes differ from each other.
+    if indices.uses() or indices.is_graph_output() or node.attributes["ceil_mode"].as_int() or not batched:
+        return
+    attributes = {
+        "kernel_shape": given["kernel_size"],
+        "strides": given["stride"],
+        "pads": [*given["padding"], *given["padding"]],
+        "dilations": given["dilation"],
+    }
+    plain = ir.node("MaxPool", node.inputs, attributes)
+    plain.outputs[0].shape, plain.outputs[0].type = pooled.shape, pooled.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [pooled], [plain.outputs[0]])
+
+
+@replaces(torch.max_pool1d, functional.max_pool1d)
+def _max_pool_of_lines(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """As a pool over planes; PyTorch's own specializes dynamic sizes."""
+    kernel, pads, gaps = (_each(value, 1)[0] for value in (kernel_size, padding, dilation))
+    step = kernel if stride is None or stride in ((), []) else _each(stride, 1)[0]
+    window = [1, kernel], [1, step], [0, pads], [1, gaps]
+    values, indices = aten.max_pool2d_with_indices(input.unsqueeze(-2), *window, ceil_mode)
+    return (values.squeeze(-2), indices.squeeze(-2)) if return_indices else values.squeeze(-2)
+
+
+replaces(torch.max_pool1d_with_indices)(functools.partial(_max_pool_of_lines, return_indices=True))
+
+
+def _averaging(
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Callable[[Tensor, int], Tensor]:
+    """An average pool along one axis, for `resampled`; a sum where there is a divisor_override."""
+    divisor = None if divisor_override is None else 1
+
+    def along(image: Tensor, axis: int) -> Tensor:
+        window = [kernel_size[axis], 1], [stride[axis], 1], [padding[axis], 0]
+        return aten.avg_pool2d(image, *window, ceil_mode, count_include_pad, divisor)
+
+    return along
+
+
+def _shares(first: Tensor, end: Tensor, size: Any, shared: Tensor | int) -> Tensor:
+    """The matrix (windows, size) that divides the sum over first <= i < end of each window by `shared`."""
+    places = torch.arange(size)
+    seen = (places >= first.unsqueeze(1)) & (places < end.unsqueeze(1))
+    return seen.to(torch.float64) / shared
+
+
+def _averages(
+    kernel: int, stride: int, padding: int, after: Any, size: Any, count_include_pad: bool, divided: bool
+) -> Tensor:
+    """The matrix (after, size) of an average pool along an axis of dynamic size."""
+    whole = torch.arange(size)[-1:] + 1  # the size, as a number of the graph
+    first = torch.arange(after) * stride - padding
+    end = torch.minimum(first + kernel, whole + padding)
+    inside = torch.minimum(end, whole)
+    counted = end - first if count_include_pad else inside - first.clamp(min=0)
+    return _shares(first, inside, size, counted.unsqueeze(1) if divided else 1)
+
+
+def _adaptive_averages(after: Any, size: Any) -> Tensor:
+    order = torch.arange(after)
+    whole, count = torch.arange(size)[-1:] + 1, order[-1:] + 1
+    first = torch.div(order * whole, count, rounding_mode="floor")
+    end = torch.div((order + 1) * whole + count - 1, count, rounding_mode="floor")
+    return _shares(first, end, size, (end - first).unsqueeze(1))
+
+
+def _average_pool(
+    rank: int,
+    operator: Callable[..., Tensor],
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """onnxruntime averages no float64, and divides a last window that is cut off by another count than PyTorch."""
+    if input.dtype is not torch.float64 and not ceil_mode and divisor_override is None:
+        return operator(input, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad)
+    kernel = _each(kernel_size, rank)
+    steps = kernel if stride is None or stride == () or stride == [] else _each(stride, rank)
+    along = _averaging(kernel, steps, _each(padding, rank), ceil_mode, count_include_pad, divisor_override)
+
+    def dynamic(size: Any, axis: int) -> Tensor:
+        k, s, p = kernel[axis], steps[axis], _each(padding, rank)[axis]
+        after = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode:  # a window begins within the image, or the rim before it
+            after = torch.sym_min(after, (size + p - 1) // s + 1)
+        return _averages(k, s, p, after, size, count_include_pad, divisor_override is None)
+
+    result = resampled(input, along, rank, dynamic)
+    return result if divisor_override is None else result / divisor_override
+
+
+@decomposes(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+def _average_pool_backward(
+    grad: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    rank = len(kernel_size) if len(kernel_size) > 1 else self.dim() - 2
+    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
+    steps = _each(stride, rank) if stride else kernel
+    space = self.shape[-rank:]
+    whole = all(not is_symbolic(size) and size % k == 0 for size, k in zip(space, kernel, strict=True))
+    if kernel == steps and not any(pads) and whole:
+        return _repeated(grad, kernel) / (divisor_override or math.prod(kernel))
+    along = _averaging(kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
+    for axis, size in enumerate(space):
+        if is_symbolic(size):
+            setting = kernel[axis], steps[axis], pads[axis], grad.shape[axis - rank], size
+            matrix, changes = _averages(*setting, count_include_pad, divisor_override is None).to(grad.dtype), True
+        else:
+            matrix, changes = matrix_of(along, size, axis, grad.dtype)
+        if changes:
+            grad = along_axis(grad, matrix.T.contiguous(), axis - rank)
+    return grad if divisor_override is None else grad / divisor_override
+
+
+def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
+    """Each element repeated `times` along each of the last axes."""
+    rank = len(times)
+    lead, space = list(grad.shape[:-rank]), list(grad.shape[-rank:])
+    pairs = [[size, 1] for size in space], [[size, n] for size, n in zip(space, times, strict=True)]
+    apart, repeated = (sum(each, lead) for each in pairs)
+    merged = lead + [size * n for size, n in zip(space, times, strict=True)]
+    return grad.reshape(apart).expand(repeated).reshape(merged)
+
+
+def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
+    wanted = zip(_each(output_size, rank), x.shape[-rank:], strict=True)
+    return [size if n is None else int(n) for n, size in wanted]
+
+
+def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
+    """The kernel size if all windows are known to have one size and not to overlap."""
+    before = x.shape[-len(after) :]
+    if any(is_symbolic(size) or size % n for size, n in zip(before, after, strict=True)):
+        return None
+    return [size // n for size, n in zip(before, after, strict=True)]
+
+
+def _adaptive_average_pool(rank: int, input: Tensor, output_size: Any) -> Tensor:
+    after = _sizes_after(input, output_size, rank)
+    if all(not is_symbolic(n) and n == 1 for n in after):
+        return input.mean(tuple(range(-rank, 0)), keepdim=True)
+    kernel = _apart(input, after)
+    if kernel is not None:
+        return _average_pool(rank, AVERAGE_POOLS[rank - 1], input, kernel, kernel)
+
+    def along(image: Tensor, axis: int) -> Tensor:
+        return aten._adaptive_avg_pool2d(image, [after[axis], WIDTH])
+
+    return resampled(input, along, rank, lambda size, axis: _adaptive_averages(after[axis], size))
+
+
+def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """The maximum along one axis after the other, which finds the first of equal elements, as PyTorch does."""
+    after = _sizes_after(input, output_size, rank)
+    kernel = _apart(input, after)
+    if kernel is not None:
+        pool: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1]
+        return pool(input, kernel, kernel, return_indices=return_indices)
+    if all(not is_symbolic(n) and n == 1 for n in after):
+        shape = [*input.shape[:-rank], *after]
+        found = input.flatten(-rank).max(-1)
+        return (
+            (found.values.reshape(shape), found.indices.reshape(shape))
+            if return_indices
+            else found.values.reshape(shape)
+        )
+    before = input.shape[-rank:]
+    if any(map(is_symbolic, before)):
+        raise CaptureError(
+            f"an adaptive max pool to {after} needs sizes of space that are not dynamic: leave those axes out of"
+            " dynamic_shapes, or pool to 1"
+        )
+    values, indices = input, None
+    for axis in reversed(range(rank)):
+        size, count = before[axis], after[axis]
+        starts = [i * size // count for i in range(count)]
+        ends = [-(-(i + 1) * size // count) for i in range(count)]
+        width = max(end - start for start, end in zip(starts, ends, strict=True))
+        # A shorter window repeats its last element.
+        table = [min(s + i, e - 1) for s, e in zip(starts, ends, strict=True) for i in range(width)]
+        places = torch.tensor(table, device=input.device)
+        windows = values.index_select(axis - rank, places).unflatten(axis - rank, (count, width))
+        values, chosen = windows.max(axis - rank)
+        first = torch.tensor(starts, device=input.device).reshape([-1] + [1] * (rank - 1 - axis))
+        here = (first + chosen) * math.prod(before[axis + 1 :])
+        if indices is None:
+            indices = here
+        else:
+            seen = indices.index_select(axis - rank, places).unflatten(axis - rank, (count, width))
+            indices = here + seen.gather(axis - rank, chosen.unsqueeze(axis - rank)).squeeze(axis - rank)
+    assert indices is not None
+    return (values, indices) if return_indices else values
+
+
+for _rank, _average, _adaptive_average, _adaptive_max in (
+    (1, torch.avg_pool1d, torch.adaptive_avg_pool1d, functional.adaptive_max_pool1d),
+    (2, torch._C._nn.avg_pool2d, torch._C._nn.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
+    (3, torch._C._nn.avg_pool3d, torch._C._nn.adaptive_avg_pool3d, functional.adaptive_max_pool3d),
+):
+    replaces(_average)(functools.partial(_average_pool, _rank, AVERAGE_POOLS[_rank - 1]))
+    replaces(_adaptive_average)(functools.partial(_adaptive_average_pool, _rank))
+    replaces(_adaptive_max)(functools.partial(_adaptive_max_pool, _rank))

@@ -1,0 +1,182 @@
+"""Random numbers as functions of a seed, which is an input of the graph: dropout, and draws from distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.table import draws, translates
+
+aten = torch.ops.aten
+Shape = Sequence[Any]
+
+BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+"""Bits of the significand of each dtype."""
+
+
+class Generator:
+    """Draws the random numbers of a step from one seed, different ones for each operator.
+
+    Attributes:
+        seed: a scalar of int64; each step has another.
+        used: the number of draws.
+    """
+
+    def __init__(self, seed: Tensor) -> None:
+        self.seed = seed
+        self.used = 0
+
+    def kept(self, shape: Shape, dropped: float) -> Tensor:
+        """Booleans that are False with probability `dropped`."""
+        return self._dropout(torch.ones(shape), dropped)[1]
+
+    def dropped(self, input: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        """The input after dropout, and its mask."""
+        if input.dtype is torch.float64:  # the node scales by a float
+            mask = self.kept(input.shape, p)
+            return input * mask * torch.tensor(1 / (1 - p), dtype=input.dtype), mask
+        return self._dropout(input, p)
+
+    def uniform(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Uniform on [0, 1): each binary digit is drawn on its own."""
+        digits = BITS[dtype]
+        wide = torch.promote_types(dtype, torch.float32)
+        values = torch.tensor([0.5 ** (i + 1) for i in range(digits)], dtype=wide)
+        # No product of matrices: onnxruntime merges one with a factor after it, rounded to float.
+        return (self.kept((*shape, digits), 0.5).to(wide) * values).sum(-1).to(dtype)
+
+    def normal(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Standard normal (Box and Muller, 1958)."""
+        wide = torch.promote_types(dtype, torch.float32)
+        first, second = (self.uniform(shape, wide) for _ in range(2))
+        turn = torch.tensor([2 * math.pi], dtype=wide)
+        return (torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(turn * second)).to(dtype)
+
+    def _dropout(self, input: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        self.used += 1
+        return operators.DropoutV3(input, self.seed, p=p, offset=self.used - 1)
+
+
+def _default(dtype: torch.dtype | None) -> torch.dtype:
+    return torch.get_default_dtype() if dtype is None else dtype
+
+
+@draws(aten.native_dropout.default)
+def _native_dropout(random: Generator, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if p == 1:  # PyTorch draws nothing then
+        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
+    return random.dropped(input, p)
+
+
+@translates(aten.native_dropout_backward.default)
+def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
+    if grad.dtype is ir.DataType.DOUBLE:  # the attribute of the node is a float32
+        return op.Where(mask, op.Mul(grad, double(scale)), double(0.0))
+    return aclnn.DropoutBackward(grad, mask, scale=scale)
+
+
+@draws(aten.bernoulli.p)
+def _bernoulli_p(random: Generator, input: Tensor, p: float = 0.5, **rest: Any) -> Tensor:
+    return random.kept(input.shape, 1 - p).to(input.dtype)
+
+
+@draws(aten.bernoulli_.float)
+def _bernoulli_p_(random: Generator, input: Tensor, p: float = 0.5, **rest: Any) -> Tensor:
+    return input.copy_(random.kept(input.shape, 1 - p))
+
+
+@draws(aten.bernoulli.default)
+def _bernoulli(random: Generator, input: Tensor, **rest: Any) -> Tensor:
+    return (random.uniform(input.shape, input.dtype) < input).to(input.dtype)
+
+
+@draws(aten.bernoulli_.Tensor)
+def _bernoulli_(random: Generator, input: Tensor, p: Tensor, **rest: Any) -> Tensor:
+    return input.copy_(random.uniform(input.shape, p.dtype) < p)
+
+
+@draws(aten.rand.default, aten.rand.generator)
+def _rand(random: Generator, size: Shape, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    return random.uniform(size, _default(dtype))
+
+
+@draws(aten.rand_like.default, aten.rand_like.generator)
+def _rand_like(random: Generator, input: Tensor, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    return random.uniform(input.shape, input.dtype if dtype is None else dtype)
+
+
+@draws(aten.uniform_.default)
+def _uniform_(random: Generator, input: Tensor, low: float = 0.0, high: float = 1.0, **rest: Any) -> Tensor:
+    low, high = rest.get("from", low), rest.get("to", high)
+    return input.copy_(low + (high - low) * random.uniform(input.shape, input.dtype))
+
+
+@draws(aten.randn.default, aten.randn.generator)
+def _randn(random: Generator, size: Shape, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    return random.normal(size, _default(dtype))
+
+
+@draws(aten.randn_like.default, aten.randn_like.generator)
+def _randn_like(random: Generator, input: Tensor, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    return random.normal(input.shape, input.dtype if dtype is None else dtype)
+
+
+@draws(aten.normal_.default)
+def _normal_(random: Generator, input: Tensor, mean: float = 0.0, std: float = 1.0, **rest: Any) -> Tensor:
+    return input.copy_(mean + std * random.normal(input.shape, input.dtype))
+
+
+@draws(aten.normal.float_float)
+def _normal(
+    random: Generator, mean: float, std: float, size: Shape, *, dtype: torch.dtype | None = None, **rest: Any
+) -> Tensor:
+    return mean + std * random.normal(size, _default(dtype))
+
+
+@draws(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def _normal_of_tensors(random: Generator, mean: Any, std: Any = 1.0, **rest: Any) -> Tensor:
+    given = [value for value in (mean, std) if isinstance(value, Tensor)]
+    return mean + std * random.normal(torch.broadcast_shapes(*(value.shape for value in given)), given[0].dtype)
+
+
+@draws(aten.exponential_.default)
+def _exponential_(random: Generator, input: Tensor, lambd: float = 1.0, **rest: Any) -> Tensor:
+    return input.copy_(-torch.log(1 - random.uniform(input.shape, input.dtype)) / lambd)
+
+
+@draws(aten.randint.low, aten.randint.low_generator)
+def _randint(
+    random: Generator, low: int, high: int, size: Shape, *, dtype: torch.dtype | None = torch.int64, **rest: Any
+) -> Tensor:
+    numbers = low + torch.floor(random.uniform(size, torch.float64) * (high - low))
+    return numbers.to(torch.int64 if dtype is None else dtype)
+
+
+@draws(aten.randint.default, aten.randint.generator)
+def _randint_from_0(random: Generator, high: int, size: Shape, **rest: Any) -> Tensor:
+    return _randint(random, 0, high, size, **rest)
+
+
+@draws(aten.randint_like.low_dtype)
+def _randint_like(
+    random: Generator, input: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **rest: Any
+) -> Tensor:
+    return _randint(random, low, high, input.shape, dtype=input.dtype if dtype is None else dtype)
+
+
+@draws(aten.randint_like.default)
+def _randint_like_from_0(random: Generator, input: Tensor, high: int, **rest: Any) -> Tensor:
+    return _randint_like(random, input, 0, high, **rest)
+
+
+@draws(aten.randperm.default, aten.randperm.generator)
+def _randperm(random: Generator, n: int, *, dtype: torch.dtype | None = torch.int64, **rest: Any) -> Tensor:
+    order = torch.argsort(random.uniform((n,), torch.float64))
+    return order if dtype is None else order.to(dtype)

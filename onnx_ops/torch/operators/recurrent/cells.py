@@ -1,0 +1,174 @@
+"""The cells of recurrent layers, LSTM, GRU and RNN: one step of each, forward and backward.
+
+PyTorch takes a layer apart so that each step multiplies by the weights, forward and backward. Here a step has the one
+product that needs the step before it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.custom_ops import custom_operator, operators
+from onnx_ops.torch.base.nodes import aclnn, number, op
+
+Tensors = tuple[Tensor, ...]
+
+
+# --- operators of a step: states (1, N, H), gates (1, N, G) -----------------------------------------------------------
+
+
+def like(*tensors: Tensor) -> Tensors:
+    """Tensors without values of the same shapes: faster to make while a graph is traced than by the functions below."""
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
+
+
+@custom_operator(
+    lambda rows, weight: op.MatMul(rows, weight),
+    lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])),
+)
+def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
+    """Rows (1, N, K) by a matrix (K, M)."""
+    return rows @ weight
+
+
+# --- kinds of layers --------------------------------------------------------------------------------------------------
+
+
+class Kind(ABC):
+    """One step of a kind of layer, forward and backward.
+
+    Its states are the hidden state and what else it has. What the products of the layer's input and of the hidden
+    state with the weights give comes apart: `given` and `recurrent`.
+    """
+
+    keeps_recurrent_bias_apart = False
+    """Whether the bias of the hidden state cannot be added to the input's product."""
+
+    keeps: int
+    """How many tensors the gradient of a step needs."""
+
+    @abstractmethod
+    def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+        """The states after a step, and what its gradient needs."""
+
+    @abstractmethod
+    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """From gradients by the states after a step, at least one of which is there: those by `given`, by `recurrent`,
+        and by the states before, as far as they do not come by way of `recurrent`."""
+
+    @abstractmethod
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """`step` in nodes of ONNX."""
+
+    @abstractmethod
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        """`back` in nodes of ONNX."""
+
+
+class Lstm(Kind):
+    keeps = 3
+
+    def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+        hidden, cell, gates = operators.ThnnFusedLstmCell(given, recurrent, states[1])
+        return (hidden, cell), (states[1], cell, gates)
+
+    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        by_gates, by_cell = operators.ThnnFusedLstmCellBackward(*gradients, *kept)
+        return by_gates, by_gates, [None, by_cell]
+
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        hidden, cell, gates = aclnn.ThnnFusedLstmCell(given, recurrent, states[1])
+        return (hidden, cell), (states[1], cell, gates)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        by_gates, by_cell = aclnn.ThnnFusedLstmCellBackward(*gradients, *kept)
+        return by_gates, by_gates, [None, by_cell]
+
+
+class Gru(Kind):
+    keeps = 5
+    keeps_recurrent_bias_apart = True  # one of the gates multiplies it
+
+    def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+        (hidden,), width = states, states[0].shape[-1]
+        reset, update = (given[..., : 2 * width] + recurrent[..., : 2 * width]).sigmoid().split(width, -1)
+        remembered = recurrent[..., 2 * width :]
+        new = (given[..., 2 * width :] + reset * remembered).tanh()
+        return (new + update * (hidden - new),), (reset, update, new, remembered, hidden)
+
+    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        (gradient,) = gradients
+        assert gradient is not None
+        reset, update, new, remembered, hidden = kept
+        by_new = gradient * (1 - update) * (1 - new * new)
+        by_update = gradient * (hidden - new) * update * (1 - update)
+        by_reset = by_new * remembered * reset * (1 - reset)
+        given = torch.cat([by_reset, by_update, by_new], -1)
+        recurrent = torch.cat([by_reset, by_update, by_new * reset], -1)
+        return given, recurrent, [gradient * update]
+
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        (hidden,) = states
+        given_reset, given_update, given_new = op.Split(given, num_outputs=3, axis=-1)
+        reset, update, remembered = op.Split(recurrent, num_outputs=3, axis=-1)
+        reset, update = op.Sigmoid(op.Add(given_reset, reset)), op.Sigmoid(op.Add(given_update, update))
+        new = op.Tanh(op.Add(given_new, op.Mul(reset, remembered)))
+        after = op.Add(new, op.Mul(update, op.Sub(hidden, new)))
+        return (after,), (reset, update, new, remembered, hidden)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        (gradient,) = gradients
+        reset, update, new, remembered, hidden = kept
+        one = number(1.0, new)
+        by_new = op.Mul(op.Mul(gradient, op.Sub(one, update)), op.Sub(one, op.Mul(new, new)))
+        by_update = op.Mul(op.Mul(gradient, op.Sub(hidden, new)), op.Mul(update, op.Sub(one, update)))
+        by_reset = op.Mul(op.Mul(by_new, remembered), op.Mul(reset, op.Sub(one, reset)))
+        given = op.Concat(by_reset, by_update, by_new, axis=-1)
+        recurrent = op.Concat(by_reset, by_update, op.Mul(by_new, reset), axis=-1)
+        return given, recurrent, [op.Mul(gradient, update)]
+
+
+class Plain(Kind):
+    """The layer that PyTorch calls RNN."""
+
+    keeps = 1
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], node: str) -> None:
+        """The activation, its slope by what it has given, and its name in ONNX."""
+        self._activation, self._slope, self._node = activation, slope, node
+
+    def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+        hidden = self._activation(given + recurrent)
+        return (hidden,), (hidden,)
+
+    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        (gradient,) = gradients
+        assert gradient is not None
+        before = gradient * self._slope(kept[0])
+        return before, before, [None]
+
+    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        hidden = getattr(op, self._node)(op.Add(given, recurrent))
+        return (hidden,), (hidden,)
+
+    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+        (hidden,) = kept
+        if self._node == "Relu":
+            slope = op.CastLike(op.Greater(hidden, number(0.0, hidden)), hidden)
+        else:
+            slope = op.Sub(number(1.0, hidden), op.Mul(hidden, hidden))
+        before = op.Mul(gradients[0], slope)
+        return before, before, [None]
+
+
+KINDS = {
+    "lstm": Lstm(),
+    "gru": Gru(),
+    "rnn_tanh": Plain(torch.tanh, lambda hidden: 1 - hidden * hidden, "Tanh"),
+    "rnn_relu": Plain(torch.relu, lambda hidden: (hidden > 0).to(hidden.dtype), "Relu"),
+}

@@ -1,0 +1,201 @@
+"""Recurrent layers: LSTM, GRU and RNN, whose loop over time is written out step by step; over a dynamic number of steps
+it is a Scan.
+
+The input of a layer enters by one product for all steps, and so do the gradients by the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
+from onnx_ops.torch.operators.recurrent.scan import ScannedDirection
+
+# --- a layer in one direction -----------------------------------------------------------------------------------------
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
+    given = [term for term in terms if term is not None]
+    return sum(given[1:], given[0]) if given else None
+
+
+class Direction(torch.autograd.Function):
+    """From a sequence (T, N, I) and states (1, N, H) to the hidden states (T, N, H), and the states in the end."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str,
+        backwards: bool,
+        sequence: Tensor,
+        input_weight: Tensor,
+        input_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        *states: Tensor,
+    ) -> Tensors:
+        given = functional.linear(sequence, input_weight, input_bias)
+        turned, kind = weight.t(), KINDS[name]
+        order = range(sequence.shape[0])
+        before: list[Tensor] = []  # hidden states, and what a step made of them before its projection
+        made: list[Tensor] = []
+        hidden: list[Tensor] = []
+        kept: list[Tensor] = []
+        for t in reversed(order) if backwards else order:
+            before.append(states[0])
+            recurrent = recurrent_product(states[0], turned)
+            if bias is not None:
+                recurrent = recurrent + bias
+            states, own = kind.step(given[t : t + 1], recurrent, states)
+            if projection is not None:
+                made.append(states[0])
+                states = (recurrent_product(states[0], projection.t()), *states[1:])
+            hidden.append(states[0])
+            kept += own
+        ctx.kind, ctx.backwards, ctx.count = kind, backwards, len(order)
+        ctx.has_biases = input_bias is not None, bias is not None
+        ctx.projected = projection is not None
+        matrices = [input_weight, weight, *([] if projection is None else [projection])]
+        ctx.save_for_backward(sequence, *matrices, *before, *made, *kept)
+        ctx.set_materialize_grads(False)
+        return torch.cat(hidden[::-1] if backwards else hidden), *states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_outputs: Tensor | None, *by_states: Tensor | None) -> Any:
+        steps = ctx.count
+        sequence, input_weight, weight, *rest = ctx.saved_tensors
+        projection = rest.pop(0) if ctx.projected else None
+        before, rest = rest[:steps], rest[steps:]
+        made, rest = (rest[:steps], rest[steps:]) if ctx.projected else ([], rest)
+        kept = [rest[i : i + len(rest) // steps] for i in range(0, len(rest), len(rest) // steps)]
+        places = range(steps - 1, -1, -1) if ctx.backwards else range(steps)
+
+        gradients = list(by_states)
+        by_given: list[Tensor] = []
+        by_recurrent: list[Tensor] = []
+        by_projected: list[Tensor] = []
+        for n in range(steps - 1, -1, -1):
+            if by_outputs is not None:
+                gradients[0] = _sum([gradients[0], by_outputs[places[n] : places[n] + 1]])
+            if all(gradient is None for gradient in gradients):
+                gradients[0] = torch.zeros_like(before[0])
+            if projection is not None:
+                shown = torch.zeros_like(before[0]) if gradients[0] is None else gradients[0]
+                by_projected.append(shown)
+                gradients[0] = recurrent_product(shown, projection)
+            given, recurrent, gradients = ctx.kind.back(tuple(gradients), kept[n])
+            by_given.append(given)
+            by_recurrent.append(recurrent)
+            gradients[0] = _sum([gradients[0], recurrent_product(recurrent, weight)])
+
+        def rows(tensors: list[Tensor]) -> Tensor:
+            """Of all steps, in the order in which `backward` comes to them."""
+            return torch.cat(tensors).flatten(0, 1)
+
+        whole_recurrent = rows(by_recurrent)
+        by_bias = whole_recurrent.sum(0) if ctx.has_biases[1] else None
+        in_place = torch.cat(by_given if ctx.backwards else by_given[::-1])
+        whole_given = in_place.flatten(0, 1)
+        return (
+            None,
+            None,
+            in_place @ input_weight if ctx.needs_input_grad[2] else None,
+            whole_given.t() @ sequence.flatten(0, 1),
+            whole_given.sum(0) if ctx.has_biases[0] else None,
+            whole_recurrent.t() @ rows(before[::-1]),
+            by_bias,
+            rows(by_projected).t() @ rows(made[::-1]) if ctx.projected else None,
+            *gradients,
+        )
+
+
+# --- PyTorch's functions ----------------------------------------------------------------------------------------------
+
+
+def _layers(
+    name: str,
+    input: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Tensors:
+    """All layers: the hidden states of the last one, and the states that all of them end with."""
+    kind = KINDS[name]
+    sequence = input.transpose(0, 1) if batch_first else input
+    of_any_length = is_symbolic(sequence.shape[0])
+    directions = 2 if bidirectional else 1
+    per_direction = len(weights) // (num_layers * directions)
+    ends: list[list[Tensor]] = []
+    for layer in range(num_layers):
+        if layer and dropout and train:
+            sequence = functional.dropout(sequence, dropout)
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            input_weight, weight, *rest = weights[place * per_direction : (place + 1) * per_direction]
+            biases = (rest.pop(0), rest.pop(0)) if has_biases else None
+            bias: tuple[Tensor | None, Tensor | None] = (None, None)
+            if biases is not None:
+                bias = biases if kind.keeps_recurrent_bias_apart else (biases[0] + biases[1], None)
+            output, *end = (ScannedDirection if of_any_length else Direction).apply(
+                name,
+                direction == 1,
+                sequence,
+                input_weight,
+                bias[0],
+                weight,
+                bias[1],
+                rest[0] if rest else None,
+                *(state[place : place + 1] for state in states),
+            )
+            outputs.append(output)
+            ends.append(end)
+        sequence = torch.cat(outputs, -1) if bidirectional else output
+    whole = sequence.transpose(0, 1) if batch_first else sequence
+    return whole, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+
+def _instead_of(name: str) -> Callable[..., Tensors]:
+    """What takes the place of a function of PyTorch, whose states are one tensor or, of an LSTM, two."""
+
+    def layers(
+        input: Tensor,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool = False,
+    ) -> Tensors:
+        if not isinstance(has_biases, bool):  # PyTorch's other form: data, batch_sizes, hx, params, ...
+            raise CaptureError(
+                f"torch.{name} of a packed sequence cannot be captured: the number of samples that each step has left"
+                " is in the numbers of a tensor. Pad the sequences, and mask what comes after the end of each"
+            )
+        states = [hx] if isinstance(hx, Tensor) else hx
+        settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return _layers(name, input, states, params, *settings)
+
+    return layers
+
+
+for _name in KINDS:
+    replaces(getattr(torch, _name))(_instead_of(_name))

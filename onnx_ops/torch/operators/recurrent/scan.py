@@ -1,0 +1,225 @@
+"""Recurrent layers over a number of steps that only a run will tell: a Scan forward, and one back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.nn.functional as functional
+from onnxscript import evaluator
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.onnx._internal.exporter._building import OpRecorder
+
+from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
+
+
+def _body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Any]]) -> ir.Graph:
+    """What a Scan does in each step."""
+    recorder = OpRecorder(evaluator.default().opset, {})
+    with evaluator.default_as(recorder):
+        # An output may be an input, or another output, which Scan does not take.
+        outputs = [op.Identity(value) for value in write(*inputs)]
+    for i, node in enumerate(recorder.nodes):
+        for j, value in enumerate(node.outputs):
+            value.name = f"{name}_{i}_{j}"
+    return ir.Graph(inputs, outputs, nodes=recorder.nodes, name=name)
+
+
+def _scan(
+    name: str, states: Sequence[Any], sequences: Sequence[Any], stacked: int, backwards: bool, write: Callable[..., Any]
+) -> Sequence[Any]:
+    """From states (1, N, H) and sequences (T, N, ...) to the states in the end and what each step gives, one upon the
+    other: `write` writes a step's nodes, and gives the next states, then what it adds to so many stacks."""
+    first = [op.Squeeze(state, integers([0])) for state in states]
+    inputs = [
+        ir.Value(name=f"{name}_in_{i}", type=ir.TensorType(value.dtype), shape=ir.Shape(value.shape[1:]))
+        for i, value in enumerate((*states, *sequences))
+    ]
+    node = ir.node(
+        "Scan",
+        [*first, *sequences],
+        {
+            "body": _body(name, inputs, write),
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backwards)] * len(sequences),
+            "scan_output_directions": [int(backwards)] * stacked,
+        },
+        num_outputs=len(states) + stacked,
+    )
+    evaluator.default().nodes.append(node)
+    ends, stacks = node.outputs[: len(states)], node.outputs[len(states) :]
+    return [*(op.Unsqueeze(end, integers([0])) for end in ends), *stacks]
+
+
+def _loop_nodes(
+    kind: str, backwards: bool, given: Any, weight: Any, bias: Any, projection: Any, states: Sequence[Any]
+) -> Sequence[Any]:
+    def step(*values: Any) -> Sequence[Any]:
+        *before, now = values
+        recurrent = op.MatMul(before[0], weight)
+        if bias is not None:
+            recurrent = op.Add(recurrent, bias)
+        (made, *others), own = KINDS[kind].step_nodes(now, recurrent, before)
+        hidden = made if projection is None else op.MatMul(made, projection)
+        return [hidden, *others, hidden, before[0], *([] if projection is None else [made]), *own]
+
+    stacked = 2 + (projection is not None) + KINDS[kind].keeps
+    return _scan(f"{given.name}_loop", states, [given], stacked, backwards, step)
+
+
+def _loop_shapes(
+    kind: str,
+    backwards: bool,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None,
+    states: list[Tensor],
+) -> list[Tensor]:
+    row = given.new_empty((1, *given.shape[1:]))
+    (made, *_), own = KINDS[kind].step(row, row, tuple(states))
+    stacks = [states[0], states[0], *([] if projection is None else [made]), *own]
+    return [*like(*states), *(given.new_empty((given.shape[0], *one.shape[1:])) for one in stacks)]
+
+
+@custom_operator(_loop_nodes, _loop_shapes)
+def recurrent_loop(
+    kind: str,
+    backwards: bool,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None,
+    states: list[Tensor],
+) -> list[Tensor]:
+    """The states in the end; then of all steps (T, N, ...) the hidden states, those before, what a step made of them
+    before its projection, if there is one, and what its gradient needs."""
+    rows: list[Tensors] = []
+    order = range(given.shape[0])
+    for t in reversed(order) if backwards else order:
+        recurrent = states[0] @ weight
+        (made, *others), own = KINDS[kind].step(
+            given[t : t + 1], recurrent if bias is None else recurrent + bias, tuple(states)
+        )
+        hidden = made if projection is None else made @ projection
+        rows.append((hidden, states[0], *([] if projection is None else [made]), *own))
+        states = [hidden, *others]
+    stacks = zip(*(reversed(rows) if backwards else rows), strict=True)
+    return [*(state.clone() for state in states), *(torch.cat(stack) for stack in stacks)]
+
+
+def _loop_back_nodes(
+    kind: str,
+    backwards: bool,
+    by_outputs: Any,
+    by_states: Sequence[Any],
+    weight: Any,
+    projection: Any,
+    kept: Sequence[Any],
+) -> Sequence[Any]:
+    def step(*values: Any) -> Sequence[Any]:
+        gradients, (by_output, *own) = list(values[: len(by_states)]), values[len(by_states) :]
+        gradients[0] = shown = op.Add(gradients[0], by_output)
+        if projection is not None:
+            gradients[0] = op.MatMul(shown, projection)
+        given, recurrent, (by_hidden, *others) = KINDS[kind].back_nodes(gradients, own)
+        before = op.MatMul(recurrent, weight)
+        before = before if by_hidden is None else op.Add(by_hidden, before)
+        return [before, *others, given, recurrent, *([] if projection is None else [shown])]
+
+    # The names of the steps before are those of one loop only.
+    name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
+    return _scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
+
+
+def _loop_back_shapes(
+    kind: str,
+    backwards: bool,
+    by_outputs: Tensor,
+    by_states: list[Tensor],
+    weight: Tensor,
+    projection: Tensor | None,
+    kept: list[Tensor],
+) -> list[Tensor]:
+    gates = by_outputs.new_empty((*by_outputs.shape[:2], weight.shape[0]))
+    return [*like(*by_states), *like(gates, gates, *([] if projection is None else [by_outputs]))]
+
+
+@custom_operator(_loop_back_nodes, _loop_back_shapes)
+def recurrent_loop_backward(
+    kind: str,
+    backwards: bool,
+    by_outputs: Tensor,
+    by_states: list[Tensor],
+    weight: Tensor,
+    projection: Tensor | None,
+    kept: list[Tensor],
+) -> list[Tensor]:
+    """The gradients by the states in the beginning; then of all steps (T, N, ...) those by what comes from the input,
+    by what comes from the hidden state, and, if there is a projection, by what it gives."""
+    gradients: list[Tensor] = list(by_states)
+    rows: list[Tensors] = []
+    order = range(by_outputs.shape[0])
+    for t in order if backwards else reversed(order):
+        shown = gradients[0] + by_outputs[t : t + 1]
+        made = shown if projection is None else shown @ projection
+        own = tuple(stack[t : t + 1] for stack in kept)
+        given, recurrent, (by_hidden, *others) = KINDS[kind].back((made, *gradients[1:]), own)
+        before = recurrent @ weight
+        gradients = [before if by_hidden is None else by_hidden + before, *(g for g in others if g is not None)]
+        rows.append((given, recurrent, *([] if projection is None else [shown])))
+    stacks = zip(*(rows if backwards else reversed(rows)), strict=True)
+    return [*(gradient.clone() for gradient in gradients), *(torch.cat(stack) for stack in stacks)]
+
+
+class ScannedDirection(torch.autograd.Function):
+    """A layer in one direction, as `layers.Direction`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str,
+        backwards: bool,
+        sequence: Tensor,
+        input_weight: Tensor,
+        input_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        *states: Tensor,
+    ) -> Tensors:
+        given = functional.linear(sequence, input_weight, input_bias)
+        turned = None if projection is None else projection.t()
+        found = recurrent_loop(name, backwards, given, weight.t(), bias, turned, list(states))
+        ends, (hidden, *kept) = found[: len(states)], found[len(states) :]
+        ctx.name, ctx.backwards, ctx.projected = name, backwards, projection is not None
+        ctx.has_biases = input_bias is not None, bias is not None
+        ctx.save_for_backward(sequence, input_weight, weight, *([] if projection is None else [projection]), *kept)
+        return hidden, *ends
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> Any:
+        sequence, input_weight, weight, *rest = ctx.saved_tensors
+        projection = rest.pop(0) if ctx.projected else None
+        before = rest.pop(0)
+        made = rest.pop(0) if ctx.projected else None
+        found = recurrent_loop_backward(ctx.name, ctx.backwards, by_outputs, list(by_states), weight, projection, rest)
+        gradients, (by_given, by_recurrent, *by_projected) = found[: len(by_states)], found[len(by_states) :]
+        given, recurrent = by_given.flatten(0, 1), by_recurrent.flatten(0, 1)
+        return (
+            None,
+            None,
+            by_given @ input_weight if ctx.needs_input_grad[2] else None,
+            given.t() @ sequence.flatten(0, 1),
+            given.sum(0) if ctx.has_biases[0] else None,
+            recurrent.t() @ before.flatten(0, 1),
+            recurrent.sum(0) if ctx.has_biases[1] else None,
+            None if made is None else by_projected[0].flatten(0, 1).t() @ made.flatten(0, 1),
+            *gradients,
+        )

@@ -1,0 +1,63 @@
+"""Python numbers among the arguments of operators, which torch.onnx would round to float32 also for float64 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnxscript.function_libs.torch_lib.ops import core
+
+from onnx_ops.torch.base.nodes import double
+from onnx_ops.torch.base.table import decomposed_by_pytorch, translates
+
+aten = torch.ops.aten
+
+decomposed_by_pytorch(aten.addcdiv.default, aten.addcmul.default, only=torch.float64)
+
+
+def _exactly(translate: Any) -> Callable[..., Any]:
+    """A translation of torch.onnx, which casts Python numbers to the dtype that it needs, given them as float64."""
+    function = getattr(translate, "func", translate)  # a TracedOnnxFunction, or a plain function
+
+    def exact(value: Any) -> Any:
+        return double(value) if isinstance(value, float) else value
+
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(exact, args), **{name: exact(value) for name, value in kwargs.items()})
+
+    return translated
+
+
+for _operator, _translation in (
+    (aten.clamp.default, core.aten_clamp),
+    (aten.clamp_min.default, core.aten_clamp_min),
+    (aten.clamp_max.default, core.aten_clamp_max),
+    (aten.fill.Scalar, core.aten_fill),
+    (aten.full_like.default, core.aten_full_like),
+    (aten.lerp.Scalar, core.aten_lerp),
+    (aten.linspace.default, core.aten_linspace),
+    (aten.masked_fill.Scalar, core.aten_masked_fill),
+    (aten.new_full.default, core.aten_new_full),
+    (aten.scalar_tensor.default, core.aten_scalar_tensor),
+):
+    translates(_operator)(_exactly(_translation))
+
+
+def _scaled(translate: Any) -> Callable[..., Any]:
+    """A sum or difference whose second term has a factor."""
+
+    def translated(self: Any, other: Any, alpha: float = 1.0) -> Any:
+        return translate.func(self, other, alpha=double(alpha) if isinstance(alpha, float) else alpha)
+
+    return translated
+
+
+translates(aten.add.Tensor)(_scaled(core.aten_add))
+translates(aten.sub.Tensor)(_scaled(core.aten_sub))
+
+
+@translates(aten.full.default)
+def _full(size: Any, fill_value: Any, dtype: int = -1, **kwargs: Any) -> Any:
+    """Without a dtype a Python number is a float32."""
+    return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)

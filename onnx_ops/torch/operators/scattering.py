@@ -1,0 +1,99 @@
+"""Elements at the indices or under the mask of a tensor: taken, written, and added up where indices repeat.
+
+Sums are written as scatter_add, which becomes ScatterElements. torch.onnx writes ScatterND, in which onnxruntime's
+threads overwrite each other's sums where indices repeat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.table import decomposes, replaces
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.index_put.default, aten._unsafe_index_put.default)
+def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    if not accumulate or any(index is not None and index.dtype is torch.bool for index in indices):
+        return NotImplemented
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    rest = [axis for axis in range(self.dim()) if axis not in axes]
+    given = torch.broadcast_tensors(*(index for index in indices if index is not None))
+    place = torch.zeros_like(given[0])
+    for axis, index in zip(axes, given, strict=True):
+        size = self.shape[axis]
+        place = place * size + torch.where(index < 0, index + size, index)
+    # In `values` the axes of the indices replace the indexed axes if these are adjacent, else they come first.
+    first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    shape = [self.shape[axis] for axis in rest]
+    shape[first:first] = list(place.shape)
+    values = values.expand(shape)
+    order = list(range(first, first + place.dim()))
+    order += [axis for axis in range(values.dim()) if axis not in order]
+    width = [self.shape[axis] for axis in rest]
+    rows = values.permute(order).reshape(-1, math.prod(width))
+    target = self.permute([*axes, *rest])
+    added = target.reshape(-1, math.prod(width)).scatter_add(0, place.reshape(-1, 1).expand_as(rows), rows)
+    back = [0] * self.dim()
+    for position, axis in enumerate((*axes, *rest)):
+        back[axis] = position
+    return added.reshape(target.shape).permute(back)
+
+
+@decomposes(aten.index_add.default)
+def _index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    if self.dim() == 0:
+        return aten.index_add(self.reshape(1), 0, index.reshape(1), source.reshape(1), alpha=alpha).reshape(())
+    shape = [1] * self.dim()
+    shape[dim] = -1
+    added = source if alpha == 1 else source * alpha
+    return self.scatter_add(dim, index.to(torch.int64).reshape(shape).expand_as(added), added)
+
+
+@decomposes(aten.unfold_backward.default)
+def _unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    axis = dim % len(input_sizes)
+    count = grad.shape[axis]
+    starts = torch.arange(count, device=grad.device).unsqueeze(1) * step
+    places = (starts + torch.arange(size, device=grad.device)).flatten()
+    windows = grad.movedim(-1, axis + 1).flatten(axis, axis + 1)
+    return _index_add(grad.new_zeros(input_sizes), axis, places, windows)
+
+
+@replaces(torch.take, torch.Tensor.take)
+def _take(input: Tensor, index: Tensor) -> Tensor:
+    return input.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+@replaces(torch.masked_scatter, torch.Tensor.masked_scatter)
+def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    input, mask = torch.broadcast_tensors(input, mask)
+    order = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+    picked = source.reshape(-1).index_select(0, order.clamp(min=0)).reshape(input.shape)
+    return torch.where(mask, picked, input)
+
+
+@replaces(torch.scatter_reduce, torch.Tensor.scatter_reduce)
+def _scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """The mean as a sum and a count; ONNX has only sum, product, amax and amin."""
+    if reduce != "mean":
+        return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
+    used = src if src.dim() == 0 else src[tuple(slice(size) for size in index.shape)]
+    count = torch.zeros_like(input).scatter_add(dim, index, torch.ones_like(used))
+    start = input if include_self else torch.where(count > 0, 0.0, input)
+    total = start.scatter_add(dim, index, used)
+    return total / (count + 1 if include_self else count.clamp(min=1))
+
+
+@replaces(torch.masked_select, torch.Tensor.masked_select)
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    input, mask = torch.broadcast_tensors(input, mask)
+    return input[mask]

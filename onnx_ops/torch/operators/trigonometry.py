@@ -1,0 +1,125 @@
+"""Trigonometric and hyperbolic functions, most of which onnxruntime has for float32 only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnx_ops.torch.base.nodes import double, number, op
+from onnx_ops.torch.base.table import computes_float64, translates
+
+aten = torch.ops.aten
+
+HALVINGS = 3
+"""How often an angle is halved before the series of the arc tangent, whose argument is then at most tan(pi / 16)."""
+TERMS = 20
+"""Terms of that series: tan(pi / 16) ** 41 < 0.2 ** 41 is far below the rounding of a float64."""
+
+
+@translates(aten.atan.default)
+@computes_float64("Atan")
+def _atan(x: Any) -> Any:
+    return _arc(x) if x.dtype == ir.DataType.DOUBLE else op.Atan(x)
+
+
+def _arc(x: Any) -> Any:
+    """The arc tangent in float64."""
+    # For large x, arctan(x) = pi / 2 - arctan(1 / x).
+    size = op.Abs(x)
+    large = op.Greater(size, double(1.0))
+    t = op.Where(large, op.Div(double(1.0), size), size)
+    for _ in range(HALVINGS):
+        root = op.Sqrt(op.Add(op.Mul(t, t), double(1.0)))
+        t = op.Div(t, op.Add(root, double(1.0)))
+    square = op.Mul(t, t)
+    series = double((-1) ** TERMS / (2 * TERMS + 1))
+    for k in reversed(range(TERMS)):
+        series = op.Add(op.Mul(series, square), double((-1) ** k / (2 * k + 1)))
+    angle = op.Mul(op.Mul(t, series), double(2.0**HALVINGS))
+    angle = op.Where(large, op.Sub(double(math.pi / 2), angle), angle)
+    return op.Mul(op.Sign(x), angle)
+
+
+@translates(aten.atan2.default)
+def _atan2(y: Any, x: Any) -> Any:
+    """The translation of torch.onnx gives -pi for y = 0 and x < 0, and NaN for x = y = 0."""
+    zero, one, right = number(0.0, y), number(1.0, y), number(math.pi / 2, y)
+    height, width = op.Abs(y), op.Abs(x)
+    steep = op.Greater(height, width)
+    slope = op.Div(op.Where(steep, width, height), op.Where(steep, height, width))
+    diagonal = op.Where(op.Equal(height, zero), zero, one)  # 0 / 0 and infinity / infinity are NaN
+    slope = op.Where(op.Equal(height, width), diagonal, slope)
+    angle = _arc(slope) if y.dtype == ir.DataType.DOUBLE else op.Atan(slope)
+    angle = op.Where(steep, op.Sub(right, angle), angle)
+    angle = op.Where(op.Less(x, zero), op.Sub(number(math.pi, y), angle), angle)
+    return op.Where(op.Less(y, zero), op.Neg(angle), angle)
+
+
+@translates(aten.asin.default)
+@computes_float64("Asin")
+def _asin(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Asin(x)
+    one = double(1.0)
+    return _arc(op.Div(x, op.Sqrt(op.Mul(op.Sub(one, x), op.Add(one, x)))))
+
+
+@translates(aten.acos.default)
+@computes_float64("Acos")
+def _acos(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Acos(x)
+    return op.Sub(double(math.pi / 2), _asin(x))
+
+
+@translates(aten.tan.default)
+@computes_float64("Tan")
+def _tan(x: Any) -> Any:
+    return op.Tan(x) if x.dtype != ir.DataType.DOUBLE else op.Div(op.Sin(x), op.Cos(x))
+
+
+def _of_exponentials(name: str, sign: float) -> Callable[[Any], Any]:
+    def translated(x: Any) -> Any:
+        if x.dtype != ir.DataType.DOUBLE:
+            return getattr(op, name)(x)
+        other = op.Exp(op.Neg(x))
+        return op.Mul(op.Add(op.Exp(x), op.Mul(double(sign), other)), double(0.5))
+
+    return translated
+
+
+for _name, _operator, _sign in (("Sinh", aten.sinh.default, -1.0), ("Cosh", aten.cosh.default, 1.0)):
+    translates(_operator)(computes_float64(_name)(_of_exponentials(_name, _sign)))
+
+
+@translates(aten.atanh.default)
+@computes_float64("Atanh")
+def _atanh(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Atanh(x)
+    one = double(1.0)
+    return op.Mul(op.Log(op.Div(op.Add(one, x), op.Sub(one, x))), double(0.5))
+
+
+@translates(aten.asinh.default)
+@computes_float64("Asinh")
+def _asinh(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Asinh(x)
+    size = op.Abs(x)
+    root = op.Sqrt(op.Add(op.Mul(x, x), double(1.0)))
+    return op.Mul(op.Sign(x), op.Log(op.Add(size, root)))
+
+
+@translates(aten.acosh.default)
+@computes_float64("Acosh")
+def _acosh(x: Any) -> Any:
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Acosh(x)
+    one = double(1.0)
+    root = op.Sqrt(op.Mul(op.Sub(x, one), op.Add(x, one)))
+    return op.Log(op.Add(x, root))

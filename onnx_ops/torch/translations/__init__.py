@@ -1,1 +1,0 @@
-"""Operators of PyTorch that torch.onnx does not translate, or not right, or not well."""
