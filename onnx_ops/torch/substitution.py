@@ -21,7 +21,7 @@ DIFFERENTIATION = (torch.autograd.grad, torch.Tensor.backward)
 
 
 class Substitution(TorchFunctionMode):
-    """While it is entered, other functions run in place of PyTorch's."""
+    """While it is entered, replacements run in place of functions of PyTorch."""
 
     def __init__(self, functions: Functions) -> None:
         super().__init__()
@@ -31,16 +31,16 @@ class Substitution(TorchFunctionMode):
         self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         ours = self._functions.get(func)
-        # Differentiation may run a backward function of the user's; a function of PyTorch's own calls others of them.
+        # These call other functions: differentiation a backward function of the user, torch.nn.functional its own.
         nested = func in DIFFERENTIATION or getattr(func, "__globals__", None) is functional.__dict__
         if ours is None and nested:
             with self:
-                return _asking_nobody(func)(*args, **(kwargs or {}))
+                return _without_override(func)(*args, **(kwargs or {}))
         return (ours or func)(*args, **(kwargs or {}))
 
 
-def _asking_nobody(function: types.FunctionType) -> types.FunctionType:
-    """A copy of a function of PyTorch that does not ask what is to run in its place; the functions that it calls do."""
+def _without_override(function: types.FunctionType) -> types.FunctionType:
+    """A copy of a function of torch.nn.functional that skips __torch_function__; the functions that it calls do not."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     unasked = function.__globals__ | dict.fromkeys(names, lambda *args: False)
     copied = types.FunctionType(function.__code__, unasked, function.__name__, None, function.__closure__)
@@ -49,9 +49,9 @@ def _asking_nobody(function: types.FunctionType) -> types.FunctionType:
 
 
 class whole_ops(Substitution):
-    """While it is entered, losses and layers of this domain run as operators that torch.onnx can keep whole.
+    """While it is entered, losses and layers of PyTorch run as ops of this domain, which torch.onnx exports as nodes.
 
-    Used together with `translation_table` by those who call torch.onnx.export themselves.
+    For calls of torch.onnx.export, together with `translation_table`.
     """
 
     def __init__(self) -> None:

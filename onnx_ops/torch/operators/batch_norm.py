@@ -1,4 +1,4 @@
-"""Batch norm in training, and the steps of synchronized batch norm that PyTorch itself has on GPUs only."""
+"""Batch norm, and the functions of synchronized batch norm, which PyTorch has on GPUs only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnx_ops.torch.base.table import provides, translates
 aten = torch.ops.aten
 
 
-# Batch norm of PyTorch, in nodes
+# Translations
 
 
 def _is_double(value: Any) -> bool:
@@ -32,7 +32,7 @@ def _is_narrow(value: Any) -> bool:
 
 
 def _count(input: Any) -> Any:
-    """How many elements a channel has, as a tensor (1) of int32."""
+    """The number of elements of a channel, int32 (1,)."""
     sizes = [size for axis, size in enumerate(input.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
         return op.Constant(value=ir.tensor(np.asarray([np.prod(sizes)], np.int32)))
@@ -48,9 +48,9 @@ def _inverse_deviation(variance: Any, eps: float) -> Any:
 
 
 def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
-    """Mean and inverse deviation of the channels, and the latter as BatchNormStats has it.
+    """Mean and 1 / sqrt(variance + eps) of the channels, and the latter as BatchNormStats returns it.
 
-    The attributes of nodes are float32, too coarse for tensors of double: there eps is added by other nodes.
+    Attributes are float32, too coarse for float64 tensors: there BatchNormStats has eps = 0, and other nodes add it.
     """
     if not _is_double(input):
         mean, inverse = aclnn.BatchNormStats(input, eps=eps)
@@ -70,7 +70,7 @@ def _tracked(
         return aclnn.BatchNormGatherStatsWithCounts(input, *rows, *running, _count(input), momentum=momentum, eps=eps)[
             2:
         ]
-    # Of momentum 1 nothing of earlier values is kept: these are the mean and the unbiased variance of the batch.
+    # With momentum 1 these are the mean and the unbiased variance of the batch.
     now = aclnn.BatchNormGatherStatsWithCounts(input, *rows, mean, mean, _count(input), momentum=1.0, eps=0.0)[2:]
     kept, entering = double(1 - momentum), double(momentum)
     first, second = (op.Add(op.Mul(old, kept), op.Mul(new, entering)) for old, new in zip(running, now, strict=True))
@@ -83,14 +83,14 @@ def _trained(
     mean, inverse, gathered = _statistics(input, eps)
     output = aclnn.BatchNormElemt(input, weight, bias, mean, inverse)
     after = () if running is None else _tracked(input, mean, gathered, running, momentum, eps)
-    if _is_narrow(input):  # PyTorch says that these statistics are as narrow, and the running ones float
+    if _is_narrow(input):  # in PyTorch these statistics have the dtype of the input, and the running ones are float32
         mean, inverse = (op.Cast(value, to=input.dtype) for value in (mean, inverse))
         after = tuple(op.Cast(value, to=ir.DataType.FLOAT) for value in after)
     return output, mean, inverse, *after
 
 
 def _unrounded(statistics: Any) -> Any:
-    """Statistics as they were before a cast to fewer bits."""
+    """Statistics before a Cast to 16 bits."""
     node = statistics.producer()
     return node.inputs[0] if node is not None and node.op_type == "Cast" else statistics
 
@@ -119,7 +119,7 @@ def _batch_norm_evaluated(
     values = (input, weight, bias, running_mean, running_var)
     if all(value is not None and value.dtype is ir.DataType.FLOAT for value in values):
         output = op.BatchNormalization(*values, epsilon=eps)
-    else:  # of other dtypes it would take eps for a float, or has no kernel
+    else:  # for other dtypes it rounds eps to float32, or has no kernel
         output = aclnn.BatchNormElemt(input, weight, bias, running_mean, _inverse_deviation(running_var, eps))
     nothing = op.CastLike(op.Constant(value=ir.tensor(np.zeros(0, np.float32))), input)
     return output, nothing, nothing
@@ -152,7 +152,7 @@ def _batch_norm_backward(
 
 @contextlib.contextmanager
 def cumulative_averages() -> Iterator[None]:
-    """Batch norms with momentum=None keep their average in tensors; PyTorch makes a number of Python of a buffer."""
+    """Batch norms with momentum=None compute their average in tensors; PyTorch calls `item` on num_batches_tracked."""
     forward = _BatchNorm.forward
     _BatchNorm.forward = lambda self, input: _cumulative(self, input) if _is_cumulative(self) else forward(self, input)
     try:
@@ -180,7 +180,7 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
     return functional.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
 
-# Steps of synchronized batch norm
+# Functions of synchronized batch norm
 
 
 @provides(torch.batch_norm_stats)

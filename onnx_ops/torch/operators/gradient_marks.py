@@ -1,7 +1,7 @@
-"""Gradients keep their names within a captured step, so that it can be cut there.
+"""Marks that keep the names of gradients in a captured step, at which workers cut it in two.
 
-Between a gradient and the update stands a mark, an operator that nothing else knows, until the graph is simplified: so
-the update reads this value, and none that happens to be equal, such as an output that is reported.
+Until the graph is simplified, the update reads each gradient through a mark, an operator of its own: not through an
+equal value, such as an output that is reported.
 """
 
 from __future__ import annotations

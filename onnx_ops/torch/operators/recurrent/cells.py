@@ -1,7 +1,7 @@
 """The cells of recurrent layers, LSTM, GRU and RNN: one step of each, forward and backward.
 
-PyTorch takes a layer apart so that each step multiplies by the weights, forward and backward. Here a step has the one
-product that needs the step before it.
+PyTorch decomposes a layer into steps each of which multiplies by all weights, forward and backward. Here a step has
+only the product that depends on the step before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def like(*tensors: Tensor) -> Tensors:
-    """Tensors without values of the same shapes: faster to make while a graph is traced than by the functions below."""
+    """FakeTensors of the same shapes: while a graph is traced faster than the functions below."""
     return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
 
 
@@ -32,7 +32,7 @@ def like(*tensors: Tensor) -> Tensors:
     lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])),
 )
 def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
-    """Rows (1, N, K) by a matrix (K, M)."""
+    """Rows (1, N, K) times a matrix (K, M)."""
     return rows @ weight
 
 
@@ -42,12 +42,12 @@ def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
 class Kind(ABC):
     """One step of a kind of layer, forward and backward.
 
-    Its states are the hidden state and what else it has. What the products of the layer's input and of the hidden
-    state with the weights give comes apart: `given` and `recurrent`.
+    The states are the hidden state and, of an LSTM, the cell state. `given` is the product of the layer's input with
+    its weights, `recurrent` that of the hidden state.
     """
 
     keeps_recurrent_bias_apart = False
-    """Whether the bias of the hidden state cannot be added to the input's product."""
+    """Whether the bias of the hidden state cannot be added to `given`."""
 
     keeps: int
     """How many tensors the gradient of a step needs."""
@@ -58,8 +58,13 @@ class Kind(ABC):
 
     @abstractmethod
     def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """From gradients by the states after a step, at least one of which is there: those by `given`, by `recurrent`,
-        and by the states before, as far as they do not come by way of `recurrent`."""
+        """The gradients with respect to `given`, to `recurrent`, and to the states before, without the part through
+        `recurrent`.
+
+        Args:
+            gradients: with respect to the states after the step; at least one is not None.
+            kept: what `step` returned for this.
+        """
 
     @abstractmethod
     def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -139,7 +144,7 @@ class Plain(Kind):
     keeps = 1
 
     def __init__(self, activation: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], node: str) -> None:
-        """The activation, its slope by what it has given, and its name in ONNX."""
+        """The activation, its derivative as a function of its result, and its name in ONNX."""
         self._activation, self._slope, self._node = activation, slope, node
 
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:

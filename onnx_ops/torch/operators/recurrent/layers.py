@@ -1,7 +1,6 @@
-"""Recurrent layers: LSTM, GRU and RNN, whose loop over time is written out step by step; over a dynamic number of steps
-it is a Scan.
+"""Recurrent layers: LSTM, GRU and RNN. The loop over time is unrolled; over a dynamic number of steps it is a Scan.
 
-The input of a layer enters by one product for all steps, and so do the gradients by the weights.
+The input of a layer is multiplied by its weights once for all steps, and so are the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Direction(torch.autograd.Function):
-    """From a sequence (T, N, I) and states (1, N, H) to the hidden states (T, N, H), and the states in the end."""
+    """From a sequence (T, N, I) and states (1, N, H) to the hidden states (T, N, H), and the final states."""
 
     @staticmethod
     def forward(
@@ -47,7 +46,7 @@ class Direction(torch.autograd.Function):
         given = functional.linear(sequence, input_weight, input_bias)
         turned, kind = weight.t(), KINDS[name]
         order = range(sequence.shape[0])
-        before: list[Tensor] = []  # hidden states, and what a step made of them before its projection
+        before: list[Tensor] = []  # hidden states before each step; `made`: the next ones before their projection
         made: list[Tensor] = []
         hidden: list[Tensor] = []
         kept: list[Tensor] = []
@@ -100,7 +99,7 @@ class Direction(torch.autograd.Function):
             gradients[0] = _sum([gradients[0], recurrent_product(recurrent, weight)])
 
         def rows(tensors: list[Tensor]) -> Tensor:
-            """Of all steps, in the order in which `backward` comes to them."""
+            """Those of all steps, in the order in which `backward` computes them."""
             return torch.cat(tensors).flatten(0, 1)
 
         whole_recurrent = rows(by_recurrent)
@@ -135,7 +134,7 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> Tensors:
-    """All layers: the hidden states of the last one, and the states that all of them end with."""
+    """All layers: the hidden states of the last one, and the final states of all of them."""
     kind = KINDS[name]
     sequence = input.transpose(0, 1) if batch_first else input
     of_any_length = is_symbolic(sequence.shape[0])
@@ -172,7 +171,7 @@ def _layers(
 
 
 def _instead_of(name: str) -> Callable[..., Tensors]:
-    """What takes the place of a function of PyTorch, whose states are one tensor or, of an LSTM, two."""
+    """The replacement of torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
 
     def layers(
         input: Tensor,

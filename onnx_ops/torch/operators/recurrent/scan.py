@@ -1,4 +1,4 @@
-"""Recurrent layers over a number of steps that only a run will tell: a Scan forward, and one back."""
+"""Recurrent layers over a dynamic number of steps: a Scan forward, and one backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
 
 
 def _body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Any]]) -> ir.Graph:
-    """What a Scan does in each step."""
+    """The body of a Scan."""
     recorder = OpRecorder(evaluator.default().opset, {})
     with evaluator.default_as(recorder):
         # An output may be an input, or another output, which Scan does not take.
@@ -33,8 +33,18 @@ def _body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[A
 def _scan(
     name: str, states: Sequence[Any], sequences: Sequence[Any], stacked: int, backwards: bool, write: Callable[..., Any]
 ) -> Sequence[Any]:
-    """From states (1, N, H) and sequences (T, N, ...) to the states in the end and what each step gives, one upon the
-    other: `write` writes a step's nodes, and gives the next states, then what it adds to so many stacks."""
+    """A Scan.
+
+    Args:
+        states: (1, N, H), the initial ones.
+        sequences: (T, N, ...).
+        stacked: the number of results of each step that are stacked.
+        backwards: whether it runs from the last step to the first.
+        write: writes the nodes of a step: from its states and the elements of the sequences to the next states, then
+            the results that are stacked.
+    Returns:
+        The final states (1, N, H), then the stacks (T, N, ...).
+    """
     first = [op.Squeeze(state, integers([0])) for state in states]
     inputs = [
         ir.Value(name=f"{name}_in_{i}", type=ir.TensorType(value.dtype), shape=ir.Shape(value.shape[1:]))
@@ -97,8 +107,8 @@ def recurrent_loop(
     projection: Tensor | None,
     states: list[Tensor],
 ) -> list[Tensor]:
-    """The states in the end; then of all steps (T, N, ...) the hidden states, those before, what a step made of them
-    before its projection, if there is one, and what its gradient needs."""
+    """The final states; then of all steps (T, N, ...) the hidden states, those before the step, those before their
+    projection, if there is one, and what the gradient of the step needs."""
     rows: list[Tensors] = []
     order = range(given.shape[0])
     for t in reversed(order) if backwards else order:
@@ -132,7 +142,7 @@ def _loop_back_nodes(
         before = before if by_hidden is None else op.Add(by_hidden, before)
         return [before, *others, given, recurrent, *([] if projection is None else [shown])]
 
-    # The names of the steps before are those of one loop only.
+    # Those stacks are kept by one loop only, so that its name is unique.
     name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
     return _scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
 
@@ -160,8 +170,8 @@ def recurrent_loop_backward(
     projection: Tensor | None,
     kept: list[Tensor],
 ) -> list[Tensor]:
-    """The gradients by the states in the beginning; then of all steps (T, N, ...) those by what comes from the input,
-    by what comes from the hidden state, and, if there is a projection, by what it gives."""
+    """The gradients with respect to the initial states; then of all steps (T, N, ...) those with respect to `given`, to
+    `recurrent`, and, if there is a projection, to its result."""
     gradients: list[Tensor] = list(by_states)
     rows: list[Tensors] = []
     order = range(by_outputs.shape[0])
