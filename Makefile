@@ -12,64 +12,60 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
 
-demo: $(VENV)/ready
+demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
 
-test: lint types unit
+help: ## this list; times are for two cores, once the environment is there and the kernels are compiled
+	@grep -E '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## /\1\t/' | expand -t 16
 
-lint: $(VENV)/ready
+test: lint types unit ## lint, types and unit: up to 10 minutes
+
+lint: $(VENV)/ready ## ruff: seconds
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-types: $(VENV)/ready
+types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
-unit: $(VENV)/ready
+unit: $(VENV)/ready ## the tests: up to 9 minutes, of which captures are a third where PyTorch is installed
 	$(RUN) -m pytest -q $(PARALLEL)
 
-# All combinations of dtypes and attributes, where `make test` has every two of them together.
-test-full: $(VENV)/ready
+test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
 	$(RUN) -m pytest -q $(PARALLEL) --full
 
-test-oldest: $(OLDEST)/ready
+test-oldest: $(OLDEST)/ready ## the tests with the lower bounds of pyproject.toml (Python 3.11)
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL)
 
-smoke-oldest: $(OLDEST)/ready
+smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE)
 
-# Random calls and graphs on all engines: make fuzz SECONDS=600 SEED=7
-fuzz: $(VENV)/ready
+fuzz: $(VENV)/ready ## random calls and graphs on all backends: 3 minutes, or make fuzz SECONDS=600 SEED=7
 	$(RUN) -m pytest -q tests/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
 
-# onnxruntime-web: the function bodies under Node, the page in Chromium.
-test-web: $(VENV)/ready $(WEB)
+test-web: $(VENV)/ready $(WEB) ## the function bodies in onnxruntime-web under Node, and the page in Chromium
 	$(RUN) -m pytest -q tests/web
 
-web: $(VENV)/ready $(WEB)
+web: $(VENV)/ready $(WEB) ## the page in the browser, until it is interrupted: make web PORT=8000
 	$(RUN) -m scripts.web $(if $(PORT),--port $(PORT))
 
-bench: $(VENV)/ready
+bench: $(VENV)/ready ## times of the kernels, for docs/speed.md
 	$(RUN) -m scripts.bench
 
-# Whole steps of training beside PyTorch's, which has to be in the environment: pip install 'onnx-ops[torch]'
-bench-training: $(VENV)/ready
+bench-training: $(VENV)/ready ## times of whole training steps beside PyTorch's (needs onnx-ops[torch])
 	$(RUN) -m scripts.bench_training
 
-# The trainings beside the same in PyTorch, which has to be there too.
-beside-torch: $(VENV)/ready
+beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs onnx-ops[torch])
 	$(RUN) -m scripts.trainings.beside_torch
 
-# The captured steps of the trainings; it needs PyTorch as well.
-models: $(VENV)/ready
+models: $(VENV)/ready ## captures the steps of the trainings anew (needs onnx-ops[torch])
 	$(RUN) -m models.capturing
 
-accuracy: $(VENV)/ready
+accuracy: $(VENV)/ready ## errors of the ops, for docs/accuracy.md
 	$(RUN) -m scripts.accuracy
 
-# docs/capture.md is written where PyTorch is in the environment: pip install 'onnx-ops[torch]'
-docs: $(VENV)/ready
+docs: $(VENV)/ready ## writes docs/ops, and docs/capture.md (needs onnx-ops[torch])
 	$(RUN) -m scripts.docs
 	@if $(RUN) -c 'import onnxscript, torch' 2>/dev/null; then $(RUN) -m scripts.capture_docs; \
 	  else echo "docs/capture.md is left as it is: it needs PyTorch and onnxscript"; fi
@@ -89,11 +85,11 @@ $(OLDEST)/ready: pyproject.toml scripts/oldest.py
 	$(OLDEST)/bin/python -m pip install --quiet --only-binary :all: --constraint $(OLDEST)/constraints.txt --editable '.[demo,test]'
 	touch $@
 
-web-packages: $(WEB)
+web-packages: $(WEB) ## what test-web and web need from npm
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	cd scripts/web && npm ci
 	touch $@
 
-clean:
+clean: ## removes environments, packages from npm and caches
 	rm -rf $(VENV) $(OLDEST) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
