@@ -103,9 +103,9 @@ def options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
 
 
 @functools.cache
-def kernel_options(threads: int = 1) -> ort.SessionOptions:
+def kernel_options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
     """Those options with the kernels registered, the same for all sessions: registering takes as long as a session."""
-    made = options(threads)
+    made = options(threads, optimise)
     onnx_ops.register_kernels(made)
     return made
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import engines
 import ml_dtypes
 import numpy as np
 import onnx
@@ -717,15 +718,9 @@ CASES = [
 ]
 
 
-def _session(model: onnx.ModelProto, options: ort.SessionOptions, optimized: bool) -> ort.InferenceSession:
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options)
-
-
 def _run_session(model: onnx.ModelProto, feeds: Mapping[str, Array], kernels: bool, optimized: bool) -> list[Array]:
-    options = onnx_ops.session_options() if kernels else ort.SessionOptions()
-    return list(_session(model, options, optimized).run(None, dict(feeds)))
+    options = (engines.kernel_options if kernels else engines.options)(optimise=optimized)
+    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds)))
 
 
 def _run_inlined(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
