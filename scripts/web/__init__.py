@@ -1,1 +1,1 @@
-"""`make web`: a page on which the network of `make demo` learns inside the browser, and the server of that page."""
+"""`make web`: a page that trains networks in the browser, and its server."""

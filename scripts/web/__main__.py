@@ -1,8 +1,7 @@
-"""`make web`: serves a page on which networks learn to read digits inside the browser.
+"""`make web`: serves a page that trains classifiers of handwritten digits in the browser.
 
-Run it from the repository's root: `python -m scripts.web`. The page runs the files of training steps in
-onnxruntime-web, which does not know the domain `aclnn` and so takes the function bodies. All that the page asks for
-comes from here.
+Run it from the root of the repository: `python -m scripts.web`. The page runs training steps in onnxruntime-web, which
+does not have the domain `aclnn` and runs the function bodies. The page requests files of this server only.
 """
 
 import argparse
@@ -13,6 +12,7 @@ import webbrowser
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,11 +23,11 @@ PAGE = FOLDER / "page"
 TRAINER = FOLDER / "training"
 NODE_MODULES = FOLDER / "node_modules"
 
-# What the page takes from npm's packages: the build of onnxruntime-web that has the CPU's execution provider only.
 PACKAGES = {
     "ort": ("onnxruntime-web", ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]),
     "uplot": ("uplot", ["uPlot.esm.js", "uPlot.min.css"]),
 }
+"""npm packages and their files, by prefix of the path; of onnxruntime-web the build with the CPU provider only."""
 
 MEDIA_TYPES = {
     ".bin": "application/octet-stream",
@@ -42,7 +42,7 @@ MEDIA_TYPES = {
 }
 
 HEADERS = {
-    # The first three isolate the page from other origins, without which browsers give WebAssembly no threads.
+    # Cross-origin isolation (the first three), which threads of WebAssembly require.
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -55,11 +55,11 @@ Content = bytes | Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serves the page until it is interrupted; returns the exit status."""
+    """Serve the page until interrupted; returns the exit status."""
     options = parse(arguments)
     missing = missing_packages()
     if missing:
-        return fail(f"{' and '.join(missing)} not installed; `make web` installs what the page needs and serves it")
+        return fail(f"{' and '.join(missing)} not installed; run `make web`, which installs and serves the page")
     try:
         server = Server((options.host, options.port), contents())
     except OSError as error:
@@ -80,10 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.web",
-        description="Serves a page on which networks learn to read handwritten digits inside the browser.",
+        description="Serve a page that trains classifiers of handwritten digits in the browser.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port (default: %(default)s)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     options = parser.parse_args(arguments)
     if not 0 <= options.port < 2**16:
@@ -92,16 +92,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def fail(message: str) -> int:
-    """Prints why the page cannot be served; returns the exit status."""
+    """Print an error message; returns the exit status."""
     print(f"scripts.web: {message}", file=sys.stderr)
     return 1
 
 
-# What is served
+# Contents
 
 
 def contents() -> dict[str, Content]:
-    """All that there is to ask for, by path: files, read whenever they are asked for, and what is made here."""
+    """Everything that is served, by path: files, which are read at each request, and the bytes of tasks."""
     result: dict[str, Content] = {f"/{path.name}": path for path in PAGE.iterdir()}
     result |= {f"/training/{path.name}": path for path in TRAINER.iterdir()}
     result |= {
@@ -117,6 +117,7 @@ def contents() -> dict[str, Content]:
 
 
 def missing_packages() -> list[str]:
+    """The npm packages that are not installed."""
     return [package for package, _ in PACKAGES.values() if not (NODE_MODULES / package / "dist").is_dir()]
 
 
@@ -124,7 +125,7 @@ def missing_packages() -> list[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the contents given, and nothing else."""
+    """Serves a fixed set of contents."""
 
     def __init__(self, address: tuple[str, int], contents: dict[str, Content]) -> None:
         self.contents = contents
@@ -135,14 +136,14 @@ class Server(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints the error, unless it is that the browser has gone elsewhere."""
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        """Print the error, except when the browser closed the connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Looks a path up in the server's contents. It never makes a file's name of it, so it cannot lead out of them."""
+    """Looks up paths in the server's contents; paths of requests are never used as file names."""
 
     protocol_version = "HTTP/1.1"
     server: Server
@@ -170,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what goes wrong is said on the page."""
+        """Do not log: the page shows errors."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-// Runs ONNX models in onnxruntime-web, on the CPU by WebAssembly, for a process that talks to it through a pipe.
+// Runs ONNX models in onnxruntime-web on the CPU (WebAssembly), controlled by another process through pipes.
 //
-// One JSON object per line comes in on stdin, one per line goes out on stdout, in the same order:
+// It reads requests from stdin, one JSON object per line, and writes a response for each to stdout, in the same order:
 //
 //   {"load": model, "options"?: session options}     -> {"session": number, "outputs": names}
 //   {"run": number, "feeds": {name: tensor}}         -> {"results": {name: tensor}}
@@ -10,8 +10,8 @@
 //                                                    -> {"results": {name: tensor}} of a method of the trainer
 //   {"rates": number, "values"?: tensor}             -> {"rates": learning rates}, set before if values are given
 //
-// and where that fails {"error": text}. A model is its bytes in base64; a tensor is {"type", "dims", "data"}, its type
-// as onnxruntime-web spells it and its data the elements' bytes, little-endian, in base64. It ends when stdin does.
+// or {"error": text}. A model is its bytes in base64; a tensor is {"type", "dims", "data"} with the type's name in
+// onnxruntime-web and the little-endian bytes of the elements in base64. The program ends at the end of stdin.
 
 import { createInterface } from "node:readline";
 import * as ort from "onnxruntime-web";
@@ -32,13 +32,13 @@ const ARRAYS = {
   float64: Float64Array,
 };
 
-const QUIET = { logSeverityLevel: 4 }; // what fails is answered
+const QUIET = { logSeverityLevel: 4 }; // errors are in the response
 ort.env.logLevel = "fatal";
 ort.env.wasm.numThreads = 1;
 ort.env.wasm.proxy = false;
-console.log = console.error; // stdout is for answers
+console.log = console.error; // stdout is for responses
 
-const sessions = new Map(); // trainers too
+const sessions = new Map(); // sessions and trainers
 let loaded = 0;
 
 const HANDLERS = {
@@ -87,7 +87,7 @@ function known(number) {
 }
 
 function bytes(base64) {
-  return new Uint8Array(Buffer.from(base64, "base64")); // a copy: a Buffer may begin anywhere in its memory
+  return new Uint8Array(Buffer.from(base64, "base64")); // a copy: the offset of a Buffer may be unaligned
 }
 
 function tensor({ type, dims, data }) {
@@ -104,7 +104,7 @@ function mapped(object, change) {
   return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]));
 }
 
-async function answer(request) {
+async function respond(request) {
   const name = Object.keys(HANDLERS).find((key) => key in request);
   if (name === undefined) return { error: `expected one of ${Object.keys(HANDLERS).join(", ")}` };
   try {
@@ -115,5 +115,5 @@ async function answer(request) {
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  process.stdout.write(`${JSON.stringify(await answer(JSON.parse(line)))}\n`);
+  process.stdout.write(`${JSON.stringify(await respond(JSON.parse(line)))}\n`);
 }

@@ -1,10 +1,10 @@
-"""What the page of `make web` can train: each task as the file of a step, its arrays, and what the page tells of it."""
+"""The tasks of the page of `make web`: a training step, arrays and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import onnx
@@ -16,9 +16,17 @@ from models.perceptron import perceptron_step
 from onnx_ops.training.step_files import step_model
 
 HELD_OUT_LINES = 100
-"""Fewer than in Python: the page reads them again and again, with a single thread."""
+"""Fewer than in Python: the page evaluates them repeatedly, on one thread."""
 HANDS = 12
-"""Of each digit so many images of held-out writers, for lines that the visitor composes."""
+"""Held-out images of each digit, from which the visitor composes lines."""
+
+
+class ArrayPlace(TypedDict):
+    """An array in `Task.data`: its dtype, its shape and the offset of its first byte."""
+
+    type: str
+    dims: tuple[int, ...]
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,9 @@ class Task:
     """A task of the page.
 
     Attributes:
-        step: the step's file.
-        data: all arrays, one after the other.
-        setup: what else the page needs, for JSON; the place of each array in `data` stands in it.
+        step: the training step.
+        data: the bytes of all arrays.
+        setup: settings for JSON, with the `ArrayPlace` of each array.
     """
 
     step: onnx.ModelProto
@@ -37,7 +45,7 @@ class Task:
 
 
 def all_tasks() -> dict[str, Task]:
-    """By the names that the page has for them."""
+    """The tasks, by the names that the page uses."""
     return {"digits": single_digits(), "lines": lines_of_digits()}
 
 
@@ -85,31 +93,40 @@ def lines_of_digits() -> Task:
 
 def task(
     step: onnx.ModelProto,
-    learning_rate: Any,
+    learning_rate: Callable[[float], float],
     epochs: int,
     batch_size: int,
     arrays: Mapping[str, Mapping[str, np.ndarray]],
-    **more: Any,
+    **settings: int | tuple[int, ...],
 ) -> Task:
-    """A task with arrays that lie in groups; `learned` are those to learn from, whose first axis counts samples."""
+    """A task.
+
+    Args:
+        step: the training step.
+        learning_rate: schedule, a function of the fraction of the training that is done.
+        epochs: number of epochs.
+        batch_size: maximal number of samples per step.
+        arrays: by group and name; the group `learned` is the training set, with axis 0 as batch axis.
+        settings: other settings for the page.
+    """
     count = len(next(iter(arrays["learned"].values())))
     per_epoch = -(-count // batch_size)
     steps = epochs * per_epoch
     data, places = packed(arrays)
-    told = {
+    setup = {
         "seed": 0,
         "epochs": epochs,
         "stepsPerEpoch": per_epoch,
         "learningRates": [learning_rate(step / steps) for step in range(steps)],
         "arrays": places,
     }
-    return Task(step, data, told | more)
+    return Task(step, data, setup | settings)
 
 
-def packed(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[bytes, dict[str, dict[str, Any]]]:
-    """The bytes of all arrays, little-endian, and where each of them begins: a multiple of 8, as views of it need."""
+def packed(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[bytes, dict[str, dict[str, ArrayPlace]]]:
+    """The bytes of all arrays, little-endian, and their places; offsets are multiples of 8, as typed arrays require."""
     parts: list[bytes] = []
-    places: dict[str, dict[str, Any]] = {}
+    places: dict[str, dict[str, ArrayPlace]] = {}
     at = 0
     for group, members in arrays.items():
         places[group] = {}

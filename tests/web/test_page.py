@@ -253,7 +253,7 @@ def seconds(text: str) -> int:
     return 60 * int(found[1] or 0) + int(found[2])
 
 
-AS_FAST_AS_IT_CAN = "As fast as it can"
+AS_FAST_AS_IT_CAN = "Maximum"
 
 
 @needs_packages
@@ -344,12 +344,12 @@ class TestPage:
         (hidden,) = digit_training.HIDDEN
         text = page.inner_text("footer")
         for words in (
-            f"{len(learned)} images to learn from",
-            f"shows each image {digit_training.COPIES} times",
+            f"{len(learned)} training images",
+            f"{digit_training.COPIES} copies of each image",
             f"one layer of {hidden} hidden units",
             f"{digit_training.EPOCHS} epochs of {len(batches)} steps",
-            f"with {' or '.join(map(str, sizes))} images in a step",
-            f"in a straight line from {digit_training.LEARNING_RATE:g} towards 0",
+            f"with {' or '.join(map(str, sizes))} images each",
+            f"linearly from {digit_training.LEARNING_RATE:g} to 0",
         ):
             assert words in text
         sent = page.evaluate("async () => (await (await fetch('digits/setup.json')).json()).learningRates")
@@ -377,7 +377,7 @@ class TestPage:
     def test_numbers_are_those_of_python(self, browser: Browser, url: str, name: str, steps: int, near: float) -> None:
         """The same file, rates and batches give the same losses in Python, where kernels run; within float32."""
         with opened(browser, f"{url}?task={name}") as page:
-            at_pace(page, "As fast as it can")
+            at_pace(page, AS_FAST_AS_IT_CAN)
             page.click("#start")
             wait_for_steps(page, steps)
             page.click("#pause")
@@ -466,10 +466,10 @@ class TestPage:
         ("name", "message"),
         [
             ("step.onnx", "digits/step.onnx could not be loaded"),
-            ("trainer.js", "The program that trains could not be loaded"),
+            ("trainer.js", "The worker could not be loaded"),
             ("ort-wasm-simd-threaded.wasm", "onnxruntime-web could not be started"),
             pytest.param("setup.json", "digits/setup.json could not be loaded", marks=pytest.mark.full),
-            pytest.param("worker.js", "The program that trains could not be loaded", marks=pytest.mark.full),
+            pytest.param("worker.js", "The worker could not be loaded", marks=pytest.mark.full),
             pytest.param("uPlot.esm.js", "A part of the page could not be loaded", marks=pytest.mark.full),
         ],
     )
@@ -579,13 +579,13 @@ class TestLines:
         line_page.wait_for_function("document.querySelector('#own-line .said').textContent === 'reads nothing'")
 
     def test_what_is_read_at_first(self, line_page: Page) -> None:
-        """As the page says: untrained more than is written, and after a few steps nothing."""
+        """As the page says: untrained too many digits, and after a few steps none."""
 
         def read() -> list[str]:
             return [re.split("reads ", text)[-1] for text in line_page.locator("#lines .said").all_text_contents()]
 
         lead = re.sub(r"\s+", " ", line_page.inner_text("header"))
-        assert "Untrained, it reads digits at random, too many of them. A few steps later it reads nothing" in lead
+        assert "predicts too many digits, at random. After a few steps it predicts blanks only" in lead
         written = lines.written(lines.held_out_lines(0, tasks.HELD_OUT_LINES))
         assert all(len(text) > len(digits) for text, digits in zip(read(), written, strict=False))
         line_page.click("#start")

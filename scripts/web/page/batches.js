@@ -1,15 +1,12 @@
-/**
- * The batches that training runs on: every epoch all samples once, in random order. The same seed gives the same
- * batches.
- */
+/** The batches of a training: in each epoch all samples once, shuffled; the order depends on the seed only. */
 export class Batches {
   #random;
   #order;
   #drawn = 0;
 
   /**
-   * @param {Object<string, {type: string, data: TypedArray, dims: number[]}>} learned Arrays whose first axis counts
-   *   the samples, by the names of the step's inputs.
+   * @param {Object<string, {type: string, data: TypedArray, dims: number[]}>} learned The training set by name of the
+   *   step's inputs; axis 0 is the batch axis.
    * @param {{seed: number, stepsPerEpoch: number}} setup
    */
   constructor(learned, { seed, stepsPerEpoch }) {
@@ -34,7 +31,7 @@ export class Batches {
     return Object.fromEntries(parts);
   }
 
-  /** Fisher and Yates. */
+  /** Fisher-Yates shuffle. */
   #shuffle() {
     for (let last = this.#order.length - 1; last > 0; last--) {
       const other = Math.floor(this.#random() * (last + 1));
@@ -43,7 +40,7 @@ export class Batches {
   }
 }
 
-/** Numbers from 0 to 1, exclusive, from a 32-bit seed: the generator mulberry32. */
+/** The random generator mulberry32, uniform in [0, 1), with a 32-bit seed. */
 function random(seed) {
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;

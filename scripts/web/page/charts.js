@@ -2,10 +2,7 @@ import uPlot from "./uplot/uPlot.esm.js";
 
 const FONT = "12px system-ui, sans-serif";
 
-/**
- * The loss over the epochs: every step's, and the mean of the last ones. Data: [epochs, losses, means]. The scale goes
- * down to `lowest` at least.
- */
+/** The loss of each step, and its moving average. Data: [epochs, losses, means]. The axis includes `lowest`. */
 export function lossChart(element, epochs, lowest) {
   return chart(element, epochs, {
     name: "Loss (logarithmic)",
@@ -23,7 +20,7 @@ export function lossChart(element, epochs, lowest) {
   });
 }
 
-/** The share of held-out digits that are right, over the epochs. Data: [epochs, accuracies]. */
+/** The accuracy on held-out samples. Data: [epochs, accuracies]. */
 export function accuracyChart(element, epochs) {
   return chart(element, epochs, {
     name: "Accuracy",
@@ -34,7 +31,7 @@ export function accuracyChart(element, epochs) {
   });
 }
 
-/** A chart that fills its element, in the colours of the page. */
+/** A chart of the size of its element, in the colors of the page. */
 function chart(element, epochs, { name, scale, series, ticks, label }) {
   const axis = (more) => ({
     stroke: () => color("--muted"),
@@ -79,7 +76,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name);
 }
 
-/** The power of ten at or below the value; of nothing, 1/10. */
+/** The largest power of ten up to the value; 0.1 without a value. */
 function decade(value) {
   return 10 ** Math.floor(Math.log10(value ?? 0.1));
 }

@@ -1,11 +1,11 @@
 import { canvas, ink } from "./lines.js";
 
-/** The held-out digits, each with what the network takes it for. */
+/** The held-out digits with their predictions. */
 export class Grid {
   #cells;
   #labels;
 
-  /** @param heldOut The arrays of the held-out images (N, side * side) and of the digit that each shows. */
+  /** @param heldOut Images `x` (N, side * side) and `labels` (N). */
   constructor(list, { x, labels }, { side }) {
     this.#labels = labels.data;
     this.#cells = Array.from(labels.data, (_, index) => {
@@ -21,12 +21,12 @@ export class Grid {
   show({ predictions }) {
     predictions.forEach((digit, index) => {
       const cell = this.#cells[index];
-      if (cell.dataset.named === String(digit)) return;
-      cell.dataset.named = digit;
+      if (cell.dataset.predicted === String(digit)) return;
+      cell.dataset.predicted = digit;
       const label = this.#labels[index];
       cell.className = digit === label ? "right" : "wrong";
       cell.lastChild.textContent = digit === label ? digit : `${digit}≠${label}`;
-      cell.title = digit === label ? `a ${label}, named right` : `a ${label}, taken for a ${digit}`;
+      cell.title = digit === label ? `label ${label}` : `label ${label}, predicted ${digit}`;
     });
   }
 }

@@ -1,6 +1,6 @@
 import { LINES_SHOWN, writtenIn } from "./tasks.js";
 
-/** Held-out lines, each with the probabilities of the classes in every column, and what is read. */
+/** Held-out lines with the probabilities of each column and the decoded digits. */
 export class Lines {
   #rows;
 
@@ -28,7 +28,7 @@ export class Lines {
   }
 }
 
-/** The probabilities of the classes in the columns of a line, and below them the digits where they are read. */
+/** The probabilities of each column of a line, with the decoded digits below. */
 export class Reading {
   #setup;
   #map;
@@ -36,15 +36,15 @@ export class Reading {
   #said = document.createElement("p");
 
   /**
-   * @param {number} width The columns of the line.
-   * @param {?string} truth The digits that are written there, if that is known.
+   * @param {number} width Number of columns of the line.
+   * @param {?string} truth The label, null if unknown.
    */
   constructor(setup, width, truth = null) {
     this.#setup = setup;
     this.#map = canvas(setup.width, setup.classes);
     this.#map.className = "probabilities";
     this.#digits.className = "places";
-    this.#digits.setAttribute("aria-hidden", "true"); // they are in the sentence too
+    this.#digits.setAttribute("aria-hidden", "true"); // repeated in the text below
     this.#said.className = "said";
     this.width = width;
     this.truth = truth;
@@ -80,14 +80,14 @@ export function canvas(width, height) {
   return made;
 }
 
-/** Shows numbers from 0 to 1, row by row, as opacity of a colour. */
+/** Draws numbers in [0, 1], row by row, as opacity of a color. */
 export function ink(target, opacity, [red, green, blue] = [0, 0, 0]) {
   const picture = new ImageData(target.width, target.height);
   opacity.forEach((share, index) => picture.data.set([red, green, blue, Math.round(255 * share)], 4 * index));
   target.getContext("2d").putImageData(picture, 0, 0);
 }
 
-/** A colour of the page: "#rrggbb" in its styles. */
+/** The components of a color "#rrggbb" of the page's style sheet. */
 function rgb(name) {
   const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));

@@ -1,10 +1,10 @@
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array, uint8: Uint8Array };
 
 /**
- * Fetches a task: its setup, with the arrays in place of what it tells of their places.
+ * Fetches the setup of a task, with the arrays in place of their offsets.
  *
  * @param {string} name "digits" or "lines".
- * @throws {Error} That says in words what is missing.
+ * @throws {Error} A file cannot be loaded.
  */
 export async function loadSetup(name) {
   const [setup, data] = await Promise.all([
@@ -19,16 +19,16 @@ export async function loadSetup(name) {
   return setup;
 }
 
-/** Fetches a file of the server. Throws an error that says in words that it is missing. */
+/** Fetches a file of the server; throws an error if it cannot be loaded. */
 export async function fetched(name) {
   const response = await fetch(new URL(name, import.meta.url)).catch((error) => {
     throw new Error(`${name} could not be loaded (${error.message}). Is the server still running?`);
   });
-  if (!response.ok) throw new Error(`${name} could not be loaded: the server answers ${response.status}.`);
+  if (!response.ok) throw new Error(`${name} could not be loaded: HTTP status ${response.status}.`);
   return response;
 }
 
-/** An object of the same keys, each with what is made of its value. */
+/** An object with the same keys and the values `make(value)`. */
 export function mapped(object, make) {
   return Object.fromEntries(Object.entries(object).map(([key, value]) => [key, make(value)]));
 }

@@ -1,23 +1,23 @@
-/** What has happened since training began, for those who look from outside. */
+/** Losses, accuracies and predictions since the start of the training; exported for tests. */
 export const history = { losses: [], accuracies: [], predictions: [], reading: null };
 
-/** What differs between the tasks. */
+/** Settings of the tasks. */
 const TASKS = {
   digits: {
-    title: "A network learns to name digits in this browser",
+    title: "Training a classifier of digits in the browser",
     lowestLoss: 1e-3,
     stepsPerSecond: 100,
     view: async (setup) => new (await import("./grid.js")).Grid(element("digits"), setup.arrays.heldOut, setup),
   },
   lines: {
-    title: "A network learns to read lines of digits in this browser",
+    title: "Training a reader of lines of digits in the browser",
     lowestLoss: 1e-2,
     stepsPerSecond: Infinity,
     view: async (setup) => new (await import("./lines.js")).Lines(element("lines"), setup.arrays.heldOut, setup),
   },
 };
 
-const SMOOTHED = 20; // steps whose losses make a mean
+const SMOOTHED = 20; // steps of the moving average
 
 const element = (id) => document.getElementById(id);
 const buttons = { start: element("start"), pause: element("pause"), reset: element("reset") };
@@ -26,11 +26,11 @@ const name = Object.hasOwn(TASKS, asked) ? asked : "digits";
 const task = TASKS[name];
 
 let worker;
-let setup; // what the worker has loaded
+let setup; // of the task, loaded by the worker
 let state = "loading";
-let means = []; // of the last losses, after every step
+let means = []; // moving average of the losses
 let speed;
-let outcome; // what the network makes of the held-out samples
+let outcome; // evaluation on the held-out samples
 let view; // the charts and the held-out samples
 let drawing = false;
 
@@ -44,7 +44,7 @@ document.querySelector(`nav a[href="?task=${name}"]`).setAttribute("aria-current
 try {
   worker = new Worker(new URL("worker.js", import.meta.url), { type: "module", name });
   worker.onerror = (event) =>
-    fail(event.message || "The program that trains could not be loaded. Is the server still running?");
+    fail(event.message || "The worker could not be loaded. Is the server still running?");
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [type, button] of Object.entries(buttons)) button.onclick = () => worker.postMessage({ type });
   const pace = element("pace");
@@ -53,7 +53,7 @@ try {
   pace.onchange();
   element("mistakes").onchange = draw;
 } catch (error) {
-  fail(`This browser cannot run the training beside the page: ${error.message}`);
+  fail(`This browser cannot run the training in a worker: ${error.message}`);
 }
 
 const handlers = {
@@ -84,7 +84,7 @@ const handlers = {
       Object.assign(history, { losses: [], accuracies: [], predictions: [] });
       means = [];
     } else {
-      draw(); // what is ready is shown with its first predictions, which follow
+      draw(); // the state "ready" is drawn with its first predictions, which follow
     }
   },
 
@@ -111,31 +111,31 @@ const handlers = {
   },
 };
 
-/** Says what is trained, and on what. */
+/** Shows the settings of the training. */
 function describe(modelBytes) {
   const { epochs, stepsPerEpoch, learningRates, arrays, copies, hidden } = setup;
   const count = (members) => Object.values(members)[0].dims[0];
   element("epochs").textContent = `of ${epochs}`;
   element("held-out").textContent = ` ${count(arrays.heldOut)}`;
   const learned = count(arrays.learned);
-  const told = `${epochs} epochs of ${stepsPerEpoch} steps, with ${batchSizes(learned, stepsPerEpoch)}`;
+  const training = `${epochs} epochs of ${stepsPerEpoch} steps, with ${batchSizes(learned, stepsPerEpoch)}`;
   const largest = Number(Math.max(...learningRates).toPrecision(3));
   if (name === "digits") {
-    element("counts").textContent = `${learned / copies} images to learn from, ${count(arrays.heldOut)} held out`;
+    element("counts").textContent = `${learned / copies} training images, ${count(arrays.heldOut)} held out`;
     element("settings").textContent =
-      `An epoch shows each image ${copies} times, each time moved by up to one pixel. The network has one layer of ` +
-      `${hidden.join()} hidden units. It learns for ${told} images in a step, and at a learning rate that falls in a ` +
-      `straight line from ${largest} towards 0.`;
+      `Each epoch has ${copies} copies of each image, shifted by up to one pixel. The network has one layer of ` +
+      `${hidden.join()} hidden units. It is trained for ${training} images each, with a learning rate that decreases ` +
+      `linearly from ${largest} to 0.`;
   } else {
     element("line-settings").textContent =
-      `${learned} lines to learn from, and ${count(arrays.heldOut)} held out, of writers whose digits are in none of ` +
-      `the others. The network learns for ${told} lines in a step, at a learning rate of up to ${largest}.`;
+      `${learned} training lines, and ${count(arrays.heldOut)} held out, by other writers. The network is trained for ` +
+      `${training} lines each, with a learning rate of up to ${largest}.`;
   }
   element("file").href = `${name}/step.onnx`;
   element("size").textContent = `, ${(modelBytes / 1000).toFixed(0)} kB`;
 }
 
-/** Shows the present state at the browser's next picture; there is none before the first predictions. */
+/** Draws the state in the next animation frame, after the first predictions. */
 function draw() {
   if (drawing || !view) return;
   drawing = true;
@@ -157,18 +157,18 @@ function drawButtons() {
   buttons.start.disabled = !["ready", "paused"].includes(state);
   buttons.pause.disabled = state !== "running";
   buttons.reset.disabled = !["running", "paused", "done"].includes(state);
-  // Who works with the keyboard should not lose the place when the button under it goes out of use.
+  // Keep the keyboard focus when the focused button is disabled.
   if (focused?.disabled) Object.values(buttons).find((button) => !button.disabled)?.focus();
 
   const accuracy = percent(history.accuracies.at(-1)?.accuracy);
   const text = {
-    ready: `Ready: untrained, the network reads ${accuracy} of the digits right.`,
+    ready: `Ready. Accuracy of the untrained network: ${accuracy}.`,
     running: "Training …",
-    paused: `Paused after ${steps} steps: the network reads ${accuracy} of the digits right.`,
-    done: `Done: the network reads ${accuracy} of the digits right.`,
+    paused: `Paused after ${steps} steps. Accuracy: ${accuracy}.`,
+    done: `Done. Accuracy: ${accuracy}.`,
     failed: "Stopped.",
   }[state];
-  // Unchanged text is not set again, for screen readers would read it again.
+  // Screen readers repeat a text that is set again.
   if (element("status").textContent !== text) element("status").textContent = text;
   document.body.dataset.state = state;
 }
@@ -201,13 +201,13 @@ function drawMistakes() {
   element("no-mistakes").hidden = !onlyMistakes || document.querySelector(".digits .wrong") !== null;
 }
 
-/** How many samples a step has: all of an epoch in `steps` parts, as equal as can be. */
+/** The batch sizes of `count` samples in `steps` batches. */
 function batchSizes(count, steps) {
   const [least, most] = [Math.floor(count / steps), Math.ceil(count / steps)];
   return least === most ? `${least}` : `${least} or ${most}`;
 }
 
-/** Seconds in words: "9 s", "1 min 5 s". */
+/** A duration as text: "9 s", "1 min 5 s". */
 function duration(seconds) {
   const whole = Math.ceil(seconds);
   return (whole < 60 ? "" : `${Math.floor(whole / 60)} min `) + `${whole % 60} s`;
@@ -217,7 +217,7 @@ function percent(share) {
   return share === undefined ? "–" : `${(100 * share).toFixed(1)} %`;
 }
 
-/** Says what went wrong, in place of training. */
+/** Shows an error and disables the page. */
 function fail(message) {
   state = "failed";
   element("error").textContent = message;

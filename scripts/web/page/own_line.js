@@ -1,29 +1,29 @@
 import { Reading } from "./lines.js";
 
-const FINER = 4; // a pixel of the images is made of so many by so many, which are ink or not
-const PEN = 6.5; // their number across a stroke
+const FINER = 4; // canvas pixels per pixel of the image, along both axes
+const PEN = 6.5; // width of a stroke in canvas pixels
 const FIRST = "31415";
 
 /**
- * A line that the visitor composes, of images of digits and of strokes. The canvas is all that is known of it: as in the
- * images of the data set, the share of ink in each of its squares is the brightness of a pixel.
+ * A line composed by the visitor, of images of digits and of strokes. As in the data set, a pixel is the share of ink in
+ * a square of the canvas.
  */
 export class OwnLine {
   #setup;
   #hands;
   #canvas;
   #context;
-  #before = []; // what the canvas was before each change
+  #before = []; // contents of the canvas before each change
   #picked = 0;
   #changed;
   #reading;
-  #left = 0; // columns that are left out before the line
-  #width = 0; // of the line
+  #left = 0; // columns before the line
+  #width = 0; // columns of the line
 
   /**
    * @param {HTMLElement} panel
    * @param setup Of the task.
-   * @param {(line: ?{image: Float32Array, width: number}) => void} changed Is called when there is another line.
+   * @param {(line: ?{image: Float32Array, width: number}) => void} changed Called when the line changes.
    */
   constructor(panel, setup, changed) {
     this.#setup = setup;
@@ -41,7 +41,7 @@ export class OwnLine {
 
   show({ logProbs, digits }) {
     const { classes, width } = this.#setup;
-    // What was left out before the line comes back as columns of nothing.
+    // The columns before the line have probability 0.
     const moved = new Float32Array(width * classes).fill(-Infinity);
     moved.set(logProbs.subarray(0, this.#width * classes), this.#left * classes);
     this.#reading.show(moved, digits.map(({ digit, column }) => ({ digit, column: column + this.#left })));
@@ -72,7 +72,7 @@ export class OwnLine {
       this.#context.lineTo(...next);
       this.#context.stroke();
       last = next;
-      this.#tell();
+      this.#notify();
     };
     this.#canvas.onpointerdown = (event) => {
       this.#canvas.setPointerCapture(event.pointerId);
@@ -84,7 +84,7 @@ export class OwnLine {
     this.#canvas.onpointerup = this.#canvas.onpointercancel = () => (last = null);
   }
 
-  /** Puts an image of a digit after what is there, if there is room; each time that of another writer. */
+  /** Appends an image of a digit, if there is room; each time by another writer. */
   #put(digit) {
     const { side, height, width } = this.#setup;
     const [, end] = this.#extent(this.#brightness());
@@ -100,28 +100,28 @@ export class OwnLine {
       this.#context.fillRect(FINER * x, FINER * y, FINER, FINER);
     }
     this.#context.globalAlpha = 1;
-    this.#tell();
+    this.#notify();
   }
 
   #clear() {
     this.#remember();
     this.#context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
-    this.#tell();
+    this.#notify();
   }
 
   #undo() {
     const before = this.#before.pop();
     if (before === undefined) return;
     this.#context.putImageData(before, 0, 0);
-    this.#tell();
+    this.#notify();
   }
 
   #remember() {
     this.#before.push(this.#context.getImageData(0, 0, this.#canvas.width, this.#canvas.height));
   }
 
-  /** Gives the line to whoever reads it, from two columns before its first ink to two after its last. */
-  #tell() {
+  /** Passes the line to `changed`, from two columns before its first ink to two after its last. */
+  #notify() {
     const { height, width } = this.#setup;
     const brightness = this.#brightness();
     const [begin, end] = this.#extent(brightness);
@@ -153,7 +153,7 @@ export class OwnLine {
     return brightness;
   }
 
-  /** The first column with ink, and the one after the last; 0 and 0 without ink. */
+  /** [first column with ink, last one + 1]; [0, 0] without ink. */
   #extent(brightness) {
     const { height, width } = this.#setup;
     const inked = (column) => {

@@ -1,11 +1,10 @@
 /**
- * What a reader's log-probabilities tell of a line: of each column the most probable class, of equal ones in a row one,
- * and no blanks.
+ * Greedy (best path) decoding: the most probable class of each column, without repetitions and blanks.
  *
- * @param {Float32Array} logProbs Of all columns, one after the other.
- * @param {number} width The number of columns of the line.
+ * @param {Float32Array} logProbs (columns, classes).
+ * @param {number} width Number of columns of the line.
  * @param {{classes: number, blank: number}} setup
- * @returns {{digit: number, column: number}[]} Each digit, and the middle of the columns in which it is told.
+ * @returns {{digit: number, column: number}[]} Each digit with the middle of its columns.
  */
 export function read(logProbs, width, { classes, blank }) {
   const found = [];
@@ -18,20 +17,20 @@ export function read(logProbs, width, { classes, blank }) {
   return found;
 }
 
-/** The place of the largest of so many numbers, counted from the first of them. */
+/** The index of the largest of `count` values, relative to `start`. */
 export function largest(values, start, count) {
   let best = 0;
   for (let index = 1; index < count; index++) if (values[start + index] > values[start + best]) best = index;
   return best;
 }
 
-/** How many entries have to be put in, taken out or replaced to make one sequence of the other (Levenshtein). */
+/** The Levenshtein distance of two arrays. */
 export function editDistance(one, other) {
   let row = Array.from({ length: other.length + 1 }, (_, index) => index);
-  for (const [index, mine] of one.entries()) {
+  for (const [index, a] of one.entries()) {
     const next = [index + 1];
-    for (const [at, its] of other.entries()) {
-      next.push(Math.min(row[at] + (mine === its ? 0 : 1), row[at + 1] + 1, next[at] + 1));
+    for (const [at, b] of other.entries()) {
+      next.push(Math.min(row[at] + (a === b ? 0 : 1), row[at + 1] + 1, next[at] + 1));
     }
     row = next;
   }

@@ -1,14 +1,11 @@
 import { editDistance, largest, read } from "./reading.js";
 
-/**
- * The tasks that the worker trains: which of the held-out arrays the network takes, and how it is judged by what it
- * makes of them. Outcomes are an accuracy, and what of it the page shows.
- */
+/** The tasks of the worker: the input of the network, and its evaluation on the held-out samples. */
 export const TASKS = {
   digits: {
     input: "x",
 
-    judge({ logits }, { labels }) {
+    evaluate({ logits }, { labels }) {
       const classes = logits.dims[1];
       const predictions = Array.from(labels.data, (_, index) => largest(logits.data, index * classes, classes));
       const right = predictions.filter((digit, index) => digit === labels.data[index]).length;
@@ -19,7 +16,7 @@ export const TASKS = {
   lines: {
     input: "images",
 
-    judge({ output }, { digits, widths, lengths }, setup) {
+    evaluate({ output }, { digits, widths, lengths }, setup) {
       const [count, columns, classes] = output.dims;
       const readings = [];
       let [wrong, total] = [0, 0];
@@ -32,17 +29,17 @@ export const TASKS = {
       }
       const shown = output.data.slice(0, LINES_SHOWN * columns * classes);
       const predictions = readings.map((reading) => reading.map(({ digit }) => digit).join(""));
-      // Who reads far too many digits has more of them wrong than there are.
+      // The character error rate can exceed 1.
       const accuracy = Math.max(0, 1 - wrong / total);
       return { accuracy, predictions, readings: readings.slice(0, LINES_SHOWN), logProbs: shown };
     },
   },
 };
 
-/** The first so many of the held-out lines are on the page. */
+/** Number of held-out lines on the page. */
 export const LINES_SHOWN = 5;
 
-/** The digits of a line. */
+/** The label of a line. */
 export function writtenIn(digits, lengths, line) {
   const start = line * digits.dims[1];
   return Array.from(digits.data.subarray(start, start + Number(lengths.data[line])), Number);

@@ -1,7 +1,7 @@
 /**
- * Trains beside the page, so that it never waits. The worker's name is that of its task. The page sends commands
- * ("start", "pause", "reset", "pace" with `stepsPerSecond`, and "read" with an `image` and its `width`); from here come
- * "loaded", then "state", "progress" and "reading", and "error" with a message in words.
+ * Trains in a web worker, whose name is that of the task. It receives commands ("start", "pause", "reset", "pace" with
+ * `stepsPerSecond`, and "read" with an `image` and its `width`), and sends "loaded", then "state", "progress" and
+ * "reading", or "error" with a message.
  */
 import { Batches } from "./batches.js";
 import { fetched, loadSetup, mapped } from "./loading.js";
@@ -9,8 +9,8 @@ import { read } from "./reading.js";
 import { TASKS } from "./tasks.js";
 import { Trainer } from "./training/trainer.js";
 
-const REPORT_INTERVAL = 40; // ms: 25 pictures a second
-const MEASURING_SHARE = 0.2; // of the time, at most, is spent on what the network makes of held-out samples
+const REPORT_INTERVAL = 40; // ms: 25 reports per second
+const MEASURING_SHARE = 0.2; // maximal share of the time for the evaluation on held-out samples
 
 const commands = [];
 let wake = () => {};
@@ -21,7 +21,7 @@ self.onmessage = ({ data }) => {
   wake();
 };
 
-/** Waits for a command, or for so many milliseconds; with 0 it only lets messages in, without the delay of a timer. */
+/** Waits for a command or a timeout; 0 only processes messages, without the minimal delay of timers. */
 function idle(milliseconds) {
   return new Promise((resolve) => {
     wake = resolve;
@@ -35,18 +35,18 @@ const task = TASKS[self.name];
 let ort;
 let setup;
 let trainer;
-let start; // the state that training begins with
+let start; // the initial state
 let batches;
-let steps = 0; // that are done
+let steps = 0; // number of steps so far
 let state;
 let interval = 0; // ms between steps
 let due = 0; // when the next step may begin
-let reported = 0; // when the last report was made
-let measuring = 0; // ms that the last measurement took
-let clock; // since when, and since which step, the speed is measured
+let reported = 0; // time of the last report
+let measuring = 0; // ms of the last evaluation
+let clock; // time and step from which the speed is measured
 let losses = [];
 let accuracies = [];
-let line; // that the visitor has composed
+let line; // composed by the visitor
 
 async function main() {
   const bytes = await load();
@@ -59,10 +59,10 @@ async function main() {
   }
 }
 
-/** Fetches runtime, step and samples. Throws an error that says in words what is missing. */
+/** Fetches runtime, step and samples; throws an error if something is missing. */
 async function load() {
   if (typeof WebAssembly === "undefined") {
-    throw new Error("This browser has no WebAssembly, or it is switched off; the network cannot run without it.");
+    throw new Error("This browser has no WebAssembly, or it is disabled; the page requires it.");
   }
   const file = fetched(`${self.name}/step.onnx`).then((response) => response.arrayBuffer());
   const [found, step] = await Promise.all([loadSetup(self.name), file]);
@@ -70,7 +70,7 @@ async function load() {
   try {
     ort = await import("./ort/ort.wasm.min.mjs");
     ort.env.wasm.wasmPaths = new URL("ort/", import.meta.url).href;
-    ort.env.wasm.numThreads = 1; // a step is too short to be worth sharing
+    ort.env.wasm.numThreads = 1; // a step is too short for more threads
     trainer = await Trainer.create(ort, step);
   } catch (error) {
     throw new Error(`onnxruntime-web could not be started: ${error.message ?? error}`);
@@ -118,7 +118,7 @@ function restartClock() {
   clock = { time: due, steps };
 }
 
-/** Trains until the next step is not due yet or messages have waited long enough. */
+/** Trains until no step is due, or for REPORT_INTERVAL, for messages to be processed. */
 async function work() {
   const began = performance.now();
   const total = setup.learningRates.length;
@@ -127,18 +127,18 @@ async function work() {
     const { loss } = await trainer.step(tensors(batches.next()));
     losses.push(loss.data[0]);
     steps++;
-    due = Math.max(due + interval, now - REPORT_INTERVAL); // what a sleeping computer missed is not made up for
+    due = Math.max(due + interval, now - REPORT_INTERVAL); // does not catch up after the computer was suspended
     const pause = Math.max(REPORT_INTERVAL, measuring / MEASURING_SHARE);
     if (steps % setup.stepsPerEpoch === 0 || performance.now() > reported + pause) await report();
   }
   if (steps === total) enter("done");
 }
 
-/** Tells the page what was trained since the last report, and what the network makes of the held-out samples. */
+/** Sends the losses since the last report, and the evaluation on the held-out samples. */
 async function report() {
   const began = performance.now();
   const { heldOut } = setup.arrays;
-  const outcome = task.judge(await trainer.infer(tensors({ [task.input]: heldOut[task.input] })), heldOut, setup);
+  const outcome = task.evaluate(await trainer.infer(tensors({ [task.input]: heldOut[task.input] })), heldOut, setup);
   accuracies.push({ step: steps, accuracy: outcome.accuracy });
   await readLine();
   reported = performance.now();
@@ -149,7 +149,7 @@ async function report() {
   accuracies = [];
 }
 
-/** Tells the page what the network makes of the visitor's line. */
+/** Sends the decoded digits of the visitor's line. */
 async function readLine() {
   if (!line) return;
   const image = { type: "float32", data: line.image, dims: [1, setup.height, setup.width] };

@@ -1,18 +1,18 @@
 /**
- * The names in a step's file, and the version of its format. onnx_ops/core/step_format.py says what they are; a test
- * reads the constants here, each a string in one line, and compares them.
+ * Names and version of the format of step files, as in onnx_ops/core/step_format.py; a test compares the constants, for
+ * which each is a string in one line.
  */
 
-/** The newest version that can be read. */
+/** The newest supported version. */
 export const FORMAT = "1.0";
 
-/** The version of files that do not name one. */
+/** The version of files without one. */
 export const UNVERSIONED = "1.0";
 
-/** The key of a model's metadata under which a step says what its inputs are. */
+/** The key of the model metadata with the roles of the inputs. */
 export const STEP_METADATA = "onnx_ops.step";
 
-/** The function that is the inference graph, and its domain. */
+/** Domain and name of the function with the inference graph. */
 export const CARRIED_DOMAIN = "onnx_ops.training";
 export const INFERENCE = "inference";
 
@@ -23,8 +23,8 @@ export const OPTIMIZER = "optimizer";
 export const SEED = "seed";
 export const SETTING = "setting";
 
-/** The setting of a step's only group of parameters; of several groups `learning_rate.0` and so on. */
+/** The setting with the learning rate; `learning_rate.0` and so on with several parameter groups. */
 export const LEARNING_RATE = "learning_rate";
 
-/** What the name of an output begins with that is an input's next value. */
+/** Prefix of outputs that are the next value of an input. */
 export const NEXT = "next.";

@@ -1,10 +1,9 @@
 /**
- * Takes the file of a training step apart, as `Capture.save` of `onnx_ops.torch` writes it: into a model that has all of
- * its state among its required inputs, and that state.
+ * Splits the file of a training step, as written by `Capture.save` of `onnx_ops.torch`, into a model whose state is
+ * required inputs, and the initial state.
  *
- * In the file the state are defaults: initializers of the inputs' names. onnxruntime-web feeds no input that has one.
- * So they are taken out of the protobuf here, with no more of a reader than that needs. Field numbers are those of
- * onnx.proto.
+ * In the file the initial state is initializers with the names of inputs, which onnxruntime-web cannot feed. They are
+ * removed with a minimal protobuf reader; field numbers are those of onnx.proto.
  */
 
 import {
@@ -21,14 +20,14 @@ import {
   UNVERSIONED,
 } from "./format.js";
 
-/** What is no training step, or does not fit one. */
+/** An invalid training step, or arguments that do not match it. */
 export class StepError extends Error {
   name = "StepError";
 }
 
 const ROLES = [PARAMETER, BUFFER, OPTIMIZER, SEED, SETTING];
 
-/** By TensorProto.DataType: onnxruntime-web's name, the array, and the field of TensorProto beside raw_data. */
+/** By TensorProto.DataType: name in onnxruntime-web, typed array, and field of TensorProto other than raw_data. */
 const TYPES = new Map([
   [1, { type: "float32", array: Float32Array, field: 4 }],
   [2, { type: "uint8", array: Uint8Array, field: 5 }],
@@ -46,9 +45,9 @@ const TYPES = new Map([
 const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]));
 
 /**
- * Takes a step's file apart.
+ * Splits a step's file.
  *
- * @param {Uint8Array | ArrayBuffer} file Its bytes; of Node a Buffer too.
+ * @param {Uint8Array | ArrayBuffer} file Its bytes; in Node also a Buffer.
  * @returns {{
  *   model: Uint8Array,
  *   state: Object<string, {type: string, data: TypedArray, dims: number[]}>,
@@ -57,12 +56,11 @@ const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]))
  *   inputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   outputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   inference: ?{model: Uint8Array, inputs: Object},
- * }} The step without its state; the start of that, in the parts of a tensor; the role of each input of the state; other
- *   names of parameters and buffers; the types of all inputs and outputs; and the trained network as a model that takes
- *   parameters and buffers as inputs, if the file has it. A dimension is a string or null if it may be of any size, dims
- *   are null where not even their number is known.
- * @throws {StepError} What is no bytes, no ONNX model or no training step, or is damaged; data in other files; types that
- *   onnxruntime-web has no tensors of.
+ * }} The step without its state; the initial state; the role of each input of the state; other names of tied parameters
+ *   and buffers; the types of all inputs and outputs; and the inference graph, with parameters and buffers as inputs,
+ *   null if the file has none. A dynamic dimension is a string or null; dims are null for an unknown rank.
+ * @throws {StepError} The argument is not bytes, or the file is no ONNX model, no training step or damaged, has external
+ *   data, or types that onnxruntime-web does not support.
  */
 export function openStep(file) {
   const bytes = viewed(file);
@@ -103,7 +101,7 @@ export function openStep(file) {
   return { model: joined(chunks), state, roles, tied, inputs, outputs, inference: inferenceModel(model, roles) };
 }
 
-/** What the model's metadata say of its inputs. */
+/** Roles and tied names, from the model metadata. */
 function record(model) {
   const entry = model.messages(14, "the metadata").findLast((message) => message.text(1) === STEP_METADATA);
   if (entry === undefined) {
@@ -135,7 +133,7 @@ function record(model) {
   return found;
 }
 
-/** Why a file that names this version of the format cannot be read; null if it can. */
+/** Why a version of the format is not supported; null if it is. */
 function formatProblem(version = UNVERSIONED) {
   const [, major] = (typeof version === "string" && /^([1-9][0-9]{0,8})\.[0-9]{1,9}$/.exec(version)) || [];
   if (major === undefined) {
@@ -145,7 +143,7 @@ function formatProblem(version = UNVERSIONED) {
   return `its format version is ${version}, expected at most ${FORMAT}: update onnx_ops`;
 }
 
-/** The function that is the inference graph, as a model. Its nodes and types are copied as they stand. */
+/** The inference graph as a model, null if there is none. Nodes and types are copied as bytes. */
 function inferenceModel(model, roles) {
   const found = model.of(25).find(({ value }) => {
     const message = new Message(value, "a function");
@@ -178,7 +176,7 @@ function inferenceModel(model, roles) {
 
 // Types
 
-/** The types of values by their names, of ValueInfoProto messages. */
+/** The types in ValueInfoProto messages, by name. */
 function types(values) {
   return Object.fromEntries(values.map((value) => [value.text(1), typeOf(value)]));
 }
@@ -199,7 +197,7 @@ function noTensors(name, element) {
   return new StepError(`'${name}' is ${what}, and onnxruntime-web has no such tensors`);
 }
 
-/** How messages name a type: "float32 (N, 3)". */
+/** A type in error messages: "float32 (N, 3)". */
 export function typeText({ type, dims }) {
   if (dims === null) return `${type} of unknown shape`;
   const sizes = dims.map((dim) => dim ?? "?");
@@ -207,8 +205,8 @@ export function typeText({ type, dims }) {
 }
 
 /**
- * Refuses what is not a tensor, or the parts of one, for each of the types that are wanted, and no more. Dimensions of
- * one name are to be equal.
+ * Checks that `given` has a tensor, or {type, data, dims}, of each of the `wanted` types and no others, and that
+ * dimensions of the same name are equal.
  *
  * @throws {StepError}
  */
@@ -228,7 +226,7 @@ export function checkTensors(what, wanted, given) {
   for (const [name, type] of Object.entries(wanted)) checkTensor(name, type, given[name], sizes);
 }
 
-/** `sizes` are those of the named dimensions so far, each with the input that it is from. */
+/** `sizes` has the size of each named dimension so far, with the name of the input. */
 function checkTensor(name, wanted, tensor, sizes) {
   if (typeof tensor?.type !== "string" || !Array.isArray(tensor.dims)) {
     throw new StepError(`'${name}' is no tensor, expected ${typeText(wanted)}`);
@@ -251,7 +249,7 @@ function checkTensor(name, wanted, tensor, sizes) {
 
 // Tensors
 
-/** The parts of a tensor, in memory of its own, of a TensorProto message. */
+/** {type, data, dims} of a TensorProto message, with a copy of the data. */
 function started(tensor, name) {
   if (tensor.integer(14) !== 0n) {
     throw new StepError(`'${name}' has its data in another file; save the step as one file`);
@@ -274,13 +272,12 @@ function listed(tensor, typed, array, name) {
 }
 
 /**
- * A copy of the data of a tensor, as the array of its type.
+ * A copy of the data of a tensor, as typed array.
  *
- * @param {{type: string, data: TypedArray | ArrayBuffer | Array, dims: number[]}} tensor Of a type that onnxruntime-web
- *   has. Its data are such an array, or the bytes of one, little-endian, wherever in memory they begin; or a list of
- *   numbers, which is copied as it is.
- * @param {string} name How an error names it.
- * @throws {StepError} Data of another kind, or of another number of elements than the dimensions have.
+ * @param {{type: string, data: TypedArray | ArrayBuffer | Array, dims: number[]}} tensor Its data are a typed array, the
+ *   little-endian bytes of one, which need not be aligned, or an array of numbers, which is copied as array.
+ * @param {string} name Of the tensor, for errors.
+ * @throws {StepError} The data are of another type, or their number of elements is not that of the dimensions.
  */
 export function ownData({ type, data, dims }, name) {
   const { array } = TYPES_BY_NAME.get(type);
@@ -301,19 +298,19 @@ function copied(data, array, name) {
   if (bytes.length % array.BYTES_PER_ELEMENT !== 0) {
     throw new StepError(`the data of '${name}' are ${bytes.length} bytes, no multiple of ${array.BYTES_PER_ELEMENT}`);
   }
-  return new array(bytes.slice().buffer); // an array of larger elements cannot begin anywhere in memory
+  return new array(bytes.slice().buffer); // typed arrays require aligned memory
 }
 
 /**
- * The bytes of an ArrayBuffer, or of a view of one; null of anything else. Always a plain Uint8Array: a Buffer of Node is
- * one too, but its `slice` copies nothing.
+ * The bytes of an ArrayBuffer or a view as Uint8Array; null for other values. Never a Buffer of Node, whose `slice` does
+ * not copy.
  */
 function viewed(data) {
   if (ArrayBuffer.isView(data)) return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
   return ["ArrayBuffer", "SharedArrayBuffer"].includes(kind(data)) ? new Uint8Array(data) : null;
 }
 
-/** The name of a value's kind, such as "ArrayBuffer", whichever window or process it is from. */
+/** The class name of a value, such as "ArrayBuffer", also for values of other realms. */
 function kind(value) {
   return Object.prototype.toString.call(value).slice("[object ".length, -1);
 }
@@ -324,7 +321,7 @@ const ENDS_EARLY = "the bytes end too early";
 
 /** A message, as the list of its fields. */
 class Message {
-  /** @param what How an error names it. */
+  /** @param what Name of the message, for errors. */
   constructor(bytes, what) {
     this.what = what;
     this.fields = [];
@@ -359,7 +356,7 @@ class Message {
     return this.texts(number).at(-1) ?? "";
   }
 
-  /** Signed, as those of 64 bits; one after another or packed. */
+  /** Signed 64-bit integers, packed or not. */
   integers(number) {
     return this.of(number)
       .flatMap(({ value }) => (typeof value === "bigint" ? value : [...packed(value, this.what)]))
@@ -420,7 +417,7 @@ function damaged(what, why) {
   return new StepError(`the bytes are no ONNX model, or damaged: in ${what}, ${why}`);
 }
 
-/** A field that holds bytes. */
+/** A length-delimited field. */
 function field(number, bytes) {
   return joined([varint((number << 3) | 2), varint(bytes.length), bytes]);
 }
@@ -441,7 +438,7 @@ function joined(chunks) {
   return result;
 }
 
-/** An object of the same keys, each with what is made of it. */
+/** An object with the same keys and the values `make(key)`. */
 function mapped(object, make) {
   return Object.fromEntries(Object.keys(object).map((name) => [name, make(name)]));
 }

@@ -4,10 +4,10 @@ import { StepError, checkTensors, openStep, ownData } from "./step_file.js";
 export { StepError } from "./step_file.js";
 
 /**
- * Trains with a training step in onnxruntime-web: in a browser, or in Node. What onnx_ops.Trainer is in Python.
+ * Runs a training step in onnxruntime-web, in a browser or in Node; the counterpart of onnx_ops.Trainer in Python.
  *
- * A step that is refused, or fails, leaves the state as it was. Only one thing can be asked of a trainer at a time: what
- * gives a promise has to be awaited before the next call.
+ * A step that is refused or fails does not change the state. Calls must not overlap: await each promise before the next
+ * call.
  */
 export class Trainer {
   #ort;
@@ -20,9 +20,9 @@ export class Trainer {
 
   /**
    * @param ort The module onnxruntime-web.
-   * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file; in Node a Buffer too.
-   * @param options Of onnxruntime-web's sessions.
-   * @throws {StepError} What is no training step, or has types that onnxruntime-web has no tensors of.
+   * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file; in Node also a Buffer.
+   * @param options Session options of onnxruntime-web.
+   * @throws {StepError} The file is no training step, or has types that onnxruntime-web does not support.
    */
   static async create(ort, file, options = {}) {
     const { model, ...step } = openStep(file);
@@ -37,18 +37,18 @@ export class Trainer {
     this.#step = step;
     this.#session = session;
     this.#state = this.#tensors(step.state);
-    step.state = null; // as large as the network
+    step.state = null; // to free its memory
     const batch = Object.entries(step.inputs).filter(([name]) => !Object.hasOwn(step.roles, name));
-    /** The types that `step` takes, by name: {type, dims}, where a dimension of any size is a string or null. */
+    /** The types of the inputs of `step`, by name: {type, dims}; a dynamic dimension is a string or null. */
     this.batchInputs = Object.freeze(Object.fromEntries(batch));
   }
 
   /**
-   * Makes one step.
+   * Runs one step.
    *
    * @param batch A tensor for each of `batchInputs`, by name.
-   * @returns What the step reports, the loss among it: tensors by the names of its outputs.
-   * @throws {StepError} Tensors of wrong names, types or shapes; dimensions of one name that differ among them.
+   * @returns The reported outputs, including the loss: tensors by name.
+   * @throws {StepError} Names, types or shapes of the tensors are wrong, or dimensions of the same name differ.
    */
   async step(batch = {}) {
     checkTensors("the batch", this.batchInputs, batch);
@@ -65,11 +65,11 @@ export class Trainer {
   }
 
   /**
-   * Runs the trained network, in evaluation mode, with the parameters as they are now.
+   * Runs the inference graph, in evaluation mode, with the current parameters.
    *
-   * @param inputs A tensor for each of the network's own inputs, by name.
+   * @param inputs A tensor for each input of the network, by name.
    * @returns Its outputs, by name.
-   * @throws {StepError} A step without an inference graph; tensors that do not fit.
+   * @throws {StepError} The step has no inference graph, or names, types or shapes of the tensors are wrong.
    */
   async infer(inputs = {}) {
     if (this.#step.inference === null) throw new StepError("the step has no inference graph");
@@ -83,7 +83,7 @@ export class Trainer {
     });
   }
 
-  /** Copies of the whole state: tensors of parameters, buffers, optimizer state, seed and settings, by name. */
+  /** Copies of the state: tensors of parameters, buffers, optimizer state, seed and settings, by name. */
   async state() {
     return this.#alone(async () => {
       const parts = Object.entries(this.#state).map(async ([name, tensor]) => {
@@ -94,13 +94,12 @@ export class Trainer {
   }
 
   /**
-   * Goes on from another state.
+   * Replaces the state.
    *
-   * @param state A tensor of the right type and shape, or the parts {type, data, dims} of one, for each name in
-   *   `state()`. The data of parts can also be bytes: a Uint8Array, such as a Buffer of Node, or an ArrayBuffer. What is
-   *   tied can be given under any of its names.
-   * @throws {StepError} Names, types, shapes or data that do not fit; tied names with different values. The state is then
-   *   as it was.
+   * @param state A tensor, or an object {type, data, dims}, for each name in `state()`. The data of objects can also be
+   *   bytes: a Uint8Array, such as a Buffer of Node, or an ArrayBuffer. Tied parameters can have any of their names.
+   * @throws {StepError} Names, types, shapes or data are wrong, or values of tied parameters differ. The state is then
+   *   unchanged.
    */
   loadState(state) {
     this.#refuseWhileBusy();
@@ -111,8 +110,8 @@ export class Trainer {
   }
 
   /**
-   * The learning rate: a number; for several groups of parameters an array with one for each. Setting a number sets that
-   * of all groups, an array that of each.
+   * The learning rate: a number, or with several parameter groups an array with one number per group. A number sets that
+   * of all groups.
    */
   get learningRate() {
     const rates = this.#rates().map((name) => this.#state[name].data[0]);
@@ -131,7 +130,7 @@ export class Trainer {
     names.forEach((name, group) => this.#state[name].data.fill(rates[group]));
   }
 
-  /** Gives the memory back. The trainer cannot be used after it. */
+  /** Frees the memory. The trainer cannot be used afterwards. */
   async release() {
     await this.#alone(async () => {
       this.#replace({});
@@ -147,7 +146,7 @@ export class Trainer {
     return found;
   }
 
-  /** The state by the names of inputs alone. */
+  /** The state by name of the inputs, without other names of tied parameters. */
   #untied(state) {
     const { tied, inputs } = this.#step;
     const untied = filtered(state, (name) => !Object.hasOwn(tied, name));
@@ -162,7 +161,7 @@ export class Trainer {
     return untied;
   }
 
-  /** Tensors with data of their own. */
+  /** Tensors with copies of the data. */
   #tensors(parts) {
     const tensor = (one, name) => new this.#ort.Tensor(one.type, ownData(one, name), one.dims);
     return Object.fromEntries(Object.entries(parts).map(([name, one]) => [name, tensor(one, name)]));
@@ -184,7 +183,7 @@ export class Trainer {
   }
 
   #refuseWhileBusy() {
-    if (this.#busy) throw new StepError("the trainer is at work; await what it was asked before");
+    if (this.#busy) throw new StepError("the trainer is busy; await the previous call");
   }
 }
 
@@ -192,7 +191,7 @@ function filtered(object, wanted) {
   return Object.fromEntries(Object.entries(object).filter(([name]) => wanted(name)));
 }
 
-/** Whether two tensors agree in every bit. An error names the second one. */
+/** Whether two tensors are bitwise equal; `name` is for errors. */
 function same(one, other, name) {
   const shape = ({ type, dims }) => JSON.stringify([type, dims]);
   if (shape(one) !== shape(other)) return false;
