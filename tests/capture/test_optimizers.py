@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, load_into_torch, state_from_torch
+from onnx_ops.torch import CaptureError, load_into_torch, optimizers, state_from_torch
 
 BATCH = {0: Dim("N")}
 STEPS = 100
@@ -101,6 +102,22 @@ def test_a_hundred_steps(kind: str, dtype: torch.dtype) -> None:
         wanted = stepped(model, optimizer, batch)
         assert abs(float(reported["loss"]) - wanted) <= 10 * TOLERANCES[dtype] * abs(wanted)
     check_weights(trainer, model, TOLERANCES[dtype])
+
+
+def test_adding_an_optimizer_as_contributing_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```", text.split("## Adding an optimizer")[1], re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(optimizers, "RULES", dict(optimizers.RULES))
+    exec(compile(source, "CONTRIBUTING.md", "exec"), vars(optimizers) | {})
+    model = network(torch.float64)
+    settings = {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.2, "maximize": True}
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.1, **settings)
+    data = batches(torch.float64, 10)
+    trainer = onnx_ops.Trainer(training_step(model, loss, data[0], optimizer, dynamic_shapes=(BATCH, BATCH)))
+    for batch in data:
+        trainer.step(x=batch[0].numpy(), y=batch[1].numpy())
+        stepped(model, optimizer, batch)
+    check_weights(trainer, model, TOLERANCES[torch.float64])
 
 
 def test_gradients_are_clipped_as_torch_does() -> None:
