@@ -68,7 +68,7 @@ def test_worker_stops_when_nobody_waits_for_it(tmp_path: Path) -> None:
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "FEWEST", len(FUNCTIONS) + 1)
+    monkeypatch.setattr(ahead, "MIN_FUNCTIONS", len(FUNCTIONS) + 1)
 
 
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_what_another_process_has_compiled_is_not_compiled(
 @pytest.mark.usefixtures("locked")
 def test_another_process_that_does_nothing_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "PATIENCE", 0.1)
-    with ahead._alone(folder, FUNCTIONS, lambda done, total: None) as is_left:
+    with ahead._locked(folder, FUNCTIONS, lambda done, total: None) as is_left:
         assert is_left
 
 

@@ -1,7 +1,6 @@
-"""ctypes bindings of the part of onnxruntime's C API that a custom op needs.
+"""ctypes bindings of the parts of onnxruntime's C API that custom ops use (onnxruntime_c_api.h, version 1.31).
 
-Written for onnxruntime 1.31 (onnxruntime_c_api.h). `OrtApi` is a table of functions that only grows at its end;
-`OrtCustomOp` has its version in its first field.
+`OrtApi` is a table of functions to which new versions only append; `OrtCustomOp` has its version in its first field.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import ctypes as C
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from onnx.defs import OpSchema
 
 API_VERSION = 17
-"""Version of OrtCustomOp: the first with InferOutputShapeFn, and a start and end version."""
+"""Version of OrtCustomOp: the first with InferOutputShapeFn, GetStartVersion and GetEndVersion."""
 
 INVALID_ARGUMENT = 2
-"""OrtErrorCode of a rejected call."""
+"""ORT_INVALID_ARGUMENT, an OrtErrorCode."""
 
 VP, SZ, INT, I64 = C.c_void_p, C.c_size_t, C.c_int, C.c_int64
 FUNCTION = C.CFUNCTYPE
@@ -62,7 +61,8 @@ class Api(enum.IntEnum):
     KernelContext_ParallelFor = 274
 
 
-SIGNATURES: dict[Api, Sequence[Any]] = {
+CType: TypeAlias = type["C._SimpleCData[Any]"]
+SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.CreateStatus: (INT, C.c_char_p),
     Api.GetTensorMutableData: (VP, VP),
     Api.CastTypeInfoToTensorInfo: (VP, VP),
@@ -98,7 +98,7 @@ SIGNATURES: dict[Api, Sequence[Any]] = {
 
 
 class OrtCustomOp(C.Structure):
-    """The struct of this name; callbacks are addresses."""
+    """The struct OrtCustomOp; callbacks are addresses."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
         ("version", C.c_uint32),
@@ -132,12 +132,22 @@ class OrtCustomOp(C.Structure):
 
 @dataclass(frozen=True)
 class _Attribute:
-    """Reading attributes of one type: the function for nodes, its C type, its OrtOpAttrType."""
+    """How attributes of one type are read.
 
-    place: Api
-    element: Any
+    Attributes:
+        function: reads it from an OrtKernelInfo.
+        element: C type of an element.
+        code: OrtOpAttrType.
+        single: whether the value is a single element.
+    """
+
+    function: Api
+    element: CType
     code: int
     single: bool = False
+
+
+AttributeValue: TypeAlias = int | float | bytes | list[int] | list[float] | None
 
 
 _ATTRIBUTES = {
@@ -150,55 +160,60 @@ _ATTRIBUTES = {
 
 
 class OrtApi:
-    """Functions of an OrtApi table by index; methods raise on an OrtStatus."""
+    """The functions of an OrtApi, by index.
+
+    Args:
+        address: of the OrtApi.
+    """
 
     def __init__(self, address: int) -> None:
         self.address = address
         table = C.cast(address, C.POINTER(VP))
-        self._functions = {place: FUNCTION(VP, *types)(table[place]) for place, types in SIGNATURES.items()}
+        self._functions = {index: FUNCTION(VP, *types)(table[index]) for index, types in SIGNATURES.items()}
 
-    def __call__(self, place: Api, *arguments: Any) -> int | None:
-        """Call a function of the table; returns its OrtStatus or other word."""
-        result: int | None = self._functions[place](*arguments)
+    def __call__(self, index: Api, *arguments: Any) -> int | None:
+        """Call a function; returns its OrtStatus, None on success."""
+        result: int | None = self._functions[index](*arguments)
         return result
 
-    def word(self, place: Api, *arguments: Any) -> int | None:
-        """The value that a function writes to the address in its last argument; None on error."""
+    def word(self, index: Api, *arguments: Any) -> int | None:
+        """The 64-bit value that a function writes to its last argument, an output pointer; None on error."""
         slot = VP()
-        if (status := self(place, *arguments, C.byref(slot))) is not None:
+        if (status := self(index, *arguments, C.byref(slot))) is not None:
             self(Api.ReleaseStatus, status)
             return None
         return slot.value or 0
 
-    def text(self, place: Api, *arguments: Any) -> str:
-        """The string that a function writes to a buffer, given by its last arguments, address and size."""
+    def text(self, index: Api, *arguments: Any) -> str:
+        """The string that a function writes to its last arguments, buffer and size."""
         size = SZ(0)
-        if status := self(place, *arguments, None, C.byref(size)):
+        if status := self(index, *arguments, None, C.byref(size)):
             self(Api.ReleaseStatus, status)
         buffer = C.create_string_buffer(size.value)
-        if status := self(place, *arguments, buffer, C.byref(size)):
+        if status := self(index, *arguments, buffer, C.byref(size)):
             self(Api.ReleaseStatus, status)
         return decoded(buffer.value)
 
-    def node_attribute(self, kind: OpSchema.AttrType, info: int, name: str) -> Any:
+    def node_attribute(self, kind: OpSchema.AttrType, info: int, name: str) -> AttributeValue:
         """An attribute of the node of an OrtKernelInfo; None if there is none with this name and type."""
         known, key = _ATTRIBUTES[kind], name.encode()
+        slot: Any
         if known.single:
             slot = known.element()
-            failed = self(known.place, info, key, C.byref(slot))
+            failed = self(known.function, info, key, C.byref(slot))
         else:
             size = SZ(0)
-            if status := self(known.place, info, key, None, C.byref(size)):  # queries the size, which may be an error
+            if status := self(known.function, info, key, None, C.byref(size)):  # a query of the size may be an error
                 self(Api.ReleaseStatus, status)
             slot = (known.element * size.value)()
-            failed = self(known.place, info, key, slot, C.byref(size))
+            failed = self(known.function, info, key, slot, C.byref(size))
         if failed:
             self(Api.ReleaseStatus, failed)
             return None
         return slot.value if known.single or kind == OpSchema.AttrType.STRING else list(slot)
 
-    def inferred_attribute(self, kind: OpSchema.AttrType, context: int, name: str) -> Any:
-        """An attribute of the node of an OrtShapeInferContext, as `node_attribute`."""
+    def inferred_attribute(self, kind: OpSchema.AttrType, context: int, name: str) -> AttributeValue:
+        """An attribute of the node of an OrtShapeInferContext; None if there is none with this name and type."""
         known = _ATTRIBUTES[kind]
         attribute = self.word(Api.ShapeInferContext_GetAttribute, context, name.encode())
         if not attribute:
@@ -206,7 +221,7 @@ class OrtApi:
         size = SZ(0)
         length = 1 if known.single else 0
         while True:
-            slot = (known.element * length)()
+            slot: Any = (known.element * length)()
             failed = self(Api.ReadOpAttr, attribute, known.code, slot, C.sizeof(slot), C.byref(size))
             if not failed:
                 break
@@ -219,11 +234,11 @@ class OrtApi:
         return slot[0] if known.single else list(slot)[: size.value // C.sizeof(known.element)]
 
     def status(self, message: str) -> int | None:
-        """A new OrtStatus, raised by `session.run` or the creation of a session."""
+        """A new OrtStatus, which onnxruntime raises as exception."""
         return self(Api.CreateStatus, INVALID_ARGUMENT, encoded(message))
 
     def dimensions(self, info: int) -> tuple[int | str | None, ...]:
-        """Shape in an OrtTensorTypeAndShapeInfo; an unknown shape is (), like that of a scalar."""
+        """The shape of an OrtTensorTypeAndShapeInfo; () for a scalar, and for an unknown rank."""
         rank = self.word(Api.GetDimensionsCount, info) or 0
         sizes, names = (I64 * rank)(), (C.c_char_p * rank)()
         self(Api.GetDimensions, info, sizes, rank)
@@ -234,14 +249,14 @@ class OrtApi:
         )
 
     def element_type(self, info: int) -> int:
-        """Element type in an OrtTensorTypeAndShapeInfo, 0 if unknown."""
+        """The element type of an OrtTensorTypeAndShapeInfo, 0 if unknown."""
         kind = INT()
         self(Api.GetTensorElementType, info, C.byref(kind))
         return kind.value
 
 
 def decoded(text: bytes) -> str:
-    """A string of onnxruntime, in which names may have bytes that are not UTF-8."""
+    """Decode a string of onnxruntime; bytes that are not UTF-8 become surrogates."""
     return text.decode(errors="surrogateescape")
 
 

@@ -1,8 +1,7 @@
-"""Compiles functions before they are needed, on all cores.
+"""Compiles functions in parallel, before they are needed.
 
-Numba compiles one function at a time in a process, so that this takes processes of their own
-(`onnx_ops.runtime.worker`). All they do is to fill the cache, from which the functions are loaded when they are needed;
-what they leave undone, for whatever reason, is compiled then.
+Numba has a global compiler lock, so that functions are compiled in worker processes (`onnx_ops.runtime.worker`). These
+only fill the cache, from which functions are loaded when they are needed; those that are missing are compiled then.
 """
 
 from __future__ import annotations
@@ -27,55 +26,55 @@ from onnx_ops.runtime.signatures import PLAN, TASK
 if sys.platform != "win32":
     import fcntl
 
-FEWEST = 4
-"""Fewer functions than this are compiled in the process itself: a worker takes two seconds to start."""
-MOST_WORKERS = 16
-"""Each of them takes 300 MB."""
-PAUSE = 0.05
+MIN_FUNCTIONS = 4
+"""Fewer functions are compiled in the process itself: a worker takes two seconds to start."""
+MAX_WORKERS = 16
+"""A worker takes 300 MB."""
+POLL_SECONDS = 0.05
 PATIENCE = 120.0
-"""For how many seconds another process that compiles may finish no function, before this one compiles too."""
+"""Seconds without progress after which this process no longer waits for another one that compiles."""
 
-# A worker takes the place of a function in the list from a pipe that all of them read, until it reads LAST.
+# Workers read indices of functions from a pipe that they share, until LAST.
 RECORD_BYTES = 4
 LAST = 2 ** (8 * RECORD_BYTES) - 1
 
 
 def compile_ahead(functions: Iterable[Function]) -> None:
-    """Compile what is not in the cache on all cores, and keep it there; returns when that is done."""
+    """Compile the functions that are not in the cache, on all cores, into the cache; returns when that is done."""
     left = missing(functions)
-    workers = min(available_cores(), len(left) // 2, MOST_WORKERS)
-    if len(left) < FEWEST or workers < 2 or not _can_start_python():
+    workers = min(available_cores(), len(left) // 2, MAX_WORKERS)
+    if len(left) < MIN_FUNCTIONS or workers < 2 or not _can_start_python():
         return
     try:
         folder = cache.cache_directory()
-    except OSError:  # nothing that a worker compiles would be kept
+    except OSError:  # workers could not pass on what they compile
         return
     advance = reporter()
-    with _alone(folder, left, advance) as is_left:
+    with _locked(folder, left, advance) as is_left:
         if is_left:
-            _compile(sorted(left, key=_rank), workers, advance)
+            _compile(sorted(left, key=_order), workers, advance)
 
 
 def missing(functions: Iterable[Function]) -> list[Function]:
-    """Those that neither this process nor the cache has."""
+    """The functions that are neither compiled in this process nor in the cache."""
     return [function for function in dict.fromkeys(functions) if function not in compiled and not is_kept(function)]
 
 
-def _rank(function: Function) -> tuple[bool, bool]:
-    """Those that take longest first, for the cores to be done at the same time: tasks, then plans."""
+def _order(function: Function) -> tuple[bool, bool]:
+    """Sort key: the longest compilations first (tasks, then plans), for a balanced load."""
     _, signature = function
     return signature != TASK, signature != PLAN
 
 
 def _can_start_python() -> bool:
-    """Not on Windows, where there are no kernels, nor in a program that Python is only a part of."""
+    """False on Windows, where there are no kernels, and in frozen or embedding programs."""
     is_python = Path(sys.executable or "").name.startswith("python")
     return sys.platform != "win32" and is_python and not getattr(sys, "frozen", False)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator[bool]:
-    """Wait for other processes that compile for the same folder; the value is whether anything is left to compile."""
+def _locked(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator[bool]:
+    """Wait for the lock of the cache folder while other processes compile; yields whether functions are left."""
     if sys.platform == "win32":
         yield True
         return
@@ -95,16 +94,16 @@ def _alone(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator
             since = now if done != before else since
             if done == len(left) or now - since > PATIENCE:
                 break
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
         yield _done(folder, left) < len(left)
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not unlock if a forked child has the descriptor too
         os.close(descriptor)
 
 
 def _done(folder: Path, functions: Sequence[Function]) -> int:
-    """How many have a file in the cache."""
+    """Number of functions that have a file in the cache."""
     return sum((folder / entry_name(function)).exists() for function in functions)
 
 
@@ -123,7 +122,7 @@ def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> N
                 _workers().append(running[-1])
             while any(worker.poll() is None for worker in running):
                 advance(_done(folder, functions), len(functions))
-                time.sleep(PAUSE)
+                time.sleep(POLL_SECONDS)
         finally:
             os.close(queue_end)
             os.close(queue)
@@ -133,7 +132,7 @@ def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> N
 
 
 def _started(queue: int, functions: int) -> subprocess.Popen[bytes]:
-    """A worker that imports from where this process does; -P: and from nowhere else."""
+    """Start a worker with the sys.path of this process; -P: without the working directory."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     arguments = map(str, (queue, functions, os.getpid()))
     return subprocess.Popen(
@@ -157,7 +156,7 @@ def _end_all() -> None:
 
 
 def _workers() -> list[subprocess.Popen[bytes]]:
-    """Those that run now; they end with the process."""
+    """The running workers, which are ended with this process."""
     if "workers" not in STATE.settled:
         workers: list[subprocess.Popen[bytes]] = []
         STATE.settled["workers"] = workers

@@ -1,10 +1,10 @@
-"""The folder that compiled code is kept in, and what of it may be loaded.
+"""The folder of the kernel cache, with the permissions that files must have to be loaded.
 
-What lies there is run as it is found, so that nothing is loaded that others than the user and root could have written:
-each file is looked at when it is open, the folder and those above it each time. Where the system knows neither owners
-nor modes (Windows) nothing is looked at.
+The files are code. They are loaded only if nobody but the user and root could have written them: owners and modes of
+each file are checked after it is opened, those of the folder and its parents at each access. On Windows, without owners
+and modes, nothing is checked.
 
-A folder that is made here is the user's alone. Files can be read by whoever can read the folder.
+Folders created here are accessible to the user only. Files are readable by whoever can read the folder.
 """
 
 from __future__ import annotations
@@ -29,36 +29,44 @@ if sys.platform != "win32":
     import pwd
 
 DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
-MOST_LINKS = 40
-"""As many as Linux follows in one path."""
+MAX_LINKS = 40
+"""Symbolic links in one path, as in Linux."""
 PROBLEM = "cache_problem"
-OPENING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-"""A link is not followed, and a pipe not waited for."""
+OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+"""Refuses symbolic links, and does not block on pipes."""
 
 
 class CacheUnavailableError(Error, OSError):
-    """There is no place for compiled kernels."""
+    """There is no cache directory for compiled kernels."""
 
 
 class CacheRefusedError(Error, OSError):
-    """A folder or a file that others than the user and root could have changed."""
+    """A folder or a file that users other than this one and root could have changed."""
 
 
 def wanted_cache_directory() -> Path:
-    """Where compiled kernels are to be kept; CacheUnavailableError if neither environment nor system says it."""
+    """The configured cache directory, which may not exist.
+
+    Raises:
+        CacheUnavailableError: neither environment nor system have one.
+    """
     if chosen := os.environ.get(DIRECTORY_VARIABLE):
         return Path(chosen)
     try:
         path = platformdirs.user_cache_path("onnx_ops")
     except (KeyError, RuntimeError) as error:  # a user without a home directory
         raise CacheUnavailableError(f"there is no cache directory for this user: {error}") from error
-    if not path.is_absolute():  # what platformdirs before 4 makes of such a user
+    if not path.is_absolute():  # platformdirs before 4, for such a user
         raise CacheUnavailableError(f"there is no cache directory for this user: '{path}' is not absolute")
     return path
 
 
 def cache_directory() -> Path:
-    """The directory of compiled kernels, made if need be; OSError if it cannot be written, or is refused."""
+    """The cache directory, created if necessary.
+
+    Raises:
+        OSError: it cannot be written, or is refused.
+    """
     path = wanted_cache_directory()
     _make(path)
     _checked_folder(path)
@@ -67,17 +75,21 @@ def cache_directory() -> Path:
 
 
 def readers(folder: Path) -> str:
-    """Who can read what is written into a folder: "all users", "its group" or "this user"."""
+    """Who can read the files of a folder: "all users", "its group" or "this user"."""
     mode = folder.stat().st_mode
     return "all users" if mode & stat.S_IROTH else "its group" if mode & stat.S_IRGRP else "this user"
 
 
 def read(name: str) -> bytes:
-    """The contents of a file in the cache; OSError if it is not there, cannot be read, or is refused."""
+    """The contents of a file in the cache.
+
+    Raises:
+        OSError: it does not exist, cannot be read, or is refused.
+    """
     folder = wanted_cache_directory()
     try:
         _checked_folder(folder)
-        with open(os.open(folder / name, OPENING), "rb") as file:
+        with open(os.open(folder / name, OPEN_FLAGS), "rb") as file:
             _check_file(folder / name, os.fstat(file.fileno()))
             return file.read()
     except OSError as error:
@@ -88,7 +100,11 @@ def read(name: str) -> bytes:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[IO[bytes]]:
-    """A file to write that takes its place in the cache when it is whole; OSError as for `cache_directory`."""
+    """A file that is moved into the cache at the end of the block, atomically.
+
+    Raises:
+        OSError: the cache cannot be written, or is refused.
+    """
     path = wanted_cache_directory() / name
     _make(path.parent)
     folder = _checked_folder(path.parent)
@@ -104,12 +120,12 @@ def written(name: str) -> Iterator[IO[bytes]]:
 
 
 def note_problem(error: OSError) -> None:
-    """Remember why compiled code could not be loaded or kept."""
+    """Store why compiled code could not be loaded or written; only the first reason is kept."""
     STATE.settled.setdefault(PROBLEM, str(error))
 
 
 def problem() -> str | None:
-    """Why compiled code could not be loaded or kept on disk; None if all of it was."""
+    """Why compiled code could not be loaded or written; None if it could."""
     reason: str | None = STATE.settled.get(PROBLEM)
     return reason
 
@@ -120,25 +136,29 @@ READERS = stat.S_IRGRP | stat.S_IROTH
 
 
 def _make(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for the user alone."""
+    """Create a folder and its missing parents, accessible to the user only."""
     for path in (*reversed(folder.parents), folder):
         path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
 
 
 def _share(descriptor: int, folder: os.stat_result) -> None:
-    """Let those read a file of ours who can read the folder."""
+    """Make a new file readable by whoever can read the folder."""
     if sys.platform == "win32":
         return
     os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR | folder.st_mode & READERS)
     if folder.st_mode & stat.S_IRGRP:
-        with contextlib.suppress(PermissionError):  # a group that the user is not in
+        with contextlib.suppress(PermissionError):  # the user is not in the group
             os.fchown(descriptor, -1, folder.st_gid)
 
 
 def _checked_folder(folder: Path) -> os.stat_result:
-    """What the system knows of a folder; CacheRefusedError if others can change it, or put another one in its place.
+    """The status of a folder.
 
-    From the top down, links included: what lies in a folder that others cannot change stays what it was found to be.
+    The path is checked from the root down, including symbolic links: an entry of a folder that others cannot write to
+    cannot be replaced after it was checked.
+
+    Raises:
+        CacheRefusedError: others can modify or replace it.
     """
     if sys.platform == "win32":
         return folder.stat()
@@ -147,7 +167,7 @@ def _checked_folder(folder: Path) -> os.stat_result:
     while below:
         status = os.lstat(here)
         _check_owner(here, status)
-        if not status.st_mode & stat.S_ISVTX:  # else nobody but the owner can move what lies in it
+        if not status.st_mode & stat.S_ISVTX:  # sticky: only the owner of an entry can move it
             _check_writers(here, status)
         name = below.pop()
         if name == os.pardir:
@@ -159,7 +179,7 @@ def _checked_folder(folder: Path) -> os.stat_result:
             continue
         _check_owner(here / name, status)
         links += 1
-        if links > MOST_LINKS:
+        if links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
         target = Path(os.readlink(here / name))
         here = Path(target.anchor) if target.is_absolute() else here
@@ -192,7 +212,7 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Whether nobody but the owner is in a group: many systems make one for each user, and let it write."""
+    """Whether the owner is the only member of the group: many systems have one per user, with write permission."""
     if sys.platform == "win32":
         return False
     try:

@@ -1,9 +1,9 @@
 """Callbacks of a custom op, in native code.
 
 Python must not run on a thread of onnxruntime: an exception that leaves a ctypes callback is a dangling pointer in C++,
-and on the main thread an interrupt can raise one between any two lines. So each request to Python runs on a new thread,
-whose result the native code waits for. Signal handlers do not run on such a thread; an interrupt stays pending, and is
-raised when the call returns to the user. The thread also has the stack size that Python and LLVM need.
+and on the main thread KeyboardInterrupt can be raised between any two lines. So each request to Python runs on a new
+thread, for which the native code waits. Signal handlers do not run on that thread; an interrupt remains pending, and is
+raised when the call returns to the user. The new thread has the stack size that Python and LLVM need.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from numba import njit, types
+from numba.core.typing import Signature
 
 from onnx_ops.loops.records import MAX_INPUTS, MAX_OUTPUTS
 from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
@@ -94,37 +95,37 @@ def last_version(own):
 
 # --- requests to Python ----------------------------------------------------------------------------------------------
 
-# Kinds of requests, and the words of a request: its kind, its result, its arguments.
+# A request to Python is an array of WORDS 64-bit words: kind, result, id of the calling thread, four arguments.
 KIND, ANSWER, ASKER, ARGUMENTS = 0, 1, 2, 3
 WORDS = 7
-QUESTION_BYTES = 8 * WORDS
+REQUEST_BYTES = 8 * WORDS
 CREATE, INFER, FAIL = 0, 1, 2
 UNANSWERED = -1
 CREATE_STATUS = int(Api.CreateStatus)
-INT_BITS = 0xFFFFFFFF  # the upper half of a word that holds a C int is undefined
+INT_BITS = 0xFFFFFFFF  # the upper 32 bits of a returned C int are undefined
 
 
 @njit(**OPTIONS)
-def ask(python, kind, a, b, c, d):
-    """Run a request in Python on a new thread; returns UNANSWERED if that is impossible."""
-    question = stack(QUESTION_BYTES)
-    words = i8_at(question)
+def request(python, kind, a, b, c, d):
+    """Run a request in Python on a new thread; returns its result, UNANSWERED if no thread can be created."""
+    record = stack(REQUEST_BYTES)
+    words = i8_at(record)
     words[KIND], words[ANSWER] = kind, UNANSWERED
     words[ARGUMENTS], words[ARGUMENTS + 1], words[ARGUMENTS + 2], words[ARGUMENTS + 3] = a, b, c, d
     words[ASKER] = call(python.this_thread, (0,))
     is_main = words[ASKER] == python.main_thread
     if call(python.is_finalizing, (0,)) & INT_BITS:
-        if is_main:  # Python can run on no other thread any more, nor can signal handlers
-            call(python.answer, (question,))
+        if is_main:  # neither Python on other threads nor signal handlers can run any more
+            call(python.answer, (record,))
     else:
         held = call(python.holds_lock, (0,)) & INT_BITS
         saved = call(python.save_thread, (0,)) if held else 0
         thread = stack(8)
-        if call(python.create_thread, (thread, python.attributes, python.answer, question)) & INT_BITS == 0:
+        if call(python.create_thread, (thread, python.attributes, python.answer, record)) & INT_BITS == 0:
             call(python.join_thread, (i8_at(thread)[0], 0))
         if held and (is_main or not python.ending):
             call(python.restore_thread, (saved,))
-    # Python would end this thread on its way back through C++, and with it the process: it waits forever instead.
+    # Python would terminate this thread inside C++, and thereby the process: it waits forever instead.
     while python.ending and not is_main:
         call(python.pause, (0,))
     return words[ANSWER]
@@ -132,7 +133,7 @@ def ask(python, kind, a, b, c, d):
 
 @njit(**OPTIONS)
 def status_of(answer, api, python):
-    """The OrtStatus of a result, or one for UNANSWERED."""
+    """The OrtStatus of a result; a new one for UNANSWERED."""
     if answer == UNANSWERED:
         return call(i8_at(api)[CREATE_STATUS], (INVALID_ARGUMENT, python.unanswered))
     return answer
@@ -140,30 +141,30 @@ def status_of(answer, api, python):
 
 def create_kernel(own, api, info, kernel):
     python = python_at(i8_at(own)[PYTHON_AT])
-    return status_of(ask(python, CREATE, own, api, info, kernel), api, python)
+    return status_of(request(python, CREATE, own, api, info, kernel), api, python)
 
 
 def infer_output_shape(own, context):
     """onnxruntime ignores errors of this callback; `create_kernel` raises them."""
-    ask(python_at(i8_at(own)[PYTHON_AT]), INFER, own, context, 0, 0)
+    request(python_at(i8_at(own)[PYTHON_AT]), INFER, own, context, 0, 0)
     return 0
 
 
 def fail(kernel_address, context, code):
-    """The OrtStatus of a run that native code rejected."""
+    """The OrtStatus of a call that the kernel rejected."""
     kernel = kernel_at(kernel_address)
     python = python_at(kernel.python)
-    return status_of(ask(python, FAIL, kernel_address, context, code, 0), kernel.api, python)
+    return status_of(request(python, FAIL, kernel_address, context, code, 0), kernel.api, python)
 
 
-def _words(count: int) -> Any:
-    """Signature of a C function of 64-bit words that returns one."""
+def _words(count: int) -> Signature:
+    """Signature of a C function of `count` 64-bit words that returns one."""
     return types.int64(*[types.int64] * count)
 
 
 @functools.cache
 def addresses() -> dict[str, int]:
-    """Addresses of the callbacks of a CustomOp by field of OrtCustomOp, except those that run and destroy a kernel."""
+    """Addresses of the callbacks by field of OrtCustomOp, except KernelCompute and KernelDestroy."""
     return {
         "GetName": compile_native(name, _words(1)),
         "GetExecutionProviderType": compile_native(provider, _words(1)),

@@ -1,13 +1,12 @@
-"""Compiles plain functions to native code when they are first needed, and keeps the code on disk.
+"""Compiles Python functions to native code when they are first needed, and caches the code on disk.
 
-Numba's own disk cache looks at nothing but the file of the function itself, and a kernel is made of several; here the
-file of the function, all that compiled code can be made of besides (`runtime`, and what ops share), and the versions of
-what compiles them are part of an entry's name, and nothing that depends on the user. Numba also believes whatever it
-finds in its files; here an entry begins with a checksum of all the rest, and one that does not match is compiled anew.
-The checksum is for disks that were full; who may have written an entry is looked at in `cache`.
+Numba's own cache depends on the file of the function only, but kernels call functions of several files. Here the name
+of an entry is a hash of all sources that compiled code may contain (the folder of the function, `core`, `loops`,
+`runtime`) and of the versions of Python, NumPy, Numba and llvmlite; it does not depend on the user. An entry begins
+with a checksum, for files truncated by a full disk; permissions are checked by `cache`.
 
-The code lies in the user's cache directory, or in the one that ONNX_OPS_CACHE_DIR names. A directory that can be read
-but not written serves too; what it lacks is compiled anew in each process.
+The cache is the user's cache directory, or the one given by ONNX_OPS_CACHE_DIR. If it is not writable, functions that
+it does not have are compiled in each process.
 """
 
 from __future__ import annotations
@@ -29,19 +28,21 @@ import numpy as np
 from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
+from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
+from numba.core.typing import Signature
 
 from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, vectors
 from onnx_ops.runtime.process import STATE, keep
 
-TAUGHT_BY = (native, memory, elementary, lanes, vectors)
-"""What teaches Numba the functions of `primitives`, by being imported."""
+IMPLEMENTATIONS = (native, memory, elementary, lanes, vectors)
+"""Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
-Function = tuple[Callable[..., Any], Any]
-"""A Python function, and the signature (a Numba type) that it is compiled with."""
+Function = tuple[Callable[..., Any], Signature]
+"""A Python function, and the signature that it is compiled with."""
 
 
 # --- the cache on disk -------------------------------------------------------------------------------------------
@@ -63,21 +64,25 @@ def _source_stamp(file: str) -> str:
 
 
 def entry_name(function: Function) -> str:
-    """The name of the file that holds a compiled function; OSError where its sources cannot be read."""
+    """The file name of a compiled function.
+
+    Raises:
+        OSError: its sources cannot be read.
+    """
     code, signature = function[0].__code__, function[1]
     parts = (
         _source_stamp(code.co_filename),
         code.co_filename.removeprefix(str(PACKAGE)),
         code.co_firstlineno,
         signature,
-        cpu_target.target_context.codegen().magic_tuple(),  # the processor, down to its vector instructions
+        cpu_target.target_context.codegen().magic_tuple(),  # target triple, name and features of the processor
     )
     name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     return f"{function[0].__name__}-{name}.kernel"
 
 
 def is_kept(function: Function) -> bool:
-    """Whether a compiled function is in the cache, and whole."""
+    """Whether the cache has a valid entry of a function."""
     return _payload(function) is not None
 
 
@@ -91,37 +96,37 @@ def _payload(function: Function) -> bytes | None:
 
 
 class _Cache(caching.NullCache):
-    """The compiled code of one function, one file for each signature."""
+    """Numba's interface to the cache of one function, with one file for each signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
+    def load_overload(self, signature: Signature, target_context: CPUContext) -> CompileResult | None:
         target_context.refresh()
         payload = _payload((self._function, signature))
         return None if payload is None else CompileResult._rebuild(target_context, *pickle.loads(payload))
 
-    def save_overload(self, signature: Any, result: Any) -> None:
+    def save_overload(self, signature: Signature, result: CompileResult) -> None:
         try:
             payload = serialize.dumps(result._reduce())
             with cache.written(entry_name((self._function, signature))) as file:
                 file.write(DIGEST(payload).digest())
                 file.write(payload)
-        except OSError as error:  # costs the next process a compilation, not this one its kernel
+        except OSError as error:  # the next process compiles the function again
             cache.note_problem(error)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
 
-compiled: dict[Function, Any] = {}
-"""What this process has compiled or found on disk: Numba's CFunc, by function and signature."""
+compiled: dict[Function, CFunc] = {}
+"""The functions that this process has compiled or loaded."""
 
 _wanted: ContextVar[dict[Function, None] | None] = ContextVar("wanted", default=None)
 
 
 @contextlib.contextmanager
 def listing() -> Iterator[dict[Function, None]]:
-    """Compile nothing in this thread: what would be compiled is listed, as keys in order, and every address is 0."""
+    """In this thread, list functions instead of compiling them: yields their keys in order; all addresses are 0."""
     wanted: dict[Function, None] = {}
     token = _wanted.set(wanted)
     try:
@@ -130,11 +135,14 @@ def listing() -> Iterator[dict[Function, None]]:
         _wanted.reset(token)
 
 
-def compile_native(function: Callable[..., Any], signature: Any) -> int:
-    """Address of a C function with the signature (a Numba type) that does what the Python function does.
+def compile_native(function: Callable[..., Any], signature: Signature) -> int:
+    """Compile a Python function, or load it from the cache.
 
-    error_model: division by zero gives what IEEE says, not an exception. contract: a product and a sum may be fused
-    into one rounding; no other liberty is taken, for NaN and infinities must survive.
+    error_model="numpy": IEEE division by zero without exceptions. fastmath={"contract"}: LLVM may use fused
+    multiply-add; other flags would allow it to assume that there are no NaNs and infinities.
+
+    Returns:
+        The address of a C function with the signature.
     """
     if (wanted := _wanted.get()) is not None:
         wanted[function, signature] = None
@@ -155,4 +163,6 @@ def compile_native(function: Callable[..., Any], signature: Any) -> int:
                 progress.spent(time.monotonic() - start)
             keep(callback)
             compiled[function, signature] = callback
-        return int(compiled[function, signature].address)
+        address = compiled[function, signature].address
+        assert address is not None
+        return address

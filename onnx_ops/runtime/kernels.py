@@ -1,4 +1,4 @@
-"""Compiles the declaration of an op into a kernel: one block of memory with everything that native code needs."""
+"""Compiles the kernel of a call: one block of memory with function addresses, attributes and declarations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a kernel: records, and attributes that are strings or lists, as bytes by name."""
+    """The parts of a kernel.
+
+    Attributes:
+        kernel: record of dtype KERNEL.
+        loop: record of a `Loop`, None for `Tasks`.
+        attributes: record of the attributes.
+        lists: attributes that are strings or lists, as bytes by name.
+    """
 
     kernel: np.ndarray
     loop: np.ndarray | None
@@ -34,11 +41,17 @@ class Parts:
     lists: Mapping[str, bytes]
 
     def written(self, node_label: str, allocate: Callable[[int], int | None]) -> int:
-        """Copy the parts to one block of memory, which the kernel's destructor frees; returns its address.
+        """Copy the parts to one block of memory, which KernelDestroy frees.
 
         Args:
             node_label: description of the node, for error messages.
-            allocate: returns the address of a block of the given size, None without memory.
+            allocate: returns the address of a block of the given size, None if there is no memory.
+
+        Returns:
+            The address of the block.
+
+        Raises:
+            MemoryError: there is no memory.
         """
         kernel, attributes = self.kernel.copy(), self.attributes.copy()
         name = encoded(node_label)
@@ -65,7 +78,7 @@ class Parts:
 
 
 def compile_kernel(op: Op, call: Call) -> Parts:
-    """The kernel of a call with known dtypes, compiled."""
+    """The compiled kernel of a call with known dtypes."""
     declared = op.kernel(call)
     kernel, loop = np.zeros(1, KERNEL), None
     if isinstance(declared, Loop):
@@ -101,7 +114,7 @@ def compile_kernel(op: Op, call: Call) -> Parts:
 
 
 def functions_of(op: Op, call: Call) -> list[Function]:
-    """The native functions of the kernel of a call of known dtypes, none of which is compiled."""
+    """The functions of the kernel of a call with known dtypes, without compiling them."""
     with listing() as found:
         compile_kernel(op, call)
     return list(found)
@@ -114,7 +127,12 @@ def _list_bytes(kind: OpSchema.AttrType, value: Any) -> bytes:
 
 
 def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
-    """The attributes in a record, by name."""
+    """The attributes of a record, by name.
+
+    Args:
+        schema: of the op.
+        address: of the record.
+    """
     layout = attributes_of(schema)
     record = np.frombuffer(ctypes.string_at(address, layout.itemsize), layout)[0]
     values: dict[str, Any] = {}

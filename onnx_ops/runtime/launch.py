@@ -1,4 +1,4 @@
-"""The compute function of a kernel: reads the inputs, plans the run and distributes the tasks."""
+"""The compute function of a kernel: reads inputs, plans, allocates outputs, and runs the tasks in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB_BYTES, LAYOUT_BYTES = JOB.itemsize, LAYOUT.itemsize
 DIMS, DIMS_STEP = offset(JOB, "dims"), 8 * MAX_RANK
 OUTPUT_DIMS = offset(JOB, "output_dims")
 
-# Plain integers, which are constants in native code.
+# Plain integers, so that they are constants in native code.
 GET_INPUT_COUNT, GET_INPUT, GET_OUTPUT = (
     int(Api.KernelContext_GetInputCount), int(Api.KernelContext_GetInput), int(Api.KernelContext_GetOutput),
 )  # fmt: skip
@@ -31,12 +31,12 @@ def too_large(dims_address, rank):
     """As `core.types.too_large`."""
     dims, elements = i8_at(dims_address), 1.0
     for axis in range(rank):
-        elements *= max(dims[axis], 1)  # exact in float64, as far as it is not too large
+        elements *= max(dims[axis], 1)  # exact in float64 up to MAX_ELEMENTS
     return elements > MAX_ELEMENTS
 
 
 def compute(kernel_address, context):
-    """Run a kernel once; returns an OrtStatus, 0 on success."""
+    """KernelComputeV2 of a kernel; returns an OrtStatus, 0 on success."""
     job_address, layout_address = stack(JOB_BYTES), stack(LAYOUT_BYTES)
     kernel, job = kernel_at(kernel_address), job_at(job_address)
     api, python = i8_at(kernel.api), python_at(kernel.python)

@@ -1,4 +1,4 @@
-"""Compiled forms of arithmetic `primitives`, and intrinsics for machine operations that Numba lacks."""
+"""Numba implementations of the arithmetic `primitives`, and intrinsics that Numba does not have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get
 
 WORD = ir.IntType(64)
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
-"""Compile options of all helpers: IEEE division, and fused multiply-add where available."""
+"""Options of all helpers: IEEE division by zero, fused multiply-add allowed."""
 
 f4, f8, i4, i8, u2 = np.float32, np.float64, np.int32, np.int64, np.uint16
 
@@ -35,7 +35,7 @@ INT16 = 5
 
 @functools.cache
 def install() -> None:
-    """Register the helpers that kernels call with Numba."""
+    """Register the helpers of kernels with Numba."""
     for function in primitives.HELPERS:
         register_jitable(**OPTIONS)(function)
     for function in primitives.INLINED:
@@ -47,7 +47,7 @@ def install() -> None:
 
 @intrinsic
 def call(typing: Any, address: Any, arguments: Any) -> Any:
-    """Call a C function of 64-bit words at an address, with a tuple of arguments; returns a word."""
+    """Call a C function at an address with a tuple of 64-bit words; returns a 64-bit word."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words = cgutils.unpack_tuple(builder, args[1])
@@ -69,13 +69,13 @@ def bitcast(typing: Any, value: Any, like: Any) -> Any:
 
 
 def shuffled(builder: Any, a: Any, b: Any, places: Iterable[int]) -> Any:
-    """shufflevector: elements of the concatenation of two vectors."""
+    """shufflevector: the elements at `places` of the concatenation of two vectors."""
     mask = list(places)
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
 
 
 def joined(builder: Any, vectors: list[Any]) -> Any:
-    """Concatenation of vectors, whose number is a power of 2."""
+    """The concatenation of a power of 2 of vectors."""
     while len(vectors) > 1:
         places = range(2 * vectors[0].type.count)
         vectors = [shuffled(builder, a, b, places) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -83,26 +83,26 @@ def joined(builder: Any, vectors: list[Any]) -> Any:
 
 
 def repeated(builder: Any, value: Any, count: int) -> Any:
-    """Vector with all elements equal to value."""
+    """A vector of `count` elements equal to `value` (splat)."""
     vector = ir.VectorType(value.type, count)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
     return shuffled(builder, first, first, [0] * count)
 
 
 def called(builder: Any, name: str, *args: Any) -> Any:
-    """Call of an LLVM intrinsic, whose result has the type of the first argument."""
+    """Call an LLVM intrinsic whose result has the type of the first argument."""
     function = ir.FunctionType(args[0].type, [value.type for value in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}"), args)
 
 
 def of_type(name: str, number: Any) -> str:
-    """LLVM name of an intrinsic for float32, float64 or a vector of them."""
+    """The LLVM name of an intrinsic, for float32, float64 or a vector of them."""
     count, kind = (f"v{number.count}", number.element) if isinstance(number, ir.VectorType) else ("", number)
     return f"{name}.{count}f{32 if kind == ir.FloatType() else 64}"
 
 
 def widened(builder: Any, element_type: int, bits: Any) -> Any:
-    """float32 vector from the bits of FLOAT16 or BFLOAT16 elements."""
+    """Convert the bits of FLOAT16 or BFLOAT16 elements, a vector of uint16, to a vector of float32."""
     count = bits.type.count
     if element_type == FLOAT16:
         halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), count))
@@ -135,9 +135,9 @@ def bfloat_to_float(bits):
 
 @njit(**OPTIONS)
 def float_to_bfloat(value):
-    """Round to nearest, ties to even; NaN stays NaN whatever its low bits.
+    """Round float32 to bfloat16, ties to even; a NaN becomes quiet, so that truncation cannot make it infinite.
 
-    i4(): Numba widens int32 arithmetic to int64, which halves the elements of a vector.
+    i4(): Numba widens int32 arithmetic to int64, with half as many elements per vector register.
     """
     bits = bitcast(value, i4(0))
     upper = i4(bits >> i4(16))
@@ -212,7 +212,7 @@ def _choose(condition, a, b):
 
 @overload(primitives.abs_up_to, jit_options=OPTIONS)
 def _abs_up_to(x, most):
-    # Compare bits as integers: the order of nonnegative floats, with NaN last.
+    # The bits of nonnegative floats, as integers, have the order of the floats, with NaN last.
     def least(x, most):
         bits, limit = i4(bitcast(x, i4(0)) & i4(0x7FFFFFFF)), bitcast(most, i4(0))
         return bitcast(_select(bits < limit, bits, limit), f4(0))

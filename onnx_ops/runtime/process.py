@@ -1,8 +1,8 @@
-"""What belongs to the process, not to a module: it stays when the package is reloaded or imported once more.
+"""State of the process, which persists when the package is reloaded.
 
-onnxruntime keeps the addresses of what was registered with it until the process ends, so nothing behind them may ever
-be freed, and nothing may be registered twice. All of it hangs on one entry of `sys.modules` under a name outside of the
-package. After a reload the kernels that were registered first go on serving.
+onnxruntime uses the registered structs and callbacks until the process ends, so that they must never be freed nor
+registered twice. They are attributes of an entry of `sys.modules` outside of the package. After a reload onnxruntime
+still runs the kernels that were registered first.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ T = TypeVar("T")
 
 _NAME = "_onnx_ops_process"
 STACK_BYTES = 16 << 20
-"""The stack of a thread that runs Python or LLVM for us, whatever threads the user makes."""
+"""Stack size of threads that run Python or LLVM, independent of the user's threads."""
 ANSWER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-"""What a thread of libc runs."""
+"""Type of the start function of a thread, `void *(*)(void *)`."""
 
 
 class _State(types.ModuleType):
-    """There is one in a process.
+    """The state of the process, a singleton.
 
     Attributes:
-        registering: held by whoever registers kernels; taken before `busy` where both are.
-        busy: held by whoever compiles or answers onnxruntime.
-        kept: what must never be freed.
-        settled: results of what is done once per process, by name.
-        ending: whether the interpreter is about to end.
-        ended: whether besides nothing is being compiled or answered any more.
-        at_the_end: called when the interpreter is about to end.
+        registering: lock of the registration of kernels; acquired before `busy`.
+        busy: lock of compilation and of requests from onnxruntime.
+        kept: objects that must never be freed.
+        settled: results of initializations that run once per process, by name.
+        ending: whether the interpreter is finalizing.
+        ended: whether, in addition, compilations and requests have finished.
+        at_the_end: called when the interpreter finalizes.
         in_child: called in a forked child.
     """
 
@@ -66,18 +66,18 @@ class _State(types.ModuleType):
             call()
 
     def end(self) -> None:
-        """Called on the main thread, when only daemon threads are left besides; `registering` stays closed to them."""
+        """Called by atexit on the main thread, besides which only daemon threads run; `registering` remains locked."""
         self.ending = True
         self.registering.acquire()
-        for call in self.at_the_end:  # before what is being answered is done, for it is then that its asker looks
+        for call in self.at_the_end:  # before waiting for requests: their callers check `ending` when they return
             call()
         with self.busy:
             self.ended = True
 
     def enter_onnxruntime(self) -> None:
-        """Called before a session is made: only the main thread goes on when the interpreter is about to end.
+        """Called before a session is created; blocks all but the main thread while the interpreter finalizes.
 
-        On its way back from C++ Python would end any other thread, and that ends the process by std::terminate.
+        Python would terminate other threads when they return from C++, which ends the process by std::terminate.
         """
         if self.ending and threading.get_ident() != threading.main_thread().ident:
             threading.Event().wait()
@@ -85,9 +85,9 @@ class _State(types.ModuleType):
 
 def _made() -> _State:
     state = _State()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))  # the end of the interpreter must not free it either
-    # Fork, and the end of the process, wait for a thread that is at work: cut off by a fork it would leave Numba and
-    # LLVM locked in the child, and LLVM crashes where it is at work while the process takes itself apart.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))  # not freed when the interpreter finalizes
+    # Fork and exit wait for compilations: a fork would leave the locks of Numba and LLVM acquired in the child, and
+    # LLVM crashes if it compiles while the process exits.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=state.acquire, after_in_parent=state.release, after_in_child=state.after_fork)
     atexit.register(state.end)
@@ -105,7 +105,7 @@ STATE = _state()
 
 
 def keep(thing: T) -> T:
-    """Never free it."""
+    """Keep an object until the process ends; returns it."""
     STATE.kept.append(thing)
     return thing
 
@@ -123,7 +123,7 @@ def libc() -> ctypes.CDLL:
 
 @functools.cache
 def thread_attributes() -> int:
-    """Address of the attributes, as libc has them, of a thread with a stack of `STACK_BYTES`."""
+    """Address of a pthread_attr_t with a stack size of `STACK_BYTES`."""
     attributes = keep(ctypes.create_string_buffer(256))  # larger than any libc's pthread_attr_t
     libc().pthread_attr_init(attributes)
     libc().pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK_BYTES))
@@ -131,9 +131,9 @@ def thread_attributes() -> int:
 
 
 def aside(function: Callable[[], T]) -> T:
-    """What a function returns or raises, run on a thread of its own.
+    """Run a function on a new thread; returns or raises what it does.
 
-    An interrupt takes the caller away and leaves the work alone, which goes on to its end.
+    KeyboardInterrupt is raised in the caller, and does not interrupt the function.
     """
     if STATE.ended:
         return function()
@@ -158,5 +158,5 @@ def aside(function: Callable[[], T]) -> T:
 
 _numbers = itertools.count(1)
 _works: dict[int, Callable[[], None]] = {}
-"""What threads are about to do."""
+"""Functions of threads that have not started yet, by number."""
 _run_work = keep(ANSWER(lambda number: _works.pop(number)()))

@@ -1,4 +1,4 @@
-"""What whoever waits is told while kernels compile."""
+"""Progress reports while kernels are compiled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SILENT_SECONDS = 1.0
 REPEATED_SECONDS = 30.0
 HINT = "; later processes find them in the cache, and `onnx-ops compile` compiles all of them beforehand"
 Advance = Callable[[int, int], None]
-"""Takes how many functions are done, and how many there are."""
+"""Takes the number of functions that are done, and their total."""
 SHOWN, HINTED, SECONDS = "progress_shown", "progress_hinted", "progress_seconds"
 
 
 @contextlib.contextmanager
 def showing(advance: Advance) -> Iterator[None]:
-    """Show progress by a function, in place of the log."""
+    """Report progress to a function instead of the log."""
     STATE.settled[SHOWN] = advance
     try:
         yield
@@ -29,10 +29,9 @@ def showing(advance: Advance) -> Iterator[None]:
 
 
 def reporter() -> Advance:
-    """A function that logs progress, after a second and then every half a minute.
+    """A function that reports progress: to that of `showing`, else to the log after a second and every 30 seconds.
 
-    As warnings of the logger `onnx_ops`: without any configuration Python prints those to standard error, and nothing
-    below them.
+    The level is WARNING, the lowest one that Python prints without configuration of logging.
     """
     due = time.monotonic() + SILENT_SECONDS
 
@@ -48,7 +47,7 @@ def reporter() -> Advance:
 
 
 def spent(seconds: float) -> None:
-    """Log, once, that this process has compiled for more than a second."""
+    """Add to the seconds of compilation in this process; logs once when they exceed SILENT_SECONDS."""
     before = STATE.settled.get(SECONDS, 0.0)
     STATE.settled[SECONDS] = before + seconds
     if before <= SILENT_SECONDS < before + seconds and SHOWN not in STATE.settled:

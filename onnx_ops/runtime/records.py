@@ -1,4 +1,4 @@
-"""Records of the runtime: callbacks into Python, a compiled `Loop`, and the layout of one run of it."""
+"""Structured dtypes of the runtime: callbacks into Python, a compiled `Loop`, and the memory layout of one call."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ i8 = np.int64
 
 PYTHON = np.dtype(
     [
-        ("answer", i8),  # callback into Python, with the address of a request
-        ("unanswered", i8),  # error message if that fails
-        ("fail", i8),  # native function that returns the OrtStatus of a rejected call
+        ("answer", i8),  # callback into Python, takes the address of a request
+        ("unanswered", i8),  # error message if no thread can be created for it
+        ("fail", i8),  # `callbacks.fail`
         ("main_thread", i8),
-        ("ending", i8),  # 1 at the end of the interpreter
+        ("ending", i8),  # 1 while the interpreter finalizes
         # functions of Python's C API
         ("is_finalizing", i8),
         ("holds_lock", i8),

@@ -11,4 +11,4 @@ PLAN = types.int64(types.int64, types.int64)
 TASK = types.void(types.int64, types.int64)
 """`task` of a kernel: (job, number)."""
 ALONE = types.void(types.int64, types.int64)
-"""`begin` and `finish` of a kernel: (kernel, job), before the first task and after the last."""
+"""`begin` and `finish` of a kernel: (kernel, job), called before the first task and after the last one."""

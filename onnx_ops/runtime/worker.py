@@ -12,12 +12,12 @@ from onnx_ops.runtime.compiler import compile_native
 
 
 def main(queue: int, functions: int, parent: int) -> None:
-    """Compile functions until there are none left, or the process that wants them has ended.
+    """Compile functions until the queue is empty or the parent process has ended.
 
     Args:
-        queue: a pipe with the places of functions in the list; other workers read it too.
-        functions: a file with the list: module, name and signature of each.
-        parent: the process that wants them.
+        queue: descriptor of a pipe with indices of functions, which all workers read.
+        functions: descriptor of a file with the pickled list of (module, name, signature).
+        parent: id of the parent process.
     """
     wanted = pickle.loads(os.pread(functions, os.fstat(functions).st_size, 0))
     while os.getppid() == parent and len(record := os.read(queue, RECORD_BYTES)) == RECORD_BYTES:
