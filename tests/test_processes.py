@@ -65,7 +65,7 @@ def run(body: str, environment: dict[str, str] | None = None, package: Path = RO
         env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join(paths)} | (environment or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # compiling all kernels beside other tests takes minutes
         check=False,
     )
 

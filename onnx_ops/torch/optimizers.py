@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onnx_ops.core.step_format import learning_rate_name, optimizer_name
-from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.errors import CaptureError
 
 State = dict[str, torch.Tensor]
@@ -79,7 +79,7 @@ def _adam(
     # Powers of numbers next to 1 lose their digits in single precision.
     count = step.double()
     betas = [_number(float(beta), count) for beta in group["betas"]]
-    updated = operators.ApplyAdamW(
+    updated = domain_ops.ApplyAdamW(
         parameter,
         state["exp_avg"],
         state["exp_avg_sq"],

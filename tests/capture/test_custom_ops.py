@@ -17,7 +17,7 @@ from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
 from onnx_ops.ops import OPS
 from onnx_ops.torch.base.arrays import to_array, to_tensor
-from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.custom_ops import domain_ops
 
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -31,7 +31,7 @@ def inputs_of(op: Op, dtype: torch.dtype = torch.float32) -> list[Tensor | None]
 
 
 def outputs_of(op: Op, tensors: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    found = getattr(operators, op.name)(*tensors, **op.example.attributes)
+    found = getattr(domain_ops, op.name)(*tensors, **op.example.attributes)
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -88,16 +88,16 @@ def test_schemas_are_those_of_functions_of_the_inputs(op: Op) -> None:
     for tensors in omissions(op):
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(
-            getattr(operators, op.name).default, tuple(tensors), dict(op.example.attributes), test_utils=checks
+            getattr(domain_ops, op.name).default, tuple(tensors), dict(op.example.attributes), test_utils=checks
         )
 
 
 def test_what_the_op_refuses_is_refused() -> None:
     targets, lengths = torch.tensor([[7]]), torch.tensor([1])
     with pytest.raises(OpError, match="input 'targets' has 7 in sample 0"):
-        operators.CtcLoss(torch.zeros(2, 1, 3), targets, torch.tensor([2]), lengths)
+        domain_ops.CtcLoss(torch.zeros(2, 1, 3), targets, torch.tensor([2]), lengths)
     with pytest.raises(OpError, match="input 'target' has shape"):
-        operators.KlDiv(torch.zeros(2), torch.zeros(3))
+        domain_ops.KlDiv(torch.zeros(2), torch.zeros(3))
 
 
 def test_sizes_of_inputs_that_broadcast_are_one() -> None:
@@ -107,5 +107,5 @@ def test_sizes_of_inputs_that_broadcast_are_one() -> None:
     with _config.patch(backed_size_oblivious=True), mode:
         first, second = (symbolic(mode, example) for example in examples)
         assert first.shape[0].node.expr != second.shape[0].node.expr
-        found = operators.KlDiv(first, second, reduction=0)
+        found = domain_ops.KlDiv(first, second, reduction=0)
         assert first.shape[0].node.expr == second.shape[0].node.expr == found.shape[0].node.expr

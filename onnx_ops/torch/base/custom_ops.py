@@ -25,7 +25,7 @@ from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.nodes import aclnn
 from onnx_ops.torch.base.table import translates
 
-operators = torch.ops.onnx_ops
+domain_ops = torch.ops.onnx_ops
 
 LISTS = {"ints": "int[]", "floats": "float[]"}
 """Attribute types that have another name in schemas of PyTorch."""
@@ -134,7 +134,7 @@ def _define(op: Op) -> None:
         return _results(op, tensors, attributes)
 
     operator.register_fake(lambda *tensors, **attributes: _fakes(op, tensors, attributes))
-    translation = translates(getattr(operators, op.name).default)
+    translation = translates(getattr(domain_ops, op.name).default)
     translation(lambda *inputs, **attributes: _node(op, inputs, attributes))
 
 
@@ -170,7 +170,7 @@ def differentiable(name: str, gradients: Mapping[str, str], output: str | None =
         def with_respect_to(given: str) -> Tensor:
             op = backward[given]
             attributes = {k: v for k, v in ctx.attributes.items() if k in op.schema.attributes}
-            found = getattr(operators, op.name)(grads[place], *(values[n] for n in op.input_names[1:]), **attributes)
+            found = getattr(domain_ops, op.name)(grads[place], *(values[n] for n in op.input_names[1:]), **attributes)
             return found.to(values[given].dtype)
 
         wanted = zip(forward.input_names, ctx.needs_input_grad, strict=False)
@@ -192,7 +192,7 @@ def custom_operator(
     def declared(function: Callable[..., Any]) -> Any:
         operator = torch.library.custom_op(f"onnx_ops::{function.__name__}", function, mutates_args=())
         operator.register_fake(fake or function)
-        translates(getattr(operators, function.__name__).default)(translation)
+        translates(getattr(domain_ops, function.__name__).default)(translation)
         return operator
 
     return declared

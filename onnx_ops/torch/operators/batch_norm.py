@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
 from onnx_ops.torch.base.table import provides, translates
 
@@ -170,9 +170,9 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
     module.num_batches_tracked.add_(1)
     eps = 0.0 if input.dtype is torch.float64 else module.eps  # as for the statistics that it is normalized with
     with torch.no_grad():
-        mean, inverse = operators.BatchNormStats(input, eps=eps)
+        mean, inverse = domain_ops.BatchNormStats(input, eps=eps)
         count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.int32)
-        _, _, *now = operators.BatchNormGatherStatsWithCounts(
+        _, _, *now = domain_ops.BatchNormGatherStatsWithCounts(
             input, mean[None], inverse[None], mean, mean, count, momentum=1.0, eps=eps
         )
         for running, of_batch in zip((module.running_mean, module.running_var), now, strict=True):
@@ -185,7 +185,7 @@ def _cumulative(module: _BatchNorm, input: Tensor) -> Tensor:
 
 @provides(torch.batch_norm_stats)
 def _stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return operators.BatchNormStats(input, eps=eps)
+    return domain_ops.BatchNormStats(input, eps=eps)
 
 
 @provides(torch.batch_norm_gather_stats_with_counts)
@@ -201,7 +201,7 @@ def _gather_with_counts(
 ) -> tuple[Tensor, Tensor]:
     running = (None, None) if running_mean is None or running_var is None else (running_mean, running_var)
     settings = {"momentum": momentum, "eps": eps}
-    *merged, new_mean, new_var = operators.BatchNormGatherStatsWithCounts(
+    *merged, new_mean, new_var = domain_ops.BatchNormGatherStatsWithCounts(
         input, mean, invstd, *running, counts, **settings
     )
     if running_mean is not None and running_var is not None:
@@ -229,7 +229,7 @@ def _gather(
 def _elemt(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
-    return operators.BatchNormElemt(input, weight, bias, mean, invstd)
+    return domain_ops.BatchNormElemt(input, weight, bias, mean, invstd)
 
 
 @provides(torch.batch_norm_backward_reduce)
@@ -243,9 +243,9 @@ def _backward_reduce(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[Tensor | None, ...]:
-    results = operators.BatchNormReduceBackward(grad_out, input, mean, invstd, weight)
+    results = domain_ops.BatchNormReduceBackward(grad_out, input, mean, invstd, weight)
     wanted = (input_g, input_g, weight_g, bias_g)
     return tuple(result if wants else None for result, wants in zip(results, wanted, strict=True))
 
 
-provides(torch.batch_norm_backward_elemt)(operators.BatchNormElemtBackward)
+provides(torch.batch_norm_backward_elemt)(domain_ops.BatchNormElemtBackward)

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.custom_ops import differentiable, operators
+from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.nodes import aclnn
 from onnx_ops.torch.base.reduction import reduction_of
 from onnx_ops.torch.base.table import replaces, translates
@@ -55,4 +55,4 @@ def _binary_cross_entropy(
     if not target.is_floating_point() or any(w is not None and w.requires_grad for w in weights):
         return torch.binary_cross_entropy_with_logits(input, target, *weights, reduction)  # which refuses them
     weight, pos_weight = (None if w is None else w.to(target.dtype) for w in weights)
-    return operators.BinaryCrossEntropyWithLogits(input, target, weight, pos_weight, reduction=reduction)
+    return domain_ops.BinaryCrossEntropyWithLogits(input, target, weight, pos_weight, reduction=reduction)

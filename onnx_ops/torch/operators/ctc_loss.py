@@ -10,7 +10,7 @@ from onnx import TensorProto
 from torch import Tensor
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.custom_ops import differentiable, operators
+from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.reduction import reduction_of
 from onnx_ops.torch.base.table import replaces
 
@@ -49,7 +49,7 @@ def _ctc_loss(
         targets = targets.long()
     # In double the forward variables of long sequences keep the digits that the gradient needs.
     settings = {"blank": blank, "zero_infinity": zero_infinity, "stash_type": TensorProto.DOUBLE}
-    _, _, loss = operators.CtcLoss(log_probs, targets, *lengths, **settings)
+    _, _, loss = domain_ops.CtcLoss(log_probs, targets, *lengths, **settings)
     if reduction == Reduction.MEAN:
         return (loss / lengths[1].clamp_min(1).to(loss.dtype)).mean()
     if reduction == Reduction.SUM:

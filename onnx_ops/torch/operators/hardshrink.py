@@ -10,7 +10,7 @@ import torch
 from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
-from onnx_ops.torch.base.custom_ops import differentiable, operators
+from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.nodes import aclnn, number, op
 from onnx_ops.torch.base.table import replaces, translates
 
@@ -34,4 +34,4 @@ def _backward(grad: Any, self: Any, lambd: float) -> Any:
 @replaces(torch.hardshrink, torch.Tensor.hardshrink)
 def _functional(input: Tensor, lambd: float = 0.5) -> Tensor:
     limit = _attribute(lambd, from_torch_dtype(input.dtype))
-    return torch.where(input.abs() <= lambd, 0.0, input) if limit is None else operators.Hardshrink(input, lambd=limit)
+    return torch.where(input.abs() <= lambd, 0.0, input) if limit is None else domain_ops.Hardshrink(input, lambd=limit)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.custom_ops import differentiable, operators
+from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.reduction import reduction_of
 from onnx_ops.torch.base.table import replaces
 
@@ -39,4 +39,4 @@ def _kl_div(input: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *, l
     if not (input.is_floating_point() and target.is_floating_point()):
         return torch.kl_div(input, target, reduction, log_target=log_target)  # which refuses them
     dtype = torch.result_type(input, target)
-    return operators.KlDiv(input.to(dtype), target.to(dtype), reduction=reduction, log_target=log_target)
+    return domain_ops.KlDiv(input.to(dtype), target.to(dtype), reduction=reduction, log_target=log_target)

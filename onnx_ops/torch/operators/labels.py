@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.custom_ops import custom_operator, operators
+from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
 from onnx_ops.torch.base.nodes import op
 
 
@@ -32,7 +32,7 @@ def label(target: Tensor, classes: int, ignore_index: int | None = None) -> Tens
     return target.clamp(0, classes - 1)
 
 
-LABEL = operators.label.default
+LABEL = domain_ops.label.default
 
 
 def checked(target: Tensor, classes: int, dtype: torch.dtype, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:

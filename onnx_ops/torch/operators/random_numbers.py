@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.custom_ops import operators
+from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
 from onnx_ops.torch.base.table import draws, translates
 
@@ -61,7 +61,7 @@ class Generator:
 
     def _dropout(self, input: Tensor, p: float) -> tuple[Tensor, Tensor]:
         self.used += 1
-        return operators.DropoutV3(input, self.seed, p=p, offset=self.used - 1)
+        return domain_ops.DropoutV3(input, self.seed, p=p, offset=self.used - 1)
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:

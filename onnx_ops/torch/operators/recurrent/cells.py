@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.custom_ops import custom_operator, operators
+from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
 from onnx_ops.torch.base.nodes import aclnn, number, op
 
 Tensors = tuple[Tensor, ...]
@@ -79,11 +79,11 @@ class Lstm(Kind):
     keeps = 3
 
     def step(self, given: Tensor, recurrent: Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
-        hidden, cell, gates = operators.ThnnFusedLstmCell(given, recurrent, states[1])
+        hidden, cell, gates = domain_ops.ThnnFusedLstmCell(given, recurrent, states[1])
         return (hidden, cell), (states[1], cell, gates)
 
     def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        by_gates, by_cell = operators.ThnnFusedLstmCellBackward(*gradients, *kept)
+        by_gates, by_cell = domain_ops.ThnnFusedLstmCellBackward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
     def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
