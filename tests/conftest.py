@@ -15,7 +15,7 @@ settings.load_profile("repeatable")
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("in_turns"):
-        from engines import generate_turns
+        from backends import generate_turns
 
         generate_turns(metafunc)
 

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
-from engines import Array, Call, Engine
+from backends import Array, Backend, Call
 from numpy.random import Generator
 from onnx import helper
 
@@ -169,35 +169,36 @@ def _problems(call: Call) -> Iterator[str]:
     refusal = _refusal(call)
     if refusal and not re.match(rf"{call.op}: (attribute|input|output) '\w+' .*expected ", refusal):
         yield f"refused so: {refusal}"
-    for engine in (engines.KERNEL, engines.EVALUATOR, engines.PORTABLE):
-        if problem := _problem(engine, call, refusal):
-            yield f"{engine}: {problem}"
+    for backend in (backends.KERNEL, backends.EVALUATOR, backends.PORTABLE):
+        if problem := _problem(backend, call, refusal):
+            yield f"{backend}: {problem}"
     _run_unchecked(call)
 
 
-def _problem(engine: Engine, call: Call, refusal: str | None) -> str | None:
+def _problem(backend: Backend, call: Call, refusal: str | None) -> str | None:
     try:
-        engines.check_call(engine, call)
+        backends.check_call(backend, call)
     except BaseException as error:  # pytest.fail raises no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         text = f"{type(error).__name__}: {error}"
         told = refusal is not None and call.op in text and "expected" in text and "AssertionError" not in text
-        unchecked = refusal is not None and engine.portable and not call.static  # shapes of a run are not checked there
+        # The shapes of a run are not checked in function bodies.
+        unchecked = refusal is not None and backend.portable and not call.static
         return None if told or unchecked else text
-    return f"computed, expected {refusal}" if refusal and not (engine.portable and not call.static) else None
+    return f"computed, expected {refusal}" if refusal and not (backend.portable and not call.static) else None
 
 
 def _run_unchecked(call: Call) -> None:
     """Run the attached functions with attributes that were set after the model was linked: any result or exception."""
     record = RECORDS[call.op]
-    linked = onnx_ops.link(engines.model_of(replace(call, attributes=record.plain.attributes, static=False)))
+    linked = onnx_ops.link(backends.model_of(replace(call, attributes=record.plain.attributes, static=False)))
     (node,) = linked.graph.node
     del node.attribute[:]
     node.attribute.extend(helper.make_attribute(name, value) for name, value in call.attributes.items())
     with contextlib.suppress(Exception):  # onnxruntime's are of many classes
-        session = ort.InferenceSession(linked.SerializeToString(), engines.options())
-        engines.run_outputs(session, call.given)
+        session = ort.InferenceSession(linked.SerializeToString(), backends.options())
+        backends.run_outputs(session, call.given)
 
 
 # --- child and parent ------------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def _run_unchecked(call: Call) -> None:
 
 def _run(seed: int, begin: int, end: int) -> None:
     for op in {case(seed, number).op for number in range(begin, end)}:
-        engines.KERNEL.run(RECORDS[op].plain)  # compiled, or from the cache
+        backends.KERNEL.run(RECORDS[op].plain)  # compiled, or from the cache
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for number in range(begin, end):
         call = case(seed, number)

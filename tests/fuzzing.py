@@ -1,4 +1,4 @@
-"""Random calls, bad calls and graphs for `test_fuzz.py`, and what all engines have to agree on.
+"""Random calls, bad calls and graphs for `test_fuzz.py`, and the comparison of all backends on them.
 
 A case is made from seed and number alone: `call`, `bad_call` and `graph` give the same one again. What is drawn for a
 signature, dtypes, ranks and attributes, is bounded, for each needs sessions of its own; the values are new in every
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import engines
+import backends
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
-from engines import FLOAT64, FLOATS, Array, Engine
+from backends import FLOAT64, FLOATS, Array, Backend
 from onnx import TensorProto, helper
 
 import onnx_ops
@@ -32,7 +32,7 @@ OP_NAMES = (KL, BCE, CTC, BN, HARDSHRINK)
 CASES_PER_SIGNATURE = 25
 
 
-PORTABLE = (engines.PORTABLE, engines.PORTABLE_AS_WRITTEN, engines.INLINED)
+PORTABLE = (backends.PORTABLE, backends.PORTABLE_AS_WRITTEN, backends.INLINED)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Fuzzed:
 def _source(array: Array | None) -> str:
     if array is None:
         return "None"
-    bits = array.view(np.uint16).tolist() if array.dtype == engines.BFLOAT16 else array.tolist()
+    bits = array.view(np.uint16).tolist() if array.dtype == backends.BFLOAT16 else array.tolist()
     numbers = repr(bits).replace("nan", "np.nan").replace("inf", "np.inf")
-    if array.dtype == engines.BFLOAT16:
+    if array.dtype == backends.BFLOAT16:
         return f"np.array({numbers}, np.uint16).reshape({array.shape}).view(ml_dtypes.bfloat16)"
     return f"np.array({numbers}, np.{array.dtype.name}).reshape({array.shape})"
 
@@ -163,7 +163,7 @@ def _batch_norm(signature: np.random.Generator, values: np.random.Generator) -> 
     channels = (shape[1],)
     g, x = (_moderate(values, shape, dtype) for dtype in dtypes[:2])
     mean, invstd, weight, sum_dy, sum_dy_xmu = (_moderate(values, channels, dtype) for dtype in dtypes[2:])
-    kinds = (np.dtype(np.int32), engines.FLOAT16, engines.BFLOAT16, engines.FLOAT32)
+    kinds = (np.dtype(np.int32), backends.FLOAT16, backends.BFLOAT16, backends.FLOAT32)
     counter = values.integers(1, 9, (int(values.integers(1, 4)),)).astype(kinds[signature.integers(4)])
     if values.random() < 0.2:
         _sprinkle(values, g)
@@ -213,17 +213,17 @@ def _ctc_loss(signature: np.random.Generator, values: np.random.Generator) -> Fu
 # --- what is wrong with a result -----------------------------------------------------------------------------------
 
 
-def problem(engine: Engine, case: Fuzzed) -> str | None:
-    """What an engine does wrong on a call: the reason, or None."""
+def problem(backend: Backend, case: Fuzzed) -> str | None:
+    """The first error of a backend on a call; None if there is none."""
     try:
-        if case.extreme and engine.portable:
-            return _loose_problem(engine, case)
+        if case.extreme and backend.portable:
+            return _loose_problem(backend, case)
         slack = _ctc_slack(case) if case.op == CTC else None
-        engines.check(engine, case.op, case.inputs, case.attributes, slack=slack)
-    except BaseException as error:  # of a failed check or of an engine; pytest.fail raises no Exception
+        backends.check(backend, case.op, case.inputs, case.attributes, slack=slack)
+    except BaseException as error:  # of a failed check or of a backend; pytest.fail raises no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        return f"{engine}: {type(error).__name__}: {error}"
+        return f"{backend}: {type(error).__name__}: {error}"
     return None
 
 
@@ -239,15 +239,15 @@ def _ctc_slack(case: Fuzzed) -> float:
 def _result_dtype(case: Fuzzed) -> np.dtype[Any]:
     record = RECORDS[case.op]
     (output,) = record.outputs
-    return record.output_dtype(engines.call_of(case.op, case.inputs), output)
+    return record.output_dtype(backends.call_of(case.op, case.inputs), output)
 
 
-def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
+def _loose_problem(backend: Backend, case: Fuzzed) -> str | None:
     """Of a function body where factors are extreme: what is clear and fits is finite, and has its sign; NaN is NaN."""
-    actual = engine(case.op, case.inputs, case.attributes).astype(np.float64)
+    actual = backend(case.op, case.inputs, case.attributes).astype(np.float64)
     if any(a is not None and a.dtype == FLOAT64 for a in case.inputs):
         return None  # double has nothing wider
-    call, record = engines.call_of(case.op, case.inputs, case.attributes), RECORDS[case.op]
+    call, record = backends.call_of(case.op, case.inputs, case.attributes), RECORDS[case.op]
     (output,) = record.outputs
     expected = record.expected(call)[output]
     largest = record.largest_terms(call).get(output, np.abs(expected))
@@ -262,29 +262,29 @@ def _loose_problem(engine: Engine, case: Fuzzed) -> str | None:
     if not wrong.any():
         return None
     place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    return f"{engine}: {actual[place]!r} at {place}, where {expected[place]!r} fits"
+    return f"{backend}: {actual[place]!r} at {place}, where {expected[place]!r} fits"
 
 
-def problems_of_call(call: engines.Call, chosen: Sequence[Engine] = (*engines.CAREFUL, *PORTABLE)) -> list[str]:
-    """What the engines do wrong on a call of a record, by the record's limits."""
+def problems_of_call(call: backends.Call, chosen: Sequence[Backend] = (*backends.CAREFUL, *PORTABLE)) -> list[str]:
+    """The errors of the backends on a call of a record, by the record's limits."""
     found = []
-    for engine in chosen:
+    for backend in chosen:
         try:
-            engines.check_call(engine, call)
+            backends.check_call(backend, call)
         except BaseException as error:  # as in `problem`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            found.append(f"{engine}: {type(error).__name__}: {error}")
+            found.append(f"{backend}: {type(error).__name__}: {error}")
     return found
 
 
-def problems(case: Fuzzed, chosen: Sequence[Engine] = (*engines.CAREFUL, *PORTABLE)) -> list[str]:
-    """What the engines do wrong on a call."""
-    return [found for engine in chosen if (found := problem(engine, case))]
+def problems(case: Fuzzed, chosen: Sequence[Backend] = (*backends.CAREFUL, *PORTABLE)) -> list[str]:
+    """The errors of the backends on a call."""
+    return [found for backend in chosen if (found := problem(backend, case))]
 
 
-def smallest(case: Fuzzed, chosen: Sequence[Engine]) -> Fuzzed:
-    """A smaller call of an elementwise op on which an engine is still wrong: one element, if that does."""
+def smallest(case: Fuzzed, chosen: Sequence[Backend]) -> Fuzzed:
+    """A smaller call of an elementwise op on which a backend is still wrong: one element, if that does."""
     if case.op not in (KL, BCE, HARDSHRINK):
         return case
     shapes = [a.shape for a in case.inputs if a is not None]
@@ -321,10 +321,10 @@ def bad_call(seed: int, number: int) -> tuple[Fuzzed, Fuzzed]:
     raise AssertionError("count has no end")
 
 
-def refusal(engine: Engine, case: Fuzzed) -> str | None:
-    """How an engine refuses a call; None if it does not."""
+def refusal(backend: Backend, case: Fuzzed) -> str | None:
+    """The error with which a backend refuses a call; None if it computes it."""
     try:
-        engine(case.op, case.inputs, case.attributes)
+        backend(case.op, case.inputs, case.attributes)
     except Exception as error:  # onnxruntime's are of many classes
         return str(error)
     return None
@@ -362,7 +362,7 @@ def _chain(rng: np.random.Generator, first: str, mark: str, attribute: str | Non
 def graph(seed: int, number: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """A model of several nodes, in the graph, a function, or a subgraph, and inputs for it."""
     rng = np.random.default_rng([seed, 4, number])
-    dtype = (engines.FLOAT32, FLOAT64)[rng.integers(2)]
+    dtype = (backends.FLOAT32, FLOAT64)[rng.integers(2)]
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     dims = (("N", "C"), (3, 4), (None, None))[rng.integers(3)]
 
@@ -428,9 +428,9 @@ def graph_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, 
     """What a model gives with the kernels, on the function bodies, and inlined."""
     linked, inlined = (made(model).SerializeToString() for made in (onnx_ops.link, onnx_ops.inline))
     sessions = {
-        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
-        "portable": ort.InferenceSession(linked, engines.options()),
-        "portable_unoptimised": ort.InferenceSession(linked, engines.options(optimise=False)),
-        "inlined": ort.InferenceSession(inlined, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "portable": ort.InferenceSession(linked, backends.options()),
+        "portable_unoptimised": ort.InferenceSession(linked, backends.options(optimise=False)),
+        "inlined": ort.InferenceSession(inlined, backends.options()),
     }
     return {name: session.run(None, feeds)[0] for name, session in sessions.items()}

@@ -1,15 +1,15 @@
-"""BatchNormElemtBackward: what it computes, on every engine."""
+"""BatchNormElemtBackward: what it computes, on every backend."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import backends
 import cases
-import engines
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, PORTABLE, Array, Engine, check
+from backends import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, PORTABLE, Array, Backend, check
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,15 +83,15 @@ def test_many_elements(dtype: np.dtype, shape: arrays.Shape) -> None:
     check(KERNEL, OP, make(shape, dtype, FLOAT32 if dtype.itemsize == 2 else dtype))
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("rank", range(2, 9))
 @pytest.mark.parametrize("static", [False, True], ids=["symbolic", "static"])
-def test_ranks(engine: Engine, rank: int, static: bool) -> None:
-    check(engine, OP, make((2, 3, 4, 1, 2, 3, 1, 2)[:rank]), static=static)
-    check(engine, OP, make((1,) * rank), static=static)
+def test_ranks(backend: Backend, rank: int, static: bool) -> None:
+    check(backend, OP, make((2, 3, 4, 1, 2, 3, 1, 2)[:rank]), static=static)
+    check(backend, OP, make((1,) * rank), static=static)
 
 
-@pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+@pytest.mark.parametrize("backend", [KERNEL, PORTABLE], ids=str)
 @given(
     shape=cases.small_shapes(min_rank=2),
     dtypes=st.tuples(*[st.sampled_from(FLOATS)] * 2),
@@ -100,7 +100,7 @@ def test_ranks(engine: Engine, rank: int, static: bool) -> None:
     weighted=st.booleans(),
 )
 def test_any_shapes(
-    engine: Engine,
+    backend: Backend,
     shape: arrays.Shape,
     dtypes: tuple[np.dtype, np.dtype],
     statistics: np.dtype,
@@ -108,7 +108,7 @@ def test_any_shapes(
     weighted: bool,
 ) -> None:
     shape = (shape[0], max(shape[1], 1), *shape[2:])
-    check(engine, OP, make(shape, dtypes, statistics, np.array([9, 2], counter), weighted))
+    check(backend, OP, make(shape, dtypes, statistics, np.array([9, 2], counter), weighted))
 
 
 # --- against others ------------------------------------------------------------------------------------------------

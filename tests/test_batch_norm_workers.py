@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from engines import FLOATS
+from backends import FLOATS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
@@ -122,14 +122,14 @@ def test_expected_values_are_those_of_torch(counts: tuple[int, ...], later: tupl
 
 
 def with_kernels(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
-    session = onnx_ops.InferenceSession(model, engines.kernel_options(), providers=["CPUExecutionProvider"])
-    return engines.run_outputs(session, feeds)
+    session = onnx_ops.InferenceSession(model, backends.kernel_options(), providers=["CPUExecutionProvider"])
+    return backends.run_outputs(session, feeds)
 
 
 def on_bodies(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
     linked = onnx_ops.link(model).SerializeToString()
-    session = ort.InferenceSession(linked, engines.options(), providers=["CPUExecutionProvider"])
-    return engines.run_outputs(session, feeds)
+    session = ort.InferenceSession(linked, backends.options(), providers=["CPUExecutionProvider"])
+    return backends.run_outputs(session, feeds)
 
 
 def in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
@@ -143,7 +143,7 @@ def inlined_in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> 
         return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
 
 
-ENGINES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], Outputs]] = {
+BACKENDS: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], Outputs]] = {
     "kernels": with_kernels,
     "portable": on_bodies,
     "references": in_evaluator,
@@ -167,23 +167,23 @@ def assert_close(actual: Outputs, expected: Outputs, dtype: np.dtype) -> None:
         np.testing.assert_allclose(array.astype(np.float64), value, rtol=0, atol=8 * unit * largest, err_msg=name)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("counts", "later"), BATCHES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_workers_equal_the_whole_batch(
-    dtype: np.dtype, counts: tuple[int, ...], later: tuple[int, ...], engine: str
+    dtype: np.dtype, counts: tuple[int, ...], later: tuple[int, ...], backend: str
 ) -> None:
-    check(batch(counts, later, dtype), dtype, engine)
+    check(batch(counts, later, dtype), dtype, backend)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_without_weight_and_bias(engine: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_weight_and_bias(backend: str) -> None:
     dtype = np.dtype(np.float32)
-    check(batch((4, 0, 7), (5,), dtype, affine=False), dtype, engine, affine=False)
+    check(batch((4, 0, 7), (5,), dtype, affine=False), dtype, backend, affine=False)
 
 
-def check(case: Batch, dtype: np.dtype, engine: str, affine: bool = True) -> None:
-    run, workers = ENGINES[engine], len(case.inputs)
+def check(case: Batch, dtype: np.dtype, backend: str, affine: bool = True) -> None:
+    run, workers = BACKENDS[backend], len(case.inputs)
     kind, rank = helper.np_dtype_to_tensor_dtype(dtype), case.inputs[0].ndim
     inputs = {f"input_{w}": x for w, x in enumerate(case.inputs)}
     grads = {f"grad_out_{w}": g for w, g in enumerate(case.grads)}
@@ -202,7 +202,7 @@ def test_statistics_alone() -> None:
     """Nothing but the output is asked for: neither running statistics nor a weight."""
     case = batch((4, 0, 7), (5,), np.dtype(np.float32), affine=False)
     model = forward_model(3, rank=3, affine=False, running=False, eps=EPS)
-    outputs = ENGINES["kernels"](model, {f"input_{w}": x for w, x in enumerate(case.inputs)})
+    outputs = BACKENDS["kernels"](model, {f"input_{w}": x for w, x in enumerate(case.inputs)})
     assert not any(name.startswith("running") for name in outputs)
     assert_close(
         outputs, {name: value for name, value in case.forward.items() if name in outputs}, np.dtype(np.float32)

@@ -8,7 +8,7 @@ import math
 import cases
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT16, FLOAT32, KERNEL, Array
+from backends import BFLOAT16, FLOAT16, FLOAT32, KERNEL, Array
 
 from tests.ops._shared.numbers import ulp_error
 

@@ -1,15 +1,15 @@
-"""BinaryCrossEntropyWithLogitsBackward: what it computes, on every engine."""
+"""BinaryCrossEntropyWithLogitsBackward: what it computes, on every backend."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import backends
 import cases
-import engines
 import numpy as np
 import pytest
-from engines import FLOATS, KERNEL, PORTABLE, Array, Engine, check
+from backends import FLOATS, KERNEL, PORTABLE, Array, Backend, check
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,19 +43,19 @@ def make(
 # --- hand-made -----------------------------------------------------------------------------------------------------
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_tails_keep_their_digits(engine: Engine, dtype: type, label: float) -> None:
+def test_tails_keep_their_digits(backend: Backend, dtype: type, label: float) -> None:
     """The small gradient of a logit that is right by far, in kernels down to where it is subnormal."""
     edge = 103.0 if dtype == np.float32 else 744.0
-    if engine.portable:
+    if backend.portable:
         edge = 87.0 if dtype == np.float32 else 708.0
     x = np.concatenate([np.linspace(0, edge, 3001), [16.0, 17.0, 33.0, 34.0, 40.0]]).astype(dtype)
     x = x if label else -x
     y = np.full(x.shape, label, dtype)
     g = np.ones((), dtype)
-    actual = engine(OP, [g, x, y], {"reduction": NONE})
+    actual = backend(OP, [g, x, y], {"reduction": NONE})
     reals = np.longdouble if actual.dtype == np.float64 else np.float64
     expected = binary_cross_entropy_with_logits_backward.split(g, x, y, reduction=NONE, dtype=reals)
     assert np.all(actual[np.abs(x) < edge - 1] != 0)
@@ -68,14 +68,14 @@ def test_tail_by_hand() -> None:
     np.testing.assert_allclose(actual, [-math.exp(-40), math.exp(-40), -math.exp(-100)], rtol=3e-7, atol=3e-45)
 
 
-@engines.on_careful_engines
+@backends.on_careful_backends
 @pytest.mark.parametrize("place", [0, 3], ids=["grad_output", "weight"])
-def test_infinity_times_a_small_gradient(engine: Engine, place: int) -> None:
+def test_infinity_times_a_small_gradient(backend: Backend, place: int) -> None:
     """The difference in the formula is not 0 where float arithmetic would make it 0, so there is no NaN."""
     x, y = np.float32([60.0, -60.0, 60.0, -60.0]), np.float32([1.0, 0.0, 0.0, 1.0])
     inputs = [np.ones(4, np.float32), x, y, np.ones(4, np.float32)]
     inputs[place] = np.full(4, INF, np.float32)
-    actual = engine(OP, inputs, {"reduction": NONE})
+    actual = backend(OP, inputs, {"reduction": NONE})
     np.testing.assert_array_equal(actual, [-INF, INF, INF, -INF])
 
 
@@ -101,32 +101,32 @@ def extreme_call(
     ]
 
 
-@engines.on_careful_engines
+@backends.on_careful_backends
 @pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
 @pytest.mark.parametrize("form", ["scalars", "arrays"])
 @pytest.mark.parametrize(("weighted", "pos_weighted"), PRESENCE, ids=PRESENCE_IDS)
 @pytest.mark.parametrize("reduction", [NONE, MEAN], ids=["none", "mean"])
 def test_products_that_overflow_or_vanish_on_the_way(
-    engine: Engine, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool, reduction: int
+    backend: Backend, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool, reduction: int
 ) -> None:
     """What the formula gives in exact arithmetic: its sign, its digits, and infinity only where it does not fit."""
     inputs = extreme_call(dtype, form, weighted, pos_weighted)
-    actual = check(engine, OP, inputs, {"reduction": reduction})
+    actual = check(backend, OP, inputs, {"reduction": reduction})
     assert np.isfinite(actual).any()
 
 
-@pytest.mark.parametrize("engine", [PORTABLE, engines.PORTABLE_AS_WRITTEN, engines.PORTABLE_EVALUATOR], ids=str)
-@pytest.mark.parametrize("dtype", [d for d in FLOATS if d != engines.FLOAT64], ids=cases.shape_id)
+@pytest.mark.parametrize("backend", [PORTABLE, backends.PORTABLE_AS_WRITTEN, backends.PORTABLE_EVALUATOR], ids=str)
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if d != backends.FLOAT64], ids=cases.shape_id)
 @pytest.mark.parametrize("form", ["scalars", "arrays"])
 @pytest.mark.parametrize(("weighted", "pos_weighted"), PRESENCE, ids=PRESENCE_IDS)
 def test_bodies_overflow_only_with_the_result(
-    engine: Engine, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool
+    backend: Backend, dtype: np.dtype, form: str, weighted: bool, pos_weighted: bool
 ) -> None:
     """A function body may lose what is small; it makes no infinity, no NaN and no other sign."""
     inputs = extreme_call(dtype, form, weighted, pos_weighted)
     assert inputs[2] is not None
     inputs[2] = inputs[2] / np.array(2, dtype)  # the largest number itself is a few roundings from overflow
-    actual = engine(OP, inputs, {"reduction": MEAN})
+    actual = backend(OP, inputs, {"reduction": MEAN})
     expected = binary_cross_entropy_with_logits_backward.split(*inputs, reduction=MEAN)
     with np.errstate(over="ignore"):
         fits = np.isfinite((expected * (1 + 2.0**-20)).astype(dtype))
@@ -137,7 +137,7 @@ def test_bodies_overflow_only_with_the_result(
     assert np.array_equal(np.signbit(actual)[clear], np.signbit(expected)[clear])
 
 
-@engines.on_typed_engines
+@backends.on_typed_backends
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
@@ -152,21 +152,23 @@ def test_bodies_overflow_only_with_the_result(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("count", [1, 700])
-def test_products_by_hand(engine: Engine, inputs: tuple[list[float] | None, ...], expected: float, count: int) -> None:
+def test_products_by_hand(
+    backend: Backend, inputs: tuple[list[float] | None, ...], expected: float, count: int
+) -> None:
     """Where sigmoid(x) is 0, 0.5 or 1, alone and among others that are not extreme."""
     others = [1.0, 0.0, 0.0, 1.0, 1.0]
     given = [
         None if a is None else np.array([*a, *[other] * (count - 1)], np.float32)
         for a, other in zip(inputs, others, strict=True)
     ]
-    actual = engine(OP, given, {"reduction": SUM})
-    engines.assert_result(actual, [expected, *[0.5] * (count - 1)], actual.dtype, signs=False)
+    actual = backend(OP, given, {"reduction": SUM})
+    backends.assert_result(actual, [expected, *[0.5] * (count - 1)], actual.dtype, signs=False)
 
 
 # --- dtypes, shapes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+@pytest.mark.parametrize("backend", [KERNEL, PORTABLE], ids=str)
 @given(
     shape=cases.small_shapes(),
     data=st.data(),
@@ -175,7 +177,7 @@ def test_products_by_hand(engine: Engine, inputs: tuple[list[float] | None, ...]
     reduction=st.integers(0, 2),
 )
 def test_any_shapes(
-    engine: Engine,
+    backend: Backend,
     shape: arrays.Shape,
     data: st.DataObject,
     dtypes: tuple[np.dtype, ...],
@@ -184,7 +186,7 @@ def test_any_shapes(
 ) -> None:
     grad, weight, pos_weight = (data.draw(cases.shapes_into(shape)) for _ in range(3))
     inputs = make(shape, grad, weight if presence[0] else None, pos_weight if presence[1] else None, dtypes)
-    check(engine, OP, inputs, {"reduction": reduction})
+    check(backend, OP, inputs, {"reduction": reduction})
 
 
 @pytest.mark.parametrize("size", [1, 7, 255, 4097, 70_001])

@@ -1,4 +1,4 @@
-"""Graphs and functions built out of handles: what the engines compute of them, and the names of their values."""
+"""Graphs and functions built out of handles: what the backends compute of them, and the names of their values."""
 
 from __future__ import annotations
 

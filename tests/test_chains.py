@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import pytest
-from engines import KERNEL, PORTABLE, Array, Engine
+from backends import KERNEL, PORTABLE, Array, Backend
 
 from tests.ops import ctc_loss_backward
 from tests.ops._shared import arrays, ctc
@@ -21,12 +21,12 @@ from tests.ops._shared.record import Call
 
 INF = math.inf
 NONE, MEAN, SUM, BATCHMEAN = range(4)
-in_sessions = pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+in_sessions = pytest.mark.parametrize("backend", [KERNEL, PORTABLE], ids=str)
 Inputs = Mapping[str, Array | None]
 
 
-def outputs(engine: Engine, op: str, inputs: Inputs, **attributes: Any) -> dict[str, Array]:
-    return engine.run(Call(op, inputs, attributes))
+def outputs(backend: Backend, op: str, inputs: Inputs, **attributes: Any) -> dict[str, Array]:
+    return backend.run(Call(op, inputs, attributes))
 
 
 def assert_derivative(actual: Array, function: Callable[[Array], Any], at: Array) -> None:
@@ -43,7 +43,7 @@ def assert_derivative(actual: Array, function: Callable[[Array], Any], at: Array
 @pytest.mark.parametrize("reduction", range(4))
 @pytest.mark.parametrize("log_target", [0, 1])
 @pytest.mark.parametrize(("own", "target"), [((3, 4), (3, 4)), ((4,), (3, 4)), ((3, 1), (4,)), ((), (3,)), ((3,), ())])
-def test_kl_div(engine: Engine, own: arrays.Shape, target: arrays.Shape, log_target: int, reduction: int) -> None:
+def test_kl_div(backend: Backend, own: arrays.Shape, target: arrays.Shape, log_target: int, reduction: int) -> None:
     settings = {"reduction": reduction, "log_target": log_target}
     x = arrays.normal(own, np.float64, "self")
     t = arrays.uniform(target, np.float64, "target", low=-2.0 if log_target else 0.2, high=1.0)
@@ -51,20 +51,20 @@ def test_kl_div(engine: Engine, own: arrays.Shape, target: arrays.Shape, log_tar
     grad = arrays.normal(space if reduction == NONE else (), np.float64, "grad")
 
     def loss(**changed: Array) -> float:
-        (out,) = outputs(engine, "KlDiv", {"self": x, "target": t, **changed}, **settings).values()
+        (out,) = outputs(backend, "KlDiv", {"self": x, "target": t, **changed}, **settings).values()
         return float((grad * out).sum())
 
     inputs = {"grad_output": grad, "self": x, "target": t}
-    (by_self,) = outputs(engine, "KlDivBackward", inputs, **settings).values()
+    (by_self,) = outputs(backend, "KlDivBackward", inputs, **settings).values()
     assert_derivative(by_self, lambda a: loss(self=a), x)
-    (by_target,) = outputs(engine, "KlDivTargetBackward", inputs, **settings).values()
+    (by_target,) = outputs(backend, "KlDivTargetBackward", inputs, **settings).values()
     assert_derivative(by_target, lambda a: loss(target=a), t)
 
 
 @in_sessions
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("weights", [(), ("weight",), ("pos_weight",), ("weight", "pos_weight")], ids="+".join)
-def test_binary_cross_entropy(engine: Engine, weights: tuple[str, ...], reduction: int) -> None:
+def test_binary_cross_entropy(backend: Backend, weights: tuple[str, ...], reduction: int) -> None:
     shape = (3, 4)
     given = {name: arrays.uniform((4,), np.float64, name, low=0.5, high=3.0) for name in weights}
     x = arrays.normal(shape, np.float64, "self", scale=3.0)
@@ -73,28 +73,28 @@ def test_binary_cross_entropy(engine: Engine, weights: tuple[str, ...], reductio
     op = "BinaryCrossEntropyWithLogits"
 
     def loss(**changed: Array) -> float:
-        (out,) = outputs(engine, op, {"self": x, "target": y, **given, **changed}, reduction=reduction).values()
+        (out,) = outputs(backend, op, {"self": x, "target": y, **given, **changed}, reduction=reduction).values()
         return float((grad * out).sum())
 
     inputs = {"grad_output": grad, "self": x, "target": y, **given}
-    (by_self,) = outputs(engine, f"{op}Backward", inputs, reduction=reduction).values()
+    (by_self,) = outputs(backend, f"{op}Backward", inputs, reduction=reduction).values()
     assert_derivative(by_self, lambda a: loss(self=a), x)
-    (by_target,) = outputs(engine, f"{op}TargetBackward", inputs, reduction=reduction).values()
+    (by_target,) = outputs(backend, f"{op}TargetBackward", inputs, reduction=reduction).values()
     assert_derivative(by_target, lambda a: loss(target=a), y)
 
 
 @in_sessions
 @pytest.mark.parametrize("lambd", [0.0, 0.5, 1.25])
-def test_hardshrink(engine: Engine, lambd: float) -> None:
+def test_hardshrink(backend: Backend, lambd: float) -> None:
     x = arrays.uniform((4, 5), np.float64, low=-2.0, high=2.0)
     x = np.where(np.abs(np.abs(x) - lambd) < 1e-3, 1.7, x)  # not at the jump
     grad = arrays.normal((4, 5), np.float64, "grad")
 
     def loss(a: Array) -> float:
-        (out,) = outputs(engine, "Hardshrink", {"self": a}, lambd=lambd).values()
+        (out,) = outputs(backend, "Hardshrink", {"self": a}, lambd=lambd).values()
         return float((grad * out).sum())
 
-    (by_self,) = outputs(engine, "HardshrinkBackward", {"grad_output": grad, "self": x}, lambd=lambd).values()
+    (by_self,) = outputs(backend, "HardshrinkBackward", {"grad_output": grad, "self": x}, lambd=lambd).values()
     assert_derivative(by_self, loss, x)
 
 
@@ -102,13 +102,13 @@ def test_hardshrink(engine: Engine, lambd: float) -> None:
 
 
 def ctc_chain(
-    engine: Engine, inputs: Inputs, grad_out: Array, stash_type: int = 0, **attributes: int
+    backend: Backend, inputs: Inputs, grad_out: Array, stash_type: int = 0, **attributes: int
 ) -> tuple[Array, Array]:
     """The loss, and its gradient by log_probs from the results of the forward op."""
     forward = {name: value for name, value in attributes.items() if name != "through_log_softmax"}
-    found = outputs(engine, "CtcLoss", inputs, stash_type=stash_type, **forward)
+    found = outputs(backend, "CtcLoss", inputs, stash_type=stash_type, **forward)
     loss = found.pop("loss")
-    (gradient,) = outputs(engine, "CtcLossBackward", {"grad_out": grad_out, **inputs, **found}, **attributes).values()
+    (gradient,) = outputs(backend, "CtcLossBackward", {"grad_out": grad_out, **inputs, **found}, **attributes).values()
     return loss, gradient
 
 
@@ -116,7 +116,7 @@ def ctc_chain(
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
 @pytest.mark.parametrize("blank", [0, 2])
 @pytest.mark.parametrize("samples", [[[1, 3], [3]], [[1, 1], []], [[3, 1, 3], [1, 3, 3]]], ids=str)
-def test_ctc(engine: Engine, samples: list[list[int]], blank: int, flat: bool) -> None:
+def test_ctc(backend: Backend, samples: list[list[int]], blank: int, flat: bool) -> None:
     """By log_probs on rows that are not normalized, and by the scores under log_softmax; empty targets too."""
     rows = arrays.normal((6, 2, 4), np.float64, "rows")
     inputs = ctc.forward_inputs(samples, [6, 5], flat=flat, log_probs=rows)
@@ -124,23 +124,23 @@ def test_ctc(engine: Engine, samples: list[list[int]], blank: int, flat: bool) -
 
     def loss(log_probs: Array) -> float:
         given = {**inputs, "log_probs": log_probs}
-        return float(grad @ outputs(engine, "CtcLoss", given, blank=blank)["loss"])
+        return float(grad @ outputs(backend, "CtcLoss", given, blank=blank)["loss"])
 
-    _, gradient = ctc_chain(engine, inputs, grad, blank=blank, through_log_softmax=0)
+    _, gradient = ctc_chain(backend, inputs, grad, blank=blank, through_log_softmax=0)
     assert_derivative(gradient, loss, rows)
     normalized = {**inputs, "log_probs": ctc.log_softmax(rows)}
-    _, gradient = ctc_chain(engine, normalized, grad, blank=blank)
+    _, gradient = ctc_chain(backend, normalized, grad, blank=blank)
     assert_derivative(gradient, lambda scores: loss(ctc.log_softmax(scores)), rows)
 
 
 @in_sessions
 @pytest.mark.parametrize("zero_infinity", [0, 1])
-@pytest.mark.parametrize("dtype", engines.FLOATS, ids=str)
-def test_ctc_of_impossible_alignments(engine: Engine, dtype: np.dtype, zero_infinity: int) -> None:
+@pytest.mark.parametrize("dtype", backends.FLOATS, ids=str)
+def test_ctc_of_impossible_alignments(backend: Backend, dtype: np.dtype, zero_infinity: int) -> None:
     """A target that is too long, one whose label is masked, and one without time; their neighbours are not touched."""
     inputs = ctc.forward_inputs([[1], [1, 1, 1], [2], [3], [2, 3]], [6, 4, 6, 0, 6], dtype=dtype)
     inputs["log_probs"][:, 2, 2] = -INF
-    loss, gradient = ctc_chain(engine, inputs, np.ones(5, dtype), 11, zero_infinity=zero_infinity)
+    loss, gradient = ctc_chain(backend, inputs, np.ones(5, dtype), 11, zero_infinity=zero_infinity)
     assert loss.dtype == gradient.dtype == dtype
     loss, gradient = loss.astype(np.float64), gradient.astype(np.float64)
     lost = 0.0 if zero_infinity else INF
@@ -152,12 +152,12 @@ def test_ctc_of_impossible_alignments(engine: Engine, dtype: np.dtype, zero_infi
     np.testing.assert_array_equal(gradient[:, 3], 0.0)
     alone = {"log_probs": inputs["log_probs"][:, [0, 4]], "targets": inputs["targets"][[0, 4]]}
     alone |= {name: inputs[name][[0, 4]] for name in ("input_lengths", "target_lengths")}
-    _, expected = ctc_chain(engine, alone, np.ones(2, dtype), 11, zero_infinity=zero_infinity)
+    _, expected = ctc_chain(backend, alone, np.ones(2, dtype), 11, zero_infinity=zero_infinity)
     np.testing.assert_array_equal(gradient[:, [0, 4]], expected.astype(np.float64))
 
 
 @in_sessions
-def test_ctc_of_masked_classes(engine: Engine) -> None:
+def test_ctc_of_masked_classes(backend: Backend) -> None:
     """A class of probability 0 has gradient 0, and the others their derivatives."""
     rows = arrays.normal((6, 1, 5), np.float64, "rows")
     masked = np.zeros(rows.shape, bool)
@@ -170,9 +170,9 @@ def test_ctc_of_masked_classes(engine: Engine) -> None:
         return ctc.log_softmax(np.where(masked, -INF, scores))
 
     def loss(scores: Array) -> float:
-        return float(outputs(engine, "CtcLoss", {**inputs, "log_probs": normalized(scores)})["loss"][0])
+        return float(outputs(backend, "CtcLoss", {**inputs, "log_probs": normalized(scores)})["loss"][0])
 
-    found, gradient = ctc_chain(engine, {**inputs, "log_probs": normalized(rows)}, np.ones(1))
+    found, gradient = ctc_chain(backend, {**inputs, "log_probs": normalized(rows)}, np.ones(1))
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(gradient[masked], 0.0)
     assert_derivative(gradient, loss, rows)
@@ -197,12 +197,12 @@ def test_ctc_of_very_long_sequences(classes: int, labels: int, spread: float) ->
 
 @in_sessions
 @pytest.mark.parametrize("spread", [1.0, 5.0])
-def test_ctc_in_float32_is_near_float64(engine: Engine, spread: float) -> None:
+def test_ctc_in_float32_is_near_float64(backend: Backend, spread: float) -> None:
     """All results of the forward op within 1e-6 relative at 1000 steps, also where they are stashed in float32."""
     log_probs = ctc.log_softmax(arrays.normal((1000, 2, 20), np.float64, "float32", scale=spread))
     samples = [[1 + (7 * k + n) % 19 for k in range(100)] for n in range(2)]
     inputs = ctc.forward_inputs(samples, [1000, 900], log_probs=log_probs, dtype=np.float32)
-    found = outputs(engine, "CtcLoss", inputs)
+    found = outputs(backend, "CtcLoss", inputs)
     loss, alpha = ctc.forward(*inputs.values())
     expected = {"neg_log_likelihood": loss, "log_alpha": alpha, "loss": loss}
     for name, array in found.items():
@@ -216,7 +216,7 @@ def test_ctc_in_float32_is_near_float64(engine: Engine, spread: float) -> None:
 @in_sessions
 @pytest.mark.parametrize("affine", [False, True], ids=["plain", "weight_and_bias"])
 @pytest.mark.parametrize("shape", [(6, 2), (3, 2, 4), (2, 2, 2, 3)], ids=str)
-def test_batch_norm_over_two_workers(engine: Engine, shape: arrays.Shape, affine: bool) -> None:
+def test_batch_norm_over_two_workers(backend: Backend, shape: arrays.Shape, affine: bool) -> None:
     """Each worker holds some of the samples, which are of different numbers; each finishes its own."""
     channels = (shape[1],)
     x, grad = (arrays.normal((shape[0] + 1, *shape[1:]), np.float64, key) for key in ("input", "grad"))
@@ -226,16 +226,16 @@ def test_batch_norm_over_two_workers(engine: Engine, shape: arrays.Shape, affine
     counts = np.array([x[row].size // shape[1] for row in rows], np.int32)
 
     def forward(samples: Array, weight: Array | None, bias: Array | None) -> tuple[Array, Array, Array]:
-        own = [outputs(engine, "BatchNormStats", {"input": samples[row]}) for row in rows]
+        own = [outputs(backend, "BatchNormStats", {"input": samples[row]}) for row in rows]
         gathered = {name: np.stack([worker[name] for worker in own]) for name in ("mean", "invstd")}
         call = Call(
             "BatchNormGatherStatsWithCounts",
             {"input": samples[rows[0]], **gathered, "counts": counts},
             outputs=("mean_all", "invstd_all"),
         )
-        mean, invstd = engine.run(call).values()
+        mean, invstd = backend.run(call).values()
         given = {"weight": weight, "bias": bias, "mean": mean, "invstd": invstd}
-        out = [outputs(engine, "BatchNormElemt", {"input": samples[row], **given})["out"] for row in rows]
+        out = [outputs(backend, "BatchNormElemt", {"input": samples[row], **given})["out"] for row in rows]
         return np.concatenate(out), mean, invstd
 
     def loss(**changed: Array) -> float:
@@ -245,10 +245,10 @@ def test_batch_norm_over_two_workers(engine: Engine, shape: arrays.Shape, affine
     _, mean, invstd = forward(x, weight, bias)
     statistics = {"mean": mean, "invstd": invstd, "weight": weight}
     pairs = [{"grad_out": grad[row], "input": x[row]} for row in rows]
-    sums = [outputs(engine, "BatchNormReduceBackward", {**pair, **statistics}) for pair in pairs]
+    sums = [outputs(backend, "BatchNormReduceBackward", {**pair, **statistics}) for pair in pairs]
     total = {name: sums[0][name] + sums[1][name] for name in sums[0]}
     reduced = {"sum_dy": total["sum_dy"], "sum_dy_xmu": total["sum_dy_xmu"], "counter": counts}
-    finished = [outputs(engine, "BatchNormElemtBackward", {**pair, **statistics, **reduced}) for pair in pairs]
+    finished = [outputs(backend, "BatchNormElemtBackward", {**pair, **statistics, **reduced}) for pair in pairs]
     by_input = np.concatenate([worker["grad_input"] for worker in finished])
     assert_derivative(by_input, lambda a: loss(samples=a), x)
     if affine:

@@ -1,4 +1,4 @@
-"""`engines.check_call`, by which all results are judged, finds faults of every kind in every output of every op.
+"""`backends.check_call`, which compares all results, finds faults of every kind in every output of every op.
 
 What the oracle gives, rounded, passes; with one fault in one output it does not, whatever lies beside it: numbers, or
 NaN and infinities that an input brings in or that are planted in the oracle's own results.
@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT64, FLOATS, Array, Engine, check_call
+from backends import BFLOAT16, FLOAT64, FLOATS, Array, Backend, check_call
 
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import rng
@@ -205,7 +205,7 @@ def computed_once(record: Record, call: Call) -> Record:
 
 def passes(call: Call, outputs: dict[str, Array], portable: bool) -> bool:
     try:
-        check_call(Engine("oracle", lambda call: outputs, portable), call)
+        check_call(Backend("oracle", lambda call: outputs, portable), call)
     except (AssertionError, pytest.fail.Exception):
         return False
     return True

@@ -1,4 +1,4 @@
-"""CtcLossBackward: what it computes, on every engine that has it."""
+"""CtcLossBackward: what it computes, on every backend that has it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import backends
 import cases
-import engines
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, Array, Engine, check
+from backends import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, Array, Backend, check
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,11 +64,11 @@ def make(
 # --- closed forms, hand-made numbers, brute force ------------------------------------------------------------------
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
 @pytest.mark.parametrize("label", [1, 2])
 @pytest.mark.parametrize(("steps", "length"), [(1, 0), (5, 0), (5, 1), (5, 2), (7, 4)], ids=lambda value: str(value))
-def test_uniform_closed_form(engine: Engine, steps: int, length: int, label: int, through_log_softmax: int) -> None:
+def test_uniform_closed_form(backend: Backend, steps: int, length: int, label: int, through_log_softmax: int) -> None:
     """Equal probabilities 1/C: posteriors are counts of alignments, the same for all permutations of classes."""
     classes = 3
     target = [1 + (label + k) % 2 for k in range(length)]
@@ -78,13 +78,13 @@ def test_uniform_closed_form(engine: Engine, steps: int, length: int, label: int
     for path in ctc.alignments(np.array(target, np.int64), steps, classes):
         counts[np.arange(steps), path] += 1
     expected = through_log_softmax / classes - counts / counts[0].sum()
-    actual = engine(OP, inputs, {"through_log_softmax": through_log_softmax})
+    actual = backend(OP, inputs, {"through_log_softmax": through_log_softmax})
     np.testing.assert_allclose(actual[:, 0], expected, rtol=1e-13, atol=1e-14)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("sample", [[1], [2, 1], [1, 2, 3, 1], [1, 2, 1, 2, 1, 2], [1, 0, 1], [1, 0, 0, 1, 0, 1]])
-def test_single_path(engine: Engine, sample: list[int]) -> None:
+def test_single_path(backend: Backend, sample: list[int]) -> None:
     """Exactly one alignment: as many steps as labels, or with the blanks between repeats made part of the time."""
     target = [label for label in sample if label != 0]
     steps = len(target) + sum(a == b for a, b in itertools.pairwise(target))
@@ -93,10 +93,10 @@ def test_single_path(engine: Engine, sample: list[int]) -> None:
     for before, label in zip([None, *target[:-1]], target, strict=True):
         path += [0, label] if before == label else [label]
     expected = np.exp(inputs[1][:, 0]) - np.eye(4)[path]
-    np.testing.assert_allclose(engine(OP, inputs)[:, 0], inputs[0][0] * expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(backend(OP, inputs)[:, 0], inputs[0][0] * expected, rtol=1e-12, atol=1e-13)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
 @pytest.mark.parametrize("zero_infinity", [0, 1])
@@ -112,7 +112,7 @@ def test_single_path(engine: Engine, sample: list[int]) -> None:
     ids=["mixed", "no_time", "blank_1", "blank_2", "impossible"],
 )
 def test_against_all_alignments(
-    engine: Engine,
+    backend: Backend,
     samples: list[list[int]],
     input_lengths: list[int],
     blank: int,
@@ -122,14 +122,14 @@ def test_against_all_alignments(
 ) -> None:
     inputs = make(samples, input_lengths, 3, steps=5, blank=blank, flat=flat)
     settings = {"blank": blank, "zero_infinity": zero_infinity, "through_log_softmax": through_log_softmax}
-    actual = engine(OP, inputs, settings)
+    actual = backend(OP, inputs, settings)
     expected = ctc.brute_force_gradient(*inputs[:5], **settings)
     if not zero_infinity:  # NaN at every class of the sample, as in the formula
         impossible = np.isinf(inputs[5])
         inside = np.arange(5)[:, None] < inputs[3]
         expected[inside & impossible] = NAN
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-13)
-    check(engine, OP, inputs, settings)
+    check(backend, OP, inputs, settings)
 
 
 # --- dtypes --------------------------------------------------------------------------------------------------------
@@ -146,29 +146,29 @@ def test_lengths_up_to_the_end_of_their_dtype(dtype: type) -> None:
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("extra", [1, 2, 9])
-def test_more_states_than_needed(engine: Engine, extra: int) -> None:
+def test_more_states_than_needed(backend: Backend, extra: int) -> None:
     """log_alpha past 2 * target_length + 1 is not looked at."""
     inputs = make([[1, 2], [3]], [6, 5])
-    expected = engine(OP, inputs)
+    expected = backend(OP, inputs)
     rest = np.full((2, 6, extra), NAN)
-    engines.assert_same_bits(engine(OP, [*inputs[:6], np.concatenate([inputs[6], rest], axis=2)]), expected)
+    backends.assert_same_bits(backend(OP, [*inputs[:6], np.concatenate([inputs[6], rest], axis=2)]), expected)
 
 
-@engines.on_every_engine
-def test_what_lies_beyond_the_lengths_is_not_used(engine: Engine) -> None:
+@backends.on_every_backend
+def test_what_lies_beyond_the_lengths_is_not_used(backend: Backend) -> None:
     inputs = make([[1, 2], [3], []], [6, 4, 0])
-    expected = engine(OP, inputs)
+    expected = backend(OP, inputs)
     for n, length in enumerate(inputs[3]):
         inputs[1][length:, n] = NAN
         inputs[6][n, length:] = NAN
         inputs[6][n, :, 2 * inputs[4][n] + 1 :] = NAN
     inputs[2] = np.where(inputs[2] < 0, 10**9, inputs[2])
-    actual = engine(OP, inputs)
-    engines.assert_same_bits(actual, expected)
+    actual = backend(OP, inputs)
+    backends.assert_same_bits(actual, expected)
     for n, length in enumerate(inputs[3]):
-        engines.assert_result(actual[length:, n], np.zeros((6 - length, 4)), np.float64)
+        backends.assert_result(actual[length:, n], np.zeros((6 - length, 4)), np.float64)
 
 
 @given(
@@ -201,71 +201,71 @@ def test_any_batch(
 # --- special values ------------------------------------------------------------------------------------------------
 
 
-@engines.on_typed_engines
+@backends.on_typed_backends
 @pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
 @pytest.mark.parametrize("zero_infinity", [0, 1])
-def test_impossible_sample(engine: Engine, dtype: np.dtype, zero_infinity: int) -> None:
+def test_impossible_sample(backend: Backend, dtype: np.dtype, zero_infinity: int) -> None:
     """NaN up to its input length and 0 after it, or 0 throughout; the neighbours are not touched."""
     inputs = make([[1], [1, 1, 1], [2, 3]], [6, 4, 6], dtype=dtype)
     assert np.isinf(inputs[5]).tolist() == [False, True, False]
-    actual = check(engine, OP, inputs, {"zero_infinity": zero_infinity}).astype(np.float64)
+    actual = check(backend, OP, inputs, {"zero_infinity": zero_infinity}).astype(np.float64)
     assert np.isfinite(actual[:, [0, 2]]).all()
-    engines.assert_result(actual[:4, 1], np.full((4, 4), 0.0 if zero_infinity else NAN), np.float64)
-    engines.assert_result(actual[4:, 1], np.zeros((2, 4)), np.float64)
+    backends.assert_result(actual[:4, 1], np.full((4, 4), 0.0 if zero_infinity else NAN), np.float64)
+    backends.assert_result(actual[4:, 1], np.zeros((2, 4)), np.float64)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
-def test_nan_stays_in_its_sample(engine: Engine, through_log_softmax: int) -> None:
+def test_nan_stays_in_its_sample(backend: Backend, through_log_softmax: int) -> None:
     inputs = make([[1, 2], [3], [2, 2]], [7, 7, 7], 5)
-    clean = engine(OP, inputs, {"through_log_softmax": through_log_softmax})
+    clean = backend(OP, inputs, {"through_log_softmax": through_log_softmax})
     for step, label in [(0, 3), (3, 3), (6, 0), (3, 4)]:  # class 4 is in no target
         log_probs = inputs[1].copy()
         log_probs[step, 1, label] = NAN
         dirty = make([[1, 2], [3], [2, 2]], [7, 7, 7], 5, log_probs=log_probs)
-        actual = check(engine, OP, dirty, {"through_log_softmax": through_log_softmax})
-        engines.assert_same_bits(actual[:, [0, 2]], clean[:, [0, 2]])
+        actual = check(backend, OP, dirty, {"through_log_softmax": through_log_softmax})
+        backends.assert_same_bits(actual[:, [0, 2]], clean[:, [0, 2]])
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("scale", [-1000.0, 1000.0, -20.0, 3.0], ids=str)
-def test_the_loss_is_taken_as_given(engine: Engine, scale: float) -> None:
+def test_the_loss_is_taken_as_given(backend: Backend, scale: float) -> None:
     """exp(1000) is infinite, exp(-1000) is 0, and exp(3) scales every posterior."""
     inputs = make([[1, 2], [3]], [6, 5])
     inputs[5] = inputs[5] + scale
     slack = 1e-12 * max(1.0, np.exp(min(scale, 700.0)))
-    check(engine, OP, inputs, {"through_log_softmax": 0}, slack=slack)
+    check(backend, OP, inputs, {"through_log_softmax": 0}, slack=slack)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
-def test_log_alpha_is_taken_as_given(engine: Engine, through_log_softmax: int) -> None:
+def test_log_alpha_is_taken_as_given(backend: Backend, through_log_softmax: int) -> None:
     """Where no forward pass would have put it, too."""
     inputs = make([[1, 2], [3]], [6, 5])
     inputs[6] = np.where(np.isfinite(inputs[6]), inputs[6] + arrays.normal(inputs[6].shape, np.float64), -INF)
-    check(engine, OP, inputs, {"through_log_softmax": through_log_softmax}, slack=1e-11)
+    check(backend, OP, inputs, {"through_log_softmax": through_log_softmax}, slack=1e-11)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("through_log_softmax", [0, 1])
 @pytest.mark.parametrize("level", [-1000.0, -300.0, 800.0], ids=str)
-def test_beyond_the_range_of_float64(engine: Engine, level: float, through_log_softmax: int) -> None:
+def test_beyond_the_range_of_float64(backend: Backend, level: float, through_log_softmax: int) -> None:
     """Products of rows like these leave float64 after one step; sums of logarithms do not."""
     log_probs = arrays.uniform((12, 2, 4), np.float64, low=level - 5, high=level + 5)
     inputs = make([[1, 2, 1], [3]], [12, 9], log_probs=log_probs, grad=np.ones(2))
     if level > 0 and through_log_softmax:
         pytest.skip("exp(log_probs) itself is infinite")
     settings = {"through_log_softmax": through_log_softmax}
-    check(engine, OP, inputs, settings, slack=1e-10)  # exponents of 12 * 1000, a few roundings
+    check(backend, OP, inputs, settings, slack=1e-10)  # exponents of 12 * 1000, a few roundings
 
 
-@engines.on_every_engine
-def test_one_unlikely_step(engine: Engine) -> None:
+@backends.on_every_backend
+def test_one_unlikely_step(backend: Backend) -> None:
     """A bottleneck of e**-1000 that every path goes through, and classes e**-1000 apart in all rows."""
     log_probs = ctc.log_softmax(arrays.normal((30, 2, 4), np.float64))
     log_probs[15, 0] -= 1000
     log_probs[:, 1, 1:] -= np.array([0.0, 500.0, 1000.0])
-    check(engine, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), slack=1e-11)
+    check(backend, OP, make([[1, 2], [1, 3, 2]], [30, 30], log_probs=log_probs), slack=1e-11)
 
 
 # --- tables that no forward pass made --------------------------------------------------------------------------------
@@ -304,54 +304,54 @@ PLACES: list[tuple[str, tuple[int, ...], float, list[float]]] = [
 ]
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize(
     ("name", "index", "value", "terms"), PLACES, ids=[f"{p[0]}{list(p[1])}={p[2]:.2}" for p in PLACES]
 )
 def test_special_values_by_hand(
-    engine: Engine, name: str, index: tuple[int, ...], value: float, terms: list[float]
+    backend: Backend, name: str, index: tuple[int, ...], value: float, terms: list[float]
 ) -> None:
     inputs = halves()
     inputs[{"log_probs": 1, "neg_log_likelihood": 5, "log_alpha": 6}[name]][index] = value
     expected = -np.array(terms).reshape(2, 1, 2)
     for zero_infinity in (0, 1):
-        actual = engine(OP, inputs, {"through_log_softmax": 0, "zero_infinity": zero_infinity})
+        actual = backend(OP, inputs, {"through_log_softmax": 0, "zero_infinity": zero_infinity})
         np.testing.assert_allclose(actual, expected, rtol=1e-14)
     direct = np.exp(inputs[1])
-    np.testing.assert_allclose(engine(OP, inputs), direct + expected, rtol=1e-14)
+    np.testing.assert_allclose(backend(OP, inputs), direct + expected, rtol=1e-14)
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("value", [INF, NAN])
-def test_special_values_in_a_class_without_states(engine: Engine, value: float) -> None:
+def test_special_values_in_a_class_without_states(backend: Backend, value: float) -> None:
     """log_probs of a class that is not in the target counts in the first term alone."""
     inputs = make([[1]], [3], 3, grad=np.ones(1))
-    expected = engine(OP, inputs, {"through_log_softmax": 0})
+    expected = backend(OP, inputs, {"through_log_softmax": 0})
     inputs[1][1, 0, 2] = value
-    engines.assert_same_bits(engine(OP, inputs, {"through_log_softmax": 0}), expected)
+    backends.assert_same_bits(backend(OP, inputs, {"through_log_softmax": 0}), expected)
     assert np.isfinite(expected).all()
-    np.testing.assert_array_equal(engine(OP, inputs)[1, 0, 2], value)
+    np.testing.assert_array_equal(backend(OP, inputs)[1, 0, 2], value)
 
 
-@engines.on_every_engine
-def test_nan_in_a_state_without_time_to_reach_the_end(engine: Engine) -> None:
+@backends.on_every_backend
+def test_nan_in_a_state_without_time_to_reach_the_end(backend: Backend) -> None:
     """It shows where it stands, in the first term, and not at earlier steps: no path goes through it."""
     inputs = make([[1, 2]], [3], 3, grad=np.ones(1))
-    expected = engine(OP, inputs)
+    expected = backend(OP, inputs)
     inputs[1][2, 0, 1] = NAN
     expected[2, 0, 1] = NAN
-    engines.assert_same_bits(engine(OP, inputs), expected)
+    backends.assert_same_bits(backend(OP, inputs), expected)
 
 
-@engines.on_every_engine
-def test_bottleneck_that_log_alpha_does_not_know_of(engine: Engine) -> None:
+@backends.on_every_backend
+def test_bottleneck_that_log_alpha_does_not_know_of(backend: Backend) -> None:
     """A step of e**-800, which no float64 holds, and before it log_alpha of 810 where a forward pass has far less."""
     inputs = make([[1]], [24], 3, log_probs=np.zeros((24, 1, 3)), grad=np.ones(1))
     inputs[1][20] = -800.0
     inputs[5][:] = 0.0
     inputs[6][0, :10] = np.where(inputs[6][0, :10] == -INF, -INF, 810.0)
     inputs[6][0, 10:] = 0.0
-    check_table(engine, inputs, {"through_log_softmax": 0})
+    check_table(backend, inputs, {"through_log_softmax": 0})
 
 
 SPECIAL = np.array([NAN, INF, -INF])
@@ -421,14 +421,14 @@ def judged_table(
 
 
 def check_table(
-    engine: Engine, inputs: Sequence[Array], settings: dict[str, int], judges: tuple[Array, Array] | None = None
+    backend: Backend, inputs: Sequence[Array], settings: dict[str, int], judges: tuple[Array, Array] | None = None
 ) -> Array:
     """NaN and infinities exactly; numbers within 1e-12 of the larger term, and one rounding to the result's dtype.
 
     Posteriors of such tables are anything from 0 to infinity, so there is no absolute tolerance. judges: what
     `judges_of` gives.
     """
-    actual = engine(OP, inputs, settings)
+    actual = backend(OP, inputs, settings)
     expected, largest = judges or judges_of(inputs, settings)
     error = numbers.ulp_error(actual, expected, largest)
     limit = SUM_ULPS if actual.dtype == FLOAT64 else 0.51
@@ -452,12 +452,12 @@ def test_oracles_agree_on_tables(share: float, reached: bool) -> None:
         assert numbers.ulp_error(actual, expected, largest).max() <= SUM_ULPS, seed
 
 
-@engines.in_turns(
+@backends.in_turns(
     ["share", "reached", "dtypes"], [(*row, dtypes) for row, dtypes in itertools.product(TABLES, TABLE_DTYPES)]
 )
-def test_tables(share: float, reached: bool, dtypes: tuple[np.dtype, ...], engine: Engine) -> None:
+def test_tables(share: float, reached: bool, dtypes: tuple[np.dtype, ...], backend: Backend) -> None:
     for seed in range(16):
-        check_table(engine, *judged_table(seed, dtypes, share, reached))
+        check_table(backend, *judged_table(seed, dtypes, share, reached))
 
 
 @pytest.mark.parametrize(("share", "reached"), TABLES, ids=lambda value: str(value))
@@ -497,39 +497,39 @@ UNCHECKED: list[tuple[str, list[Array], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("backend", [e for e in backends.BACKENDS if e.portable], ids=str)
 @pytest.mark.parametrize("zero_infinity", [0, 1])
 @pytest.mark.parametrize(("case", "inputs", "bad"), UNCHECKED, ids=[case for case, _, _ in UNCHECKED])
 def test_bad_values_spoil_their_sample_alone(
-    engine: Engine, case: str, inputs: list[Array], bad: list[int], zero_infinity: int
+    backend: Backend, case: str, inputs: list[Array], bad: list[int], zero_infinity: int
 ) -> None:
     """A function body gives NaN up to the input length, and to the other samples what they get without the bad one."""
     good = make(SAMPLES, STEPS, flat=case.startswith("joined"))
-    expected = engine(OP, good, {"zero_infinity": zero_infinity})
+    expected = backend(OP, good, {"zero_infinity": zero_infinity})
     for n in bad:
         used = int(np.clip(inputs[3][n], 0, 6))
         expected[:used, n], expected[used:, n] = NAN, 0
-    engines.assert_result(engine(OP, inputs, {"zero_infinity": zero_infinity}), expected, np.float64)
+    backends.assert_result(backend(OP, inputs, {"zero_infinity": zero_infinity}), expected, np.float64)
 
 
-@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("backend", [e for e in backends.BACKENDS if e.portable], ids=str)
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "concatenated"])
-def test_too_few_states_spoil_their_sample_alone(engine: Engine, flat: bool) -> None:
+def test_too_few_states_spoil_their_sample_alone(backend: Backend, flat: bool) -> None:
     good = make(SAMPLES, STEPS, flat=flat)
     inputs = [*good[:6], good[6][:, :, :3]]
-    actual = engine(OP, inputs)
+    actual = backend(OP, inputs)
     assert np.isnan(actual[:, [0, 2]]).all()
-    engines.assert_same_bits(actual[:, 1], engine(OP, good)[:, 1])
+    backends.assert_same_bits(actual[:, 1], backend(OP, good)[:, 1])
 
 
-@pytest.mark.parametrize("engine", [e for e in engines.ENGINES if e.portable], ids=str)
+@pytest.mark.parametrize("backend", [e for e in backends.BACKENDS if e.portable], ids=str)
 @pytest.mark.parametrize("place", [0, 3, 4, 5])
-def test_one_number_for_the_whole_batch_is_an_error(engine: Engine, place: int) -> None:
+def test_one_number_for_the_whole_batch_is_an_error(backend: Backend, place: int) -> None:
     """Shapes that are known only when the graph runs do not broadcast either."""
     inputs = make(SAMPLES, STEPS)
     inputs[place] = inputs[place][:1]
     with pytest.raises(Exception, match=r"[Rr]eshape"):
-        engine(OP, inputs)
+        backend(OP, inputs)
 
 
 # --- long sequences ------------------------------------------------------------------------------------------------

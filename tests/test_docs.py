@@ -105,7 +105,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("onnx_ops", "models", "tests/ops"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
-    for name in ("scripts/__init__.py", "scripts/docs.py", "scripts/markdown.py", "tests/engines.py"):
+    for name in ("scripts/__init__.py", "scripts/docs.py", "scripts/markdown.py", "tests/backends.py"):
         shutil.copy(ROOT / name, root / name)
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for name, source in zip(ADDED, _blocks("CONTRIBUTING.md"), strict=False):
@@ -151,7 +151,7 @@ def test_record_of_contributing_drives_the_tests_of_the_op(extended: Path) -> No
     program = """
 import numpy as np, sys
 sys.path.insert(0, "tests")
-from engines import KERNEL, check_call
+from backends import KERNEL, check_call
 from tests.ops import RECORDS
 float32 = np.dtype(np.float32)
 record = RECORDS["SoftsignBackward"]

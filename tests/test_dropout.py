@@ -10,12 +10,12 @@ import itertools
 import math
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from engines import FLOATS, KERNEL, Array, Call
+from backends import FLOATS, KERNEL, Array, Call
 
 import onnx_ops
 from onnx_ops.ops.dropout import _philox
@@ -65,15 +65,15 @@ def assert_fair(hits: int, trials: int, chance: float) -> None:
 # --- which word is an element's --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES, ids=str)
-def test_a_probability_is_kept_to_the_last_bit(engine: engines.Engine) -> None:
+@pytest.mark.parametrize("backend", backends.BACKENDS, ids=str)
+def test_a_probability_is_kept_to_the_last_bit(backend: backends.Backend) -> None:
     """The first word of seed 0, 0x6627e8d5, lies between two neighbours of float32: p times 2^32 at most is kept."""
     below, above = ((0x6627E8D5 // 2**7 + more) / 2**25 for more in (0, 1))
     assert np.float32(below) == below
     assert np.nextafter(np.float32(below), np.float32(1)) == above
     for p, expected in ((below, True), (above, False)):
         call = Call(OP, {"input": np.ones(1, np.float32), "seed": np.array(0)}, {"p": p})
-        assert bool(engine.run(call)["mask"][0]) is expected
+        assert bool(backend.run(call)["mask"][0]) is expected
 
 
 def test_shapes_begin_alike() -> None:
@@ -159,9 +159,9 @@ def test_gradient_passes_where_the_forward_pass_did() -> None:
     """Two dropouts of one seed, of which one function body serves both, have masks of their own."""
     model = onnx.parser.parse_model(STEP)
     sessions = {
-        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
-        "portable": ort.InferenceSession(onnx_ops.link(model).SerializeToString(), engines.options()),
-        "inlined": ort.InferenceSession(onnx_ops.inline(model).SerializeToString(), engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "portable": ort.InferenceSession(onnx_ops.link(model).SerializeToString(), backends.options()),
+        "inlined": ort.InferenceSession(onnx_ops.inline(model).SerializeToString(), backends.options()),
     }
     ones = np.ones(4001, np.float32)
     results = []
@@ -175,4 +175,4 @@ def test_gradient_passes_where_the_forward_pass_did() -> None:
         assert not np.array_equal(first, second)
     for other in results[1:]:
         for own, wanted in zip(itertools.chain(*other), itertools.chain(*results[0]), strict=True):
-            engines.assert_same_bits(own, wanted)
+            backends.assert_same_bits(own, wanted)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from engines import FLOAT32, KERNEL, PORTABLE, Array
+from backends import FLOAT32, KERNEL, PORTABLE, Array
 
 import onnx_ops
 from tests.ops import embedding_dense_backward as record
@@ -19,9 +19,9 @@ OP = record.OP
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
-        "portable": ort.InferenceSession(linked, engines.options()),
-        "inlined": ort.InferenceSession(inlined, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "portable": ort.InferenceSession(linked, backends.options()),
+        "inlined": ort.InferenceSession(inlined, backends.options()),
     }
 
 
@@ -41,8 +41,8 @@ def test_two_tables_of_different_sizes_in_one_model() -> None:
         "by_places": record.oracle(grad, feeds["places"], 4, scale_grad_by_freq=1),
     }
     for way, session in sessions(onnx.parser.parse_model(TWO_TABLES)).items():
-        for name, actual in engines.run_outputs(session, {"grad": grad, **feeds}).items():
-            engines.assert_close(actual, expected[name].astype(np.float32), rtol=2e-7, what=way)
+        for name, actual in backends.run_outputs(session, {"grad": grad, **feeds}).items():
+            backends.assert_close(actual, expected[name].astype(np.float32), rtol=2e-7, what=way)
 
 
 def test_a_function_that_nobody_calls_is_linked() -> None:
@@ -53,7 +53,7 @@ def test_a_function_that_nobody_calls_is_linked() -> None:
         table <rows> (grad, indices) => (out) {
             out = aclnn.EmbeddingDenseBackward <num_weights: int = @rows> (grad, indices)
         }""")
-    ort.InferenceSession(onnx_ops.link(model).SerializeToString(), engines.options())
+    ort.InferenceSession(onnx_ops.link(model).SerializeToString(), backends.options())
 
 
 def test_rows_do_not_depend_on_how_work_is_cut() -> None:
@@ -63,13 +63,13 @@ def test_rows_do_not_depend_on_how_work_is_cut() -> None:
     (whole,) = KERNEL.run(call).values()
     for v in (0, 1, 2, 17):
         own: dict[str, Array | None] = {"grad": grad[indices == v], "indices": np.zeros((indices == v).sum(), np.int64)}
-        (row,) = KERNEL.run(engines.Call(OP, own, {"num_weights": 1})).values()
-        engines.assert_same_bits(row[0], whole[v])
+        (row,) = KERNEL.run(backends.Call(OP, own, {"num_weights": 1})).values()
+        backends.assert_same_bits(row[0], whole[v])
 
 
 @pytest.mark.parametrize("value", [-1, 5, 2**40])
 def test_without_a_kernel_a_bad_index_makes_all_nan(value: int) -> None:
     given: dict[str, Array | None] = {"grad": np.ones((3, 2), np.float32), "indices": np.array([1, value, 1])}
-    (out,) = PORTABLE.run(engines.Call(OP, given, {"num_weights": 5})).values()
+    (out,) = PORTABLE.run(backends.Call(OP, given, {"num_weights": 5})).values()
     assert out.shape == (5, 2)
     assert np.isnan(out).all()

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from engines import ENGINES, FLOATS, Call, Engine, assert_close, check_call, dtype_on, in_turns
+from backends import BACKENDS, FLOATS, Backend, Call, assert_close, check_call, dtype_on, in_turns
 
 from onnx_ops.core.op import Op
 from onnx_ops.ops import OPS
@@ -20,24 +20,24 @@ def example_call(op: Op) -> Call:
     return Call(op.name, op.example.arrays(), op.example.attributes, tuple(op.example.outputs), label="example")
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
 @each_op
-def test_example(op: Op, engine: Engine) -> None:
-    outputs = engine.run(example_call(op))
+def test_example(op: Op, backend: Backend) -> None:
+    outputs = backend.run(example_call(op))
     expected = op.example.expected()
     assert list(outputs) == list(expected)
     for name, actual in outputs.items():
-        assert actual.dtype == dtype_on(engine, example_call(op), name)
+        assert actual.dtype == dtype_on(backend, example_call(op), name)
         # The inputs are rounded to float32, and so is the result.
         assert_close(actual, expected[name].astype(actual.dtype), rtol=3e-7, atol=6e-8)
 
 
 @in_turns(["name", "dtype"], itertools.product(OPS, FLOATS))
-def test_every_dtype(name: str, dtype: DType, engine: Engine) -> None:
+def test_every_dtype(name: str, dtype: DType, backend: Backend) -> None:
     """The call of the example, with all its floating inputs in one dtype."""
     call = example_call(OPS[name])
     arrays = {name: a.astype(dtype) for name, a in call.given.items() if a.dtype in FLOATS}
-    check_call(engine, call.but(arrays))
+    check_call(backend, call.but(arrays))
 
 
 @each_op

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import backends
 import cases
-import engines
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT16, KERNEL, PORTABLE, Array, Engine
+from backends import BFLOAT16, FLOAT16, KERNEL, PORTABLE, Array, Backend
 
 from tests.ops import (
     batch_norm_elemt_backward,
@@ -24,7 +24,7 @@ from tests.ops import (
 from tests.ops._shared import arrays, numbers
 
 HALVES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=cases.shape_id)
-BODIES = pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+BODIES = pytest.mark.parametrize("backend", [KERNEL, PORTABLE], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +50,12 @@ def assert_within_one_unit(actual: Array, expected: Array, largest: Array | None
 @HALVES
 @BODIES
 @pytest.mark.parametrize("lambd", [0.0, 0.5, 0.123456789, 1e-7, 40000.0])
-def test_hardshrink_self(engine: Engine, dtype: np.dtype, lambd: float) -> None:
+def test_hardshrink_self(backend: Backend, dtype: np.dtype, lambd: float) -> None:
     x = arrays.all_bits(dtype)
     g = np.ones((), dtype)
-    actual = engine("HardshrinkBackward", [g, x], {"lambd": lambd})
+    actual = backend("HardshrinkBackward", [g, x], {"lambd": lambd})
     expected = hardshrink_backward.oracle(g, x, lambd).astype(dtype)
-    engines.assert_same_bits(actual, expected)
+    backends.assert_same_bits(actual, expected)
 
 
 @HALVES
@@ -64,22 +64,22 @@ def test_hardshrink_grad_output(dtype: np.dtype) -> None:
     g = arrays.all_bits(dtype)
     kept = ~np.isnan(g)
     passed = KERNEL("HardshrinkBackward", [g, np.ones((), dtype)])
-    engines.assert_same_bits(passed[kept], g[kept])
+    backends.assert_same_bits(passed[kept], g[kept])
     assert np.isnan(passed[~kept]).all()
-    engines.assert_same_bits(KERNEL("HardshrinkBackward", [g, np.zeros((), dtype)]), np.zeros_like(g))
+    backends.assert_same_bits(KERNEL("HardshrinkBackward", [g, np.zeros((), dtype)]), np.zeros_like(g))
 
 
 @HALVES
 @BODIES
 @pytest.mark.parametrize("log_target", [0, 1])
 @pytest.mark.parametrize(("grad", "reduction"), [(1.0, 0), (-0.7, 0), (0.75, 1), (1e-3, 0)])
-def test_kl_div_target(engine: Engine, dtype: np.dtype, grad: float, reduction: int, log_target: int) -> None:
+def test_kl_div_target(backend: Backend, dtype: np.dtype, grad: float, reduction: int, log_target: int) -> None:
     q = arrays.all_bits(dtype)
     inputs = [np.array(grad, dtype), q, q]
     attributes = {"reduction": reduction, "log_target": log_target}
-    actual = engine("KlDivBackward", inputs, attributes)
+    actual = backend("KlDivBackward", inputs, attributes)
     expected = kl_div_backward.oracle(*inputs, **attributes)
-    if dtype == BFLOAT16 and log_target and engine is PORTABLE:
+    if dtype == BFLOAT16 and log_target and backend is PORTABLE:
         # exp beyond float32, which what it is multiplied with would bring back
         fits = ~(q.astype(np.float64) > 88.72)
         actual, expected = actual[fits], expected[fits]
@@ -109,12 +109,12 @@ def _binary_cross_entropy(inputs: Sequence[Array | None]) -> tuple[Array, Array,
 @HALVES
 @BODIES
 @pytest.mark.parametrize("target", [0.0, 1.0, 0.25, 0.9, -0.5, 2.0])
-def test_binary_cross_entropy_logits(engine: Engine, dtype: np.dtype, target: float) -> None:
+def test_binary_cross_entropy_logits(backend: Backend, dtype: np.dtype, target: float) -> None:
     """The kernel keeps its digits in the tails, so that it is judged by the result where only one term is left."""
     x = arrays.all_bits(dtype)
     inputs = [np.ones((), dtype), x, np.full(x.shape, target, dtype)]
-    if engine.portable:
-        engines.check(engine, BCE, inputs, {"reduction": 0})
+    if backend.portable:
+        backends.check(backend, BCE, inputs, {"reduction": 0})
         return
     actual, expected, largest = _binary_cross_entropy(inputs)
     assert_within_one_unit(actual, expected, None if target in (0.0, 1.0) else largest)
@@ -146,7 +146,7 @@ def test_binary_cross_entropy_target(dtype: np.dtype, logit: float) -> None:
 @BODIES
 @pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no_weight"])
 @pytest.mark.parametrize("place", [0, 1], ids=["grad_out", "input"])
-def test_batch_norm(engine: Engine, dtype: np.dtype, place: int, weighted: bool) -> None:
+def test_batch_norm(backend: Backend, dtype: np.dtype, place: int, weighted: bool) -> None:
     """float32 statistics, as beside 16-bit activations; two channels, the bits of one operand along both."""
     bits = arrays.all_bits(dtype).reshape(2, 2, 128, 128)
     other = np.full(bits.shape, 0.3, dtype)
@@ -154,7 +154,7 @@ def test_batch_norm(engine: Engine, dtype: np.dtype, place: int, weighted: bool)
     sums = [np.float32([3.1, -2.2]), np.float32([0.9, 5.3]), np.int32([3, 8])]
     inputs = [bits, other] if place == 0 else [other, bits]
     inputs = [*inputs, *statistics, *sums]
-    actual = engine("BatchNormElemtBackward", inputs)
+    actual = backend("BatchNormElemtBackward", inputs)
     expected = batch_norm_elemt_backward.oracle(*inputs)
     largest = batch_norm_elemt_backward.terms(*inputs)
     sizes = np.abs(bits.astype(np.float64))
@@ -175,7 +175,7 @@ def test_rounding_of_wider_numbers(dtype: np.dtype, other: type) -> None:
     actual = KERNEL("KlDivBackward", inputs, {"reduction": 0})
     wanted = q.astype(np.float64)
     if dtype == FLOAT16:
-        engines.assert_same_bits(actual, wanted.astype(np.float16))
+        backends.assert_same_bits(actual, wanted.astype(np.float16))
     else:
         below = ties.astype(np.float64)
         lower, upper = np.sort(finite)[:-1], np.sort(finite)[1:]

@@ -1,4 +1,4 @@
-"""Random calls, bad calls and graphs: all engines agree. `make fuzz` runs it for minutes, with other seeds.
+"""Random calls, bad calls and graphs: all backends agree. `make fuzz` runs it for minutes, with other seeds.
 
 A failure prints seed, number and a smaller call that still fails. From the folder `tests`, with the one above it on
 PYTHONPATH, `fuzzing.problems(fuzzing.call(seed, number))` or the printed `fuzzing.problems(Fuzzed(...))` make it again;
@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import engines
+import backends
 import extreme_attributes
 import fuzzing
 import ml_dtypes
 import numpy as np
 import pytest
 import random_calls
-from engines import Array, Engine
+from backends import Array, Backend
 
 CALLS, RECORDED, BAD_CALLS, GRAPHS, EXTREMES = 500, 108, 60, 25, 66
 """Numbers of cases in `make test`."""
@@ -47,18 +47,18 @@ def report(seed: int, number: int, case: object, found: object) -> str:
 
 
 @pytest.mark.parametrize("numbers", [(CALLS, 0.25)], indirect=True, ids=["calls"])
-def test_engines_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
+def test_backends_agree_on_calls(numbers: Iterator[int], seed: int) -> None:
     failures = []
     for number in numbers:
         case = fuzzing.call(seed, number)
         if found := fuzzing.problems(case):
-            chosen = [e for e in (*engines.CAREFUL, *fuzzing.PORTABLE) if any(f.startswith(f"{e}:") for f in found)]
+            chosen = [e for e in (*backends.CAREFUL, *fuzzing.PORTABLE) if any(f.startswith(f"{e}:") for f in found)]
             failures.append(report(seed, number, fuzzing.smallest(case, chosen), "\n".join(found)))
     assert not failures, f"{len(failures)} calls:\n" + "\n\n".join(failures[:10])
 
 
 @pytest.mark.parametrize("numbers", [(RECORDED, 0.25)], indirect=True, ids=["recorded"])
-def test_engines_agree_on_calls_of_records(numbers: Iterator[int], seed: int) -> None:
+def test_backends_agree_on_calls_of_records(numbers: Iterator[int], seed: int) -> None:
     failures = []
     for number in numbers:
         call = random_calls.call(seed, number)
@@ -71,16 +71,16 @@ def test_engines_agree_on_calls_of_records(numbers: Iterator[int], seed: int) ->
 def test_bad_calls_are_refused_and_sessions_go_on(numbers: Iterator[int], seed: int) -> None:
     for number in numbers:
         good, bad = fuzzing.bad_call(seed, number)
-        before = engines.KERNEL(good.op, good.inputs, good.attributes)
-        for engine in (engines.KERNEL, engines.EVALUATOR):
-            refusal = fuzzing.refusal(engine, bad)
-            assert refusal, report(seed, number, bad, f"{engine} computes it")
-            assert good.op in refusal, report(seed, number, bad, f"{engine}: {refusal}")
-        engines.assert_same_bits(engines.KERNEL(good.op, good.inputs, good.attributes), before)
+        before = backends.KERNEL(good.op, good.inputs, good.attributes)
+        for backend in (backends.KERNEL, backends.EVALUATOR):
+            refusal = fuzzing.refusal(backend, bad)
+            assert refusal, report(seed, number, bad, f"{backend} computes it")
+            assert good.op in refusal, report(seed, number, bad, f"{backend}: {refusal}")
+        backends.assert_same_bits(backends.KERNEL(good.op, good.inputs, good.attributes), before)
 
 
 @pytest.mark.parametrize("numbers", [(GRAPHS, 0.2)], indirect=True, ids=["graphs"])
-def test_engines_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
+def test_backends_agree_on_graphs(numbers: Iterator[int], seed: int) -> None:
     for number in numbers:
         model, feeds = fuzzing.graph(seed, number)
         results = fuzzing.graph_results(model, feeds)
@@ -98,9 +98,9 @@ def test_attributes_at_the_ends_of_their_types(numbers: Iterator[int], seed: int
     assert not failures, f"seed {seed}, {len(failures)} problems:\n" + "\n".join(failures[:10])
 
 
-def wrong_in_one_element(call: engines.Call) -> dict[str, Array]:
+def wrong_in_one_element(call: backends.Call) -> dict[str, Array]:
     """By half of the largest number, in the first output."""
-    name, *_ = outputs = engines.EVALUATOR.run(call)
+    name, *_ = outputs = backends.EVALUATOR.run(call)
     result = outputs[name].copy()
     sizes = np.abs(result.astype(np.float64))
     if result.size:
@@ -109,17 +109,17 @@ def wrong_in_one_element(call: engines.Call) -> dict[str, Array]:
     return outputs | {name: result}
 
 
-def can_be_wrong(call: engines.Call) -> bool:
+def can_be_wrong(call: backends.Call) -> bool:
     """Whether half of the largest number is more than any tolerance allows."""
-    sizes = np.abs(next(iter(engines.EVALUATOR.run(call).values())).astype(np.float64))
+    sizes = np.abs(next(iter(backends.EVALUATOR.run(call).values())).astype(np.float64))
     return bool(sizes.max(initial=0, where=np.isfinite(sizes)) > 1e-6)
 
 
-PLANTED = Engine("planted", wrong_in_one_element)
+PLANTED = Backend("planted", wrong_in_one_element)
 
 
 @pytest.mark.parametrize("op", random_calls.OP_NAMES)
-def test_a_wrong_engine_is_found_by_calls_of_records(op: str) -> None:
+def test_a_wrong_backend_is_found_by_calls_of_records(op: str) -> None:
     numbers = range(random_calls.CALLS_PER_SIGNATURE * len(random_calls.OP_NAMES) * 2)
     calls = [call for number in numbers if (call := random_calls.call(0, number)).op == op]
     wrong = [call for call in calls if can_be_wrong(call)]
@@ -128,10 +128,10 @@ def test_a_wrong_engine_is_found_by_calls_of_records(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", fuzzing.OP_NAMES)
-def test_a_wrong_engine_is_found(op: str) -> None:
+def test_a_wrong_backend_is_found(op: str) -> None:
     cases = [case for number in range(fuzzing.CASES_PER_SIGNATURE * 5) if (case := fuzzing.call(0, number)).op == op]
     found = [case for case in cases if fuzzing.problems(case, [PLANTED])]
-    wrong = [case for case in cases if can_be_wrong(engines.call_of(case.op, case.inputs, case.attributes))]
+    wrong = [case for case in cases if can_be_wrong(backends.call_of(case.op, case.inputs, case.attributes))]
     assert len(wrong) > len(cases) / 3
     assert {id(case) for case in wrong} <= {id(case) for case in found}
     assert fuzzing.problems(fuzzing.smallest(found[0], [PLANTED]), [PLANTED])
@@ -140,5 +140,5 @@ def test_a_wrong_engine_is_found(op: str) -> None:
     for array, copy in zip(found[0].inputs, again.inputs, strict=True):
         assert (array is None) == (copy is None)
         if array is not None:
-            engines.assert_same_bits(copy, array)
+            backends.assert_same_bits(copy, array)
     assert replace(again, inputs=()) == replace(found[0], inputs=())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import BFLOAT16, FLOAT16, FLOAT32, KERNEL, Array
+from backends import BFLOAT16, FLOAT16, FLOAT32, KERNEL, Array
 
 from tests.ops import kl_div
 from tests.ops._shared import arrays, numbers

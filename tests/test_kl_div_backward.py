@@ -1,16 +1,16 @@
-"""KlDivBackward: what it computes, on every engine."""
+"""KlDivBackward: what it computes, on every backend."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import backends
 import cases
-import engines
 import numpy as np
 import onnxruntime as ort
 import pytest
-from engines import FLOATS, KERNEL, PORTABLE, Array, Engine, check
+from backends import FLOATS, KERNEL, PORTABLE, Array, Backend, check
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,13 +44,13 @@ def exact(*values: object) -> list[Array]:
 # --- hand-made -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", [KERNEL, engines.EVALUATOR, engines.REFERENCE], ids=str)
+@pytest.mark.parametrize("backend", [KERNEL, backends.EVALUATOR, backends.REFERENCE], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_exp_over_its_whole_range(engine: Engine, dtype: type) -> None:
+def test_exp_over_its_whole_range(backend: Backend, dtype: type) -> None:
     """Also where exp is subnormal, underflows or overflows."""
     edge = 110.0 if dtype == np.float32 else 760.0
     q = np.linspace(-edge, edge, 4001).astype(dtype)
-    check(engine, OP, [np.ones((), dtype), q, q], {"reduction": NONE, "log_target": 1})
+    check(backend, OP, [np.ones((), dtype), q, q], {"reduction": NONE, "log_target": 1})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -61,13 +61,13 @@ def test_subnormal_numbers(dtype: type) -> None:
     np.testing.assert_array_equal(actual, -q, strict=True)
 
 
-@engines.on_careful_engines
+@backends.on_careful_backends
 @pytest.mark.parametrize("log_target", [0, 1])
 @pytest.mark.parametrize("reduction", [NONE, MEAN, BATCHMEAN], ids=["none", "mean", "batchmean"])
 @pytest.mark.parametrize("grad", [(), (30, 50)], ids=cases.shape_id)
 @pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
 def test_products_that_overflow_on_the_way(
-    engine: Engine, dtype: np.dtype, grad: arrays.Shape, reduction: int, log_target: int
+    backend: Backend, dtype: np.dtype, grad: arrays.Shape, reduction: int, log_target: int
 ) -> None:
     """The mean of a product that does not fit, and exponentials that do not, of a gradient that is small or 0."""
     g, q = arrays.extreme(grad, dtype, "grad"), arrays.extreme((30, 50), dtype, "target")
@@ -77,7 +77,7 @@ def test_products_that_overflow_on_the_way(
         # times 1/n a smaller one loses digits
         least = 2.0**60 * float(np.finfo(np.float64 if dtype == np.float64 else np.float32).tiny)
         g = np.where(np.abs(g.astype(np.float64)) < least, np.zeros((), dtype), g)
-    check(engine, OP, [g, np.zeros((30, 50), dtype), q], {"reduction": reduction, "log_target": log_target})
+    check(backend, OP, [g, np.zeros((30, 50), dtype), q], {"reduction": reduction, "log_target": log_target})
 
 
 # --- dtypes, shapes ------------------------------------------------------------------------------------------------
@@ -100,16 +100,16 @@ def test_names_of_dimensions_prove_nothing(
     """What a graph calls its dimensions leaves open which of them self lacks."""
     model = single_op_model(OP, [(dtype, ()), (dtype, own_dims), (dtype, target_dims)], {"reduction": BATCHMEAN})
     written = onnx_ops.inline(model) if inlined else onnx_ops.link(model)
-    session = ort.InferenceSession(written.SerializeToString(), engines.options(optimise=optimise))
+    session = ort.InferenceSession(written.SerializeToString(), backends.options(optimise=optimise))
     for own, target in (((1, 3), (5, 3)), ((5, 3), (5, 3)), ((5, 3), (1, 3)), ((1, 3), (0, 3)), ((0, 3), (0, 3))):
         inputs = make((), own, target, dtype)
-        actual = engines.run_session(session, engines.named(OP, inputs))
+        actual = backends.run_session(session, backends.named(OP, inputs))
         expected = kl_div_backward.oracle(*inputs, reduction=BATCHMEAN)
         assert (actual.dtype, actual.shape) == (np.dtype(dtype), own)
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("engine", [KERNEL, PORTABLE], ids=str)
+@pytest.mark.parametrize("backend", [KERNEL, PORTABLE], ids=str)
 @given(
     shapes=cases.broadcast_pairs(),
     data=st.data(),
@@ -118,7 +118,7 @@ def test_names_of_dimensions_prove_nothing(
     log_target=st.integers(0, 1),
 )
 def test_any_shapes(
-    engine: Engine,
+    backend: Backend,
     shapes: tuple[arrays.Shape, arrays.Shape],
     data: st.DataObject,
     dtypes: tuple[np.dtype, ...],
@@ -127,7 +127,7 @@ def test_any_shapes(
 ) -> None:
     grad = data.draw(cases.shapes_into(np.broadcast_shapes(*shapes)))
     inputs = make(grad, *shapes, dtypes, log_target)
-    check(engine, OP, inputs, {"reduction": reduction, "log_target": log_target})
+    check(backend, OP, inputs, {"reduction": reduction, "log_target": log_target})
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=cases.shape_id)
@@ -157,9 +157,9 @@ def test_large_sums(dtype: np.dtype, own: arrays.Shape, target: arrays.Shape) ->
 def test_large_sum_does_not_overflow_on_the_way() -> None:
     """Partial sums beyond float16 and float32, the total within."""
     half = np.where(np.arange(4000) < 2000, 60000.0, -60000.0).astype(np.float16)
-    engines.assert_result(KERNEL(OP, [np.float16([1]), np.float16([0]), half], {"reduction": SUM}), [0.0], np.float16)
+    backends.assert_result(KERNEL(OP, [np.float16([1]), np.float16([0]), half], {"reduction": SUM}), [0.0], np.float16)
     single = np.where(np.arange(4000) < 2000, 3e38, -3e38).astype(np.float32)
-    engines.assert_result(KERNEL(OP, exact([1], [0], single), {"reduction": SUM}), [0.0], np.float32)
+    backends.assert_result(KERNEL(OP, exact([1], [0], single), {"reduction": SUM}), [0.0], np.float32)
 
 
 def test_one_more_term_counts() -> None:
@@ -167,7 +167,7 @@ def test_one_more_term_counts() -> None:
     target = np.full(100_001, 2.0**-24, np.float32)
     target[0] = -1.0
     actual = KERNEL(OP, exact(1.0, 0.0, target), {"reduction": SUM})
-    engines.assert_result(actual, np.float32(1 - 100_000 * 2.0**-24), np.float32)
+    backends.assert_result(actual, np.float32(1 - 100_000 * 2.0**-24), np.float32)
 
 
 # --- against others ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import engines
+import backends
 import ml_dtypes
 import numpy as np
 import onnx
@@ -91,7 +91,7 @@ class Case:
     """A model, what it is fed, and what its outputs are.
 
     Attributes:
-        known_failures: engine to reason, of defects that are not ours.
+        known_failures: backend to reason, of defects that are not ours.
         inferable: whether onnx can tell the types of all outputs.
         tolerance: relative, where one per output dtype does not do.
     """
@@ -719,7 +719,7 @@ CASES = [
 
 
 def _run_session(model: onnx.ModelProto, feeds: Mapping[str, Array], kernels: bool, optimized: bool) -> list[Array]:
-    options = (engines.kernel_options if kernels else engines.options)(optimise=optimized)
+    options = (backends.kernel_options if kernels else backends.options)(optimise=optimized)
     return list(ort.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds)))
 
 
@@ -744,7 +744,7 @@ def _run_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[A
         return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
-ENGINES: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], list[Array]]] = {
+BACKENDS: dict[str, Callable[[onnx.ModelProto, Mapping[str, Array]], list[Array]]] = {
     "kernels": partial(_run_session, kernels=True, optimized=True),
     "kernels-unoptimized": partial(_run_session, kernels=True, optimized=False),
     "portable": partial(_run_session, kernels=False, optimized=True),
@@ -760,13 +760,13 @@ def _runs() -> list[Any]:
     return [
         pytest.param(
             c,
-            engine,
-            id=f"{c.id}-{engine}",
-            marks=[pytest.mark.xfail(reason=c.known_failures[engine], strict=True)]
-            if engine in c.known_failures
+            backend,
+            id=f"{c.id}-{backend}",
+            marks=[pytest.mark.xfail(reason=c.known_failures[backend], strict=True)]
+            if backend in c.known_failures
             else [],
         )
-        for c, engine in itertools.product(CASES, ENGINES)
+        for c, backend in itertools.product(CASES, BACKENDS)
     ]
 
 
@@ -778,9 +778,9 @@ def by_id(name: str) -> Case:
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 
 
-@pytest.mark.parametrize(("case", "engine"), _runs())
-def test_runs_everywhere(case: Case, engine: str) -> None:
-    results = ENGINES[engine](onnx_ops.link(case.model), case.feeds)
+@pytest.mark.parametrize(("case", "backend"), _runs())
+def test_runs_everywhere(case: Case, backend: str) -> None:
+    results = BACKENDS[backend](onnx_ops.link(case.model), case.feeds)
     assert len(results) == len(case.expected)
     for actual, expected in zip(results, case.expected, strict=True):
         assert_same(actual, expected, case.tolerance)
@@ -886,8 +886,8 @@ def test_attached_functions_of_another_shape_are_replaced() -> None:
         value.type.tensor_type.elem_type = TensorProto.DOUBLE
     again = onnx_ops.link(linked)
     expected = (hardshrink(G8, X8, 0.123456789), hardshrink(G8, X8, 0.75), hardshrink(G8, X8, -1.0))
-    for engine in ("kernels", "portable"):
-        for actual, wanted in zip(ENGINES[engine](again, {"g": G8, "x": X8}), expected, strict=True):
+    for backend in ("kernels", "portable"):
+        for actual, wanted in zip(BACKENDS[backend](again, {"g": G8, "x": X8}), expected, strict=True):
             assert_same(actual, wanted)
 
 
@@ -1142,8 +1142,8 @@ def test_two_outputs_are_refused() -> None:
         onnx_ops.link(model)
 
 
-@pytest.mark.parametrize("engine", [e for e in ENGINES if e != "reference"])  # which fails by REFERENCE_DEFAULTS
-def test_ctc_twice_with_different_numbers_of_states(engine: str) -> None:
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])  # which fails by REFERENCE_DEFAULTS
+def test_ctc_twice_with_different_numbers_of_states(backend: str) -> None:
     """log_alpha of dimensions that the model leaves open: names in one body are not those of another."""
     example = OPS["CtcLossBackward"].example
     feeds, shared = example.arrays(), [name for name in example.inputs if name != "log_alpha"]
@@ -1157,7 +1157,7 @@ def test_ctc_twice_with_different_numbers_of_states(engine: str) -> None:
             p = aclnn.CtcLossBackward ({", ".join(shared)}, b)
         }}"""
     )
-    for actual in ENGINES[engine](onnx_ops.link(model), feeds | {"a": alpha, "b": longer}):
+    for actual in BACKENDS[backend](onnx_ops.link(model), feeds | {"a": alpha, "b": longer}):
         np.testing.assert_allclose(actual, example.expected()["out"], atol=1e-7)
 
 
@@ -1170,7 +1170,7 @@ def test_function_that_cannot_be_inlined_is_refused() -> None:
     )
     with pytest.raises(onnx_ops.LinkError, match=r"function own.F cannot be inlined: it imports .*'ai.onnx.ml' 3"):
         onnx_ops.inline(model)
-    (actual,) = ENGINES["portable"](onnx_ops.link(model), {"g": G, "x": X})
+    (actual,) = BACKENDS["portable"](onnx_ops.link(model), {"g": G, "x": X})
     assert_same(actual, hardshrink(G, X, 0.1))
 
 
@@ -1237,9 +1237,9 @@ def test_mixture_behind_a_foreign_op_is_right_or_refused(grad: str, x: str, hidd
     g, v = (np.diag(1 / np.diag(a)) if name in hidden else a for name, a in feeds.items())
     linked = onnx_ops.link(model)
     expected = hardshrink(g.astype(dtypes[grad]), v.astype(dtypes[x]), 0.25)
-    for engine in ("kernels", "portable"):
+    for backend in ("kernels", "portable"):
         try:
-            result = ENGINES[engine](linked, feeds)[0]
+            result = BACKENDS[backend](linked, feeds)[0]
         except Fail as refusal:
             message = str(refusal)
         else:

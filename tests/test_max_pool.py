@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from engines import FLOAT32, Array
+from backends import FLOAT32, Array
 
 import onnx_ops
 from onnx_ops.ops.max_pool._rules import window_count
@@ -21,9 +21,9 @@ from tests.ops._shared.max_pool import Setting
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, engines.kernel_options()),
-        "portable": ort.InferenceSession(linked, engines.options()),
-        "inlined": ort.InferenceSession(inlined, engines.options()),
+        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "portable": ort.InferenceSession(linked, backends.options()),
+        "inlined": ort.InferenceSession(inlined, backends.options()),
     }
 
 
@@ -56,7 +56,7 @@ def test_pools_of_several_kinds_in_one_model() -> None:
         "dv": scattered(w, w_at, v.shape, 3),
     }
     for way, session in sessions(onnx.parser.parse_model(SEVERAL)).items():
-        for name, actual in engines.run_outputs(session, {"x": x, "v": v}).items():
+        for name, actual in backends.run_outputs(session, {"x": x, "v": v}).items():
             # Sums of up to six terms, in float32 on kernels.
             np.testing.assert_allclose(actual, expected[name], rtol=1e-6, atol=1e-6, err_msg=way)
 
@@ -73,7 +73,7 @@ def test_indices_of_the_standard_operator(opset: int) -> None:
     y, at = max_pool.pooled(x, Setting((3, 2), (2, 1)))
     g = normal(y.shape, FLOAT32, "g")
     for way, session in sessions(model).items():
-        (dx,) = engines.run_outputs(session, {"x": x, "g": g}).values()
+        (dx,) = backends.run_outputs(session, {"x": x, "g": g}).values()
         np.testing.assert_allclose(dx, scattered(g, at, x.shape, 2), rtol=1e-6, atol=1e-6, err_msg=way)
 
 
@@ -81,17 +81,17 @@ def test_both_kinds_of_indices_in_one_plane() -> None:
     """Each index is taken for what it is, also where the plane has others."""
     grad = np.arange(1, 9, dtype=np.float32).reshape(2, 1, 2, 2)
     indices = np.array([[[[0, 1], [2, 3]]], [[[6, 1], [2, 9]]]])  # planes of six; the second begins at 6
-    for kind, engine in itertools.product((np.int64, np.int32), engines.ENGINES):
+    for kind, backend in itertools.product((np.int64, np.int32), backends.BACKENDS):
         inputs = [grad, np.zeros((2, 1, 2, 3), np.float32), indices.astype(kind)]
-        out = engine("MaxPool2dWithIndicesBackward", inputs)
-        assert out.reshape(2, 6).tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 0, 0]], engine
+        out = backend("MaxPool2dWithIndicesBackward", inputs)
+        assert out.reshape(2, 6).tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 0, 0]], backend
 
 
 @pytest.mark.parametrize("index", [-1, 12, 2**40])
 def test_without_a_kernel_a_bad_index_makes_its_plane_nan(index: int) -> None:
     indices = np.array([[[[0, 1], [2, 3]]], [[[1, 1], [2, index]]]])
     inputs = [np.ones((2, 1, 2, 2), np.float32), np.zeros((2, 1, 2, 3), np.float32), indices]
-    out = engines.PORTABLE("MaxPool2dWithIndicesBackward", inputs)
+    out = backends.PORTABLE("MaxPool2dWithIndicesBackward", inputs)
     assert out[0].reshape(-1).tolist() == [1, 1, 1, 1, 0, 0]
     assert np.isnan(out[1]).all()
 

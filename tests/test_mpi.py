@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import pytest
 import steps
+from backends import assert_close, kernel_options
 from cases import names_with
-from engines import assert_close, kernel_options
 from linear_oracle import Oracle
 
 from models.perceptron import perceptron_step

@@ -12,8 +12,8 @@ from dataclasses import replace
 import golden
 import numpy as np
 import pytest
+from backends import FLOAT64, FLOATS, check_call, in_turns
 from cases import GOLDEN
-from engines import FLOAT64, FLOATS, check_call, in_turns
 
 from onnx_ops import OPS
 from tests.ops import RECORDS
@@ -119,10 +119,10 @@ def test_golden(case: golden.Golden) -> None:
 
 
 @in_turns(["case"], [(case,) for case in GOLDEN])
-def test_golden_on_engines(case: golden.Golden, engine: object) -> None:
+def test_golden_on_backends(case: golden.Golden, backend: object) -> None:
     record, call = _of_golden(case)
     assert record.op in OPS
-    (actual,) = check_call(engine, call).values()  # type: ignore[arg-type]
+    (actual,) = check_call(backend, call).values()  # type: ignore[arg-type]
     wanted = case.expected.astype(np.float64)
     # Both are off by as much; where the op only copies, neither is.
     np.testing.assert_allclose(actual.astype(np.float64), wanted, rtol=2 * case.rtol, atol=2 * case.atol)

@@ -11,13 +11,13 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from backends import Array
 from cases import check_each
-from engines import Array
 from onnx.defs import OpSchema
 from onnx.reference import ReferenceEvaluator, op_run
 
@@ -152,7 +152,7 @@ def test_session_creation(op: str) -> None:
 
 def refused_as_a_session_is_made(row: Row) -> None:
     with pytest.raises(Exception, match=row.op) as raised:
-        onnx_ops.InferenceSession(model_of(row), engines.kernel_options())
+        onnx_ops.InferenceSession(model_of(row), backends.kernel_options())
     row.judge(str(raised.value))
 
 
@@ -184,7 +184,7 @@ AT_RUN = {
 
 @functools.lru_cache(maxsize=64)
 def session_of(model: bytes) -> ort.InferenceSession:
-    return onnx_ops.InferenceSession(model, engines.kernel_options())
+    return onnx_ops.InferenceSession(model, backends.kernel_options())
 
 
 @pytest.mark.parametrize("known", AT_RUN)
@@ -202,11 +202,11 @@ def refused_at_run(known: str, row: Row) -> None:
         good["targets"] = np.array([1, 2, 3] if targets.ndim == 1 else [[1, 2], [3, 0]], targets.dtype)
     # A session that knows a wrong rank takes no other.
     fits = known == "dtypes" or all(a.ndim == row.given[name].ndim for name, a in good.items())
-    expected = engines.run_outputs(session, good) if fits else None
+    expected = backends.run_outputs(session, good) if fits else None
     for _ in range(2):
         with pytest.raises(Exception, match=row.op) as raised:
-            engines.run_outputs(session, row.given)
+            backends.run_outputs(session, row.given)
         row.judge(str(raised.value))
         if expected is not None:
-            for output, array in engines.run_outputs(session, good).items():
-                engines.assert_same_bits(array, expected[output])
+            for output, array in backends.run_outputs(session, good).items():
+                backends.assert_same_bits(array, expected[output])

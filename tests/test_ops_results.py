@@ -1,4 +1,4 @@
-"""What the ops compute, on every engine: the calls of their records against the records' oracles.
+"""What the ops compute, on every backend: the calls of their records against the records' oracles.
 
 What is particular to an op is in a file of its own, `test_<op>.py`.
 """
@@ -9,11 +9,11 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-import engines
+import backends
 import numpy as np
 import pytest
+from backends import FLOAT32, FLOAT64, FLOATS, KERNEL, Backend, check_call
 from cases import check_each
-from engines import FLOAT32, FLOAT64, FLOATS, KERNEL, Engine, check_call
 
 import onnx_ops
 from models.single_op import single_op_model
@@ -40,41 +40,41 @@ PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in
 CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
 
 
-@engines.in_turns(["call"], [(call,) for call in PAIRS], by=lambda call: call.op)
-def test_pairs(rows: list[tuple[Call]], engine: Engine) -> None:
+@backends.in_turns(["call"], [(call,) for call in PAIRS], by=lambda call: call.op)
+def test_pairs(rows: list[tuple[Call]], backend: Backend) -> None:
     """Every two dtypes, attributes and forms meet."""
-    check_each(functools.partial(check_call, engine), [call for (call,) in rows])
+    check_each(functools.partial(check_call, backend), [call for (call,) in rows])
 
 
 @pytest.mark.full
-@engines.on_every_engine
+@backends.on_every_backend
 @each_record
-def test_all_combinations(engine: Engine, record: Record) -> None:
+def test_all_combinations(backend: Backend, record: Record) -> None:
     """All dtypes with all attributes; for an op of many inputs, every three of them."""
     count = 1
     for taken in record.inputs.values():
         count *= len(taken.dtypes) + taken.optional
     for call in record.combinations(None if count <= 256 else 3):
-        check_call(engine, call)
+        check_call(backend, call)
 
 
-@engines.in_turns(["call"], [(call,) for call in CALLS], by=lambda call: call.op)
-def test_calls(rows: list[tuple[Call]], engine: Engine) -> None:
+@backends.in_turns(["call"], [(call,) for call in CALLS], by=lambda call: call.op)
+def test_calls(rows: list[tuple[Call]], backend: Backend) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
     # A function body may lose what is small.
-    kept = [call for (call,) in rows if not (call.careful and engine.portable)]
-    check_each(functools.partial(check_call, engine), kept)
+    kept = [call for (call,) in rows if not (call.careful and backend.portable)]
+    check_each(functools.partial(check_call, backend), kept)
 
 
-@engines.in_turns(["record", "dtype"], itertools.product(PRESENT, FLOATS))
-def test_worked(record: Record, dtype: DType, engine: Engine) -> None:
+@backends.in_turns(["record", "dtype"], itertools.product(PRESENT, FLOATS))
+def test_worked(record: Record, dtype: DType, backend: Backend) -> None:
     """Results that are known without computing them."""
     for worked in record.worked(dtype):
-        outputs = engine.run(worked.call)
+        outputs = backend.run(worked.call)
         assert tuple(outputs) == record.wanted(worked.call)
         for name, expected in worked.outputs.items():
             actual = outputs[name]
-            assert actual.dtype == engines.dtype_on(engine, worked.call, name), worked.call.label
+            assert actual.dtype == backends.dtype_on(backend, worked.call, name), worked.call.label
             wanted = np.asarray(expected, np.float64)
             assert actual.shape == wanted.shape, worked.call.label
             np.testing.assert_allclose(
@@ -82,11 +82,11 @@ def test_worked(record: Record, dtype: DType, engine: Engine) -> None:
             )
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @pytest.mark.parametrize("record", [r for r in PRESENT if any(o.optional for o in r.outputs.values())], ids=str)
-def test_outputs_left_out(record: Record, engine: Engine) -> None:
+def test_outputs_left_out(record: Record, backend: Backend) -> None:
     """The others are the same without them."""
-    whole = engine.run(record.plain)
+    whole = backend.run(record.plain)
     required = [name for name, output in record.outputs.items() if not output.optional]
     optional = [name for name, output in record.outputs.items() if output.optional]
     for count in range(len(optional) + 1):
@@ -94,22 +94,22 @@ def test_outputs_left_out(record: Record, engine: Engine) -> None:
             wanted = tuple(name for name in record.outputs if name in (*required, *some))
             if wanted:
                 call = Call(record.op, record.plain.inputs, record.plain.attributes, outputs=wanted)
-                outputs = engine.run(call)
+                outputs = backend.run(call)
                 assert tuple(outputs) == wanted
                 for name, array in outputs.items():
-                    engines.assert_same_bits(array, whole[name])
+                    backends.assert_same_bits(array, whole[name])
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-@engines.on_every_engine
+@backends.on_every_backend
 @each_record
-def test_inputs_are_not_written_to(record: Record, engine: Engine) -> None:
+def test_inputs_are_not_written_to(record: Record, backend: Backend) -> None:
     before = {name: array.copy() for name, array in record.plain.given.items()}
-    engine.run(record.plain)
+    backend.run(record.plain)
     for name, array in record.plain.given.items():
-        engines.assert_same_bits(array, before[name])
+        backends.assert_same_bits(array, before[name])
 
 
 LAYOUTS = {
@@ -119,13 +119,13 @@ LAYOUTS = {
 }
 
 
-@engines.in_turns(["record", "layout"], itertools.product(PRESENT, LAYOUTS))
-def test_memory_layout_does_not_matter(record: Record, layout: str, engine: Engine) -> None:
+@backends.in_turns(["record", "layout"], itertools.product(PRESENT, LAYOUTS))
+def test_memory_layout_does_not_matter(record: Record, layout: str, backend: Backend) -> None:
     """NumPy arrays that do not lie in memory in order."""
-    expected = engine.run(record.plain)
+    expected = backend.run(record.plain)
     changed = record.plain.but({name: LAYOUTS[layout](array) for name, array in record.plain.given.items()})
-    for name, array in engine.run(changed).items():
-        engines.assert_same_bits(array, expected[name])
+    for name, array in backend.run(changed).items():
+        backends.assert_same_bits(array, expected[name])
 
 
 # --- the same bits whatever the number of threads ------------------------------------------------------------------
@@ -139,12 +139,12 @@ def test_memory_layout_does_not_matter(record: Record, layout: str, engine: Engi
 @each_record
 def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> None:
     for call in record.large(dtype):
-        model, expected = engines.model_of(call), check_call(KERNEL, call)
+        model, expected = backends.model_of(call), check_call(KERNEL, call)
         for threads in (1, 2, 3):
-            session = onnx_ops.InferenceSession(model, engines.kernel_options(threads))
+            session = onnx_ops.InferenceSession(model, backends.kernel_options(threads))
             for _ in range(2):
-                for name, array in engines.run_outputs(session, call.given).items():
-                    engines.assert_same_bits(array, expected[name])
+                for name, array in backends.run_outputs(session, call.given).items():
+                    backends.assert_same_bits(array, expected[name])
 
 
 def _mixed(record: Record) -> Iterator[Call]:
@@ -157,5 +157,5 @@ def _mixed(record: Record) -> Iterator[Call]:
 def test_dtypes_of_outputs_are_known_where_ranks_are_not(call: Call) -> None:
     types = [None if array is None else (array.dtype, None) for array in RECORDS[call.op].arrays(call)]
     session = onnx_ops.InferenceSession(single_op_model(call.op, types, call.attributes, call.outputs))
-    found = {name: array.dtype for name, array in engines.run_outputs(session, call.given).items()}
+    found = {name: array.dtype for name, array in backends.run_outputs(session, call.given).items()}
     assert found == {name: RECORDS[call.op].output_dtype(call, name) for name in found}

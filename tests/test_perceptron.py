@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from engines import assert_close, kernel_options
+from backends import assert_close, kernel_options
 
 from models.perceptron import perceptron_step
 from onnx_ops import Trainer

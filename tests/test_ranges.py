@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import steps
-from engines import kernel_options
+from backends import kernel_options
 from onnx import TensorProto, helper
 
 import onnx_ops

@@ -9,7 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from engines import assert_same_bits
+from backends import assert_same_bits
 from onnx import TensorProto
 
 from onnx_ops import StepError

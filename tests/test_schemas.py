@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import backends
 import cases
-import engines
 import onnx
 import pytest
 from onnx import TensorProto, checker, helper, parser, shape_inference
@@ -136,7 +136,7 @@ def test_one_version_that_is_neither_deprecated_nor_a_function(record: Record) -
 def test_dtypes_are_inferred(record: Record) -> None:
     """Each output has the dtype that the record says, and the shape that comes out."""
     for call in record.combinations():
-        model = engines.model_of(replace(call, static=True))
+        model = backends.model_of(replace(call, static=True))
         inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
         expected = record.expected(call)
         for value in inferred.output:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, assert_same_bits, options
+from backends import assert_close, assert_same_bits, options
 from linear_oracle import Oracle
 from onnx import TensorProto, helper, numpy_helper, parser
 

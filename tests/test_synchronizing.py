@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from engines import assert_close, assert_same_bits, kernel_options
+from backends import assert_close, assert_same_bits, kernel_options
 from linear_oracle import State
 from onnx import helper
 

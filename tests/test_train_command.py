@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, assert_same_bits, kernel_options, options
+from backends import assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle
 from test_cli import FAILED, answer, run
 

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import BFLOAT16, assert_close, assert_same_bits, kernel_options, options
+from backends import BFLOAT16, assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle, State
 from onnx import TensorProto, helper, parser
 

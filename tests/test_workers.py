@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from engines import assert_close, assert_same_bits, kernel_options, options
+from backends import assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle, State
 from onnx import parser
 

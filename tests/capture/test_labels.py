@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from backends import kernel_options, options
 from captures import training_step
-from engines import kernel_options, options
 from torch import Tensor, nn
 from torch.nn import functional
 

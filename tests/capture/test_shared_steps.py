@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from backends import kernel_options
 from captures import training_step
-from engines import kernel_options
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional

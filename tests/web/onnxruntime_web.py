@@ -1,4 +1,4 @@
-"""onnxruntime-web in a Node process: how to start it, run models in it, and the engines that run one op in it."""
+"""onnxruntime-web in a Node process: how to start it, run models in it, and the backends that run one op in it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
-from engines import BFLOAT16, Array, Call, Engine
+from backends import BFLOAT16, Array, Backend, Call
 from onnx import TensorProto, helper
 
 import onnx_ops
@@ -220,7 +220,7 @@ def widened(array: Array) -> Array:
 
 @functools.cache
 def the_node() -> Node:
-    """The one that the engines of this Python process use; whoever asks for it first closes it."""
+    """The Node process that the backends of this Python process share; its first user closes it."""
     return Node()
 
 
@@ -236,7 +236,7 @@ def _in_node(
         self_contained: what makes its model one that any runtime can run.
         options: of the session.
     """
-    key, model = (self_contained, options, *engines.key_of(call)), engines.model_of(call)
+    key, model = (self_contained, options, *backends.key_of(call)), backends.model_of(call)
     session = the_node().session(key, lambda: self_contained(without_bfloat16(model)), dict(options))
     outputs = session.run({name: widened(array) for name, array in call.given.items()})
     for value in model.graph.output:
@@ -247,10 +247,10 @@ def _in_node(
     return outputs
 
 
-WEB = Engine("web", functools.partial(_in_node, self_contained=onnx_ops.link), portable=True)
-WEB_AS_WRITTEN = Engine(
+WEB = Backend("web", functools.partial(_in_node, self_contained=onnx_ops.link), portable=True)
+WEB_AS_WRITTEN = Backend(
     "web_unoptimised",
     functools.partial(_in_node, self_contained=onnx_ops.link, options=(("graphOptimizationLevel", "disabled"),)),
     portable=True,
 )
-WEB_INLINED = Engine("web_inlined", functools.partial(_in_node, self_contained=onnx_ops.inline), portable=True)
+WEB_INLINED = Backend("web_inlined", functools.partial(_in_node, self_contained=onnx_ops.inline), portable=True)

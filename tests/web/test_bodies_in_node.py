@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import engines
+import backends
 import pytest
 import test_batch_norm_elemt_backward
 import test_binary_cross_entropy_with_logits_backward
@@ -38,20 +38,20 @@ pytestmark = pytest.mark.usefixtures("node")
 
 
 def _on_portable(mark: pytest.Mark) -> bool:
-    """Whether a mark runs a test on the function bodies, beside other engines."""
-    everywhere = mark.name == "parametrize" and mark.args[0] == "engine" and engines.PORTABLE in mark.args[1]
+    """Whether a mark runs a test on several backends, the function bodies among them."""
+    everywhere = mark.name == "parametrize" and mark.args[0] == "backend" and backends.PORTABLE in mark.args[1]
     return everywhere or mark.name == "in_turns"
 
 
-def _without_engines(mark: pytest.Mark) -> Iterator[pytest.Mark]:
-    """What a mark of several engines has besides them."""
+def _without_backends(mark: pytest.Mark) -> Iterator[pytest.Mark]:
+    """The parametrization of a mark without its backends."""
     if mark.name == "in_turns":
         names, rows, _ = mark.args
-        yield pytest.mark.parametrize(names, rows, ids=map(engines.row_id, rows)).mark
+        yield pytest.mark.parametrize(names, rows, ids=map(backends.row_id, rows)).mark
 
 
 def _in_node(name: str, test: Test) -> Test:
-    """The test with engines in Node in place of its own."""
+    """The test with backends in Node in place of its own."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -59,12 +59,12 @@ def _in_node(name: str, test: Test) -> Test:
 
     marks: list[pytest.Mark] = []
     for mark in test.pytestmark:
-        marks.extend(_without_engines(mark) if _on_portable(mark) else [mark])
+        marks.extend(_without_backends(mark) if _on_portable(mark) else [mark])
     ways: list[Any] = [WEB]
     if name in ON_ALL:
         full = pytest.mark.full if name == "test_worked" else ()
         ways += [pytest.param(way, marks=full) for way in (WEB_AS_WRITTEN, WEB_INLINED)]
-    run.pytestmark = [pytest.mark.parametrize("engine", ways, ids=str).mark, *marks]
+    run.pytestmark = [pytest.mark.parametrize("backend", ways, ids=str).mark, *marks]
     return run
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
 import pytest
@@ -48,18 +48,18 @@ def test_graphs(node: Node, case: test_linking.Case, self_contained: SelfContain
 def test_training(node: Node, hidden: tuple[int, ...], self_contained: SelfContained) -> None:
     """The same losses and parameters as in Python's onnxruntime, step by step, while both learn."""
     model = self_contained(perceptron_step((64, *hidden, 10), rate=0.5))
-    here, there = onnx_ops.Trainer(model, engines.kernel_options()), Trainer(node, model)
+    here, there = onnx_ops.Trainer(model, backends.kernel_options()), Trainer(node, model)
     labels = np.eye(10, dtype=np.float32)[arrays.rng("labels").integers(10, size=50)]
     batch = {"x": arrays.uniform((50, 64), np.float32, "images"), "labels": labels}
 
     losses = []
     for _ in range(30):
         for name, value in here.step(**batch).items():
-            engines.assert_close(there.step(**batch)[name], value, rtol=1e-5, what=name)
+            backends.assert_close(there.step(**batch)[name], value, rtol=1e-5, what=name)
             losses.append(float(value))
     state = there.state()
     for name, value in here.state_dict().items():
-        engines.assert_close(state[name], value, atol=1e-5 * float(np.abs(value).max()), what=name)
+        backends.assert_close(state[name], value, atol=1e-5 * float(np.abs(value).max()), what=name)
     assert losses[-1] < losses[0] / 2
     there.release()
 
@@ -174,7 +174,7 @@ def test_shapes_that_do_not_fit_are_refused(node: Node, row: test_ops_refusals.R
         with pytest.raises(WebError):
             session.run(row.given)
         for name, value in session.run(row.good).items():
-            engines.assert_same_bits(value, expected[name])
+            backends.assert_same_bits(value, expected[name])
     session.release()
 
 
@@ -187,7 +187,7 @@ WRONG_VALUES: list[tuple[str, float]] = [
 ]
 
 
-def assert_harmless(inputs: list[Array], settings: engines.Attributes, good: Array, wrong: int) -> None:
+def assert_harmless(inputs: list[Array], settings: backends.Attributes, good: Array, wrong: int) -> None:
     """What is wrong with one sample gives no number but 0 there, and everywhere else the same bits."""
     actual = WEB(CTC, inputs, settings)
     assert not np.any(np.isfinite(actual[:, wrong]) & (actual[:, wrong] != 0))
@@ -195,7 +195,7 @@ def assert_harmless(inputs: list[Array], settings: engines.Attributes, good: Arr
         # Where targets are concatenated a wrong length moves the labels of others: they may have no number either.
         moves = inputs[2].ndim == 1 and inputs[4].sum() != inputs[2].size
         if not (moves and np.isnan(actual[:, sample]).all()):
-            engines.assert_same_bits(actual[:, sample], good[:, sample])
+            backends.assert_same_bits(actual[:, sample], good[:, sample])
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_wrong_length_or_label(node: Node, name: str, value: float, flat: bool, 
     inputs = test_ctc_loss_backward.make([[1, 2], [3, 1], [2]], [6, 5, 6], flat=flat, dtype=np.float32)
     if isinstance(value, float):
         inputs[2] = inputs[2].astype(np.float32)
-    good = engines.check(WEB, CTC, inputs, settings)
+    good = backends.check(WEB, CTC, inputs, settings)
     bad = [array.copy() for array in inputs]
     if name == "targets":
         bad[2][3 if flat else (1, 1)] = value
     else:
         bad[3 if name == "input_lengths" else 4][1] = value
     assert_harmless(bad, settings, good, wrong=1)
-    engines.assert_same_bits(WEB(CTC, inputs, settings), good)
+    backends.assert_same_bits(WEB(CTC, inputs, settings), good)
 
 
 @pytest.mark.parametrize("states", [1, 2, 3, 4])
@@ -228,5 +228,5 @@ def test_log_alpha_without_all_states(node: Node, states: int) -> None:
     """Enough for the empty target or for that of one label, too few for two."""
     samples = [[1, 2], [], []] if states < 3 else [[1, 2], [2], [3]]
     inputs = test_ctc_loss_backward.make(samples, [6, 5, 6], dtype=np.float32)
-    good = engines.check(WEB, CTC, inputs)
+    good = backends.check(WEB, CTC, inputs)
     assert_harmless([*inputs[:6], inputs[6][:, :, :states]], {}, good, wrong=0)

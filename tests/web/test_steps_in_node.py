@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import engines
+import backends
 import numpy as np
 import onnx
 import pytest
@@ -58,7 +58,7 @@ made_self_contained = pytest.mark.parametrize(
 
 def check_steps(node: Node, model: onnx.ModelProto, batches: list[dict[str, Array]], of_a_change: float = 0.0) -> None:
     """The same numbers as the trainer's in Python, step by step, from what the file says it starts from."""
-    trainer, there = onnx_ops.Trainer(model, engines.kernel_options()), Trainer(node, model)
+    trainer, there = onnx_ops.Trainer(model, backends.kernel_options()), Trainer(node, model)
     start = trainer.state_dict()
     assert_near(there.state(), start, near=0)
     for batch in batches:
@@ -83,7 +83,7 @@ def assert_near(
         largest[_kind(name)] = max(largest.get(_kind(name), 0), _largest(value))
     for name, value in expected.items():
         allowed = near * largest[_kind(name)] + more.get(name, 0)
-        engines.assert_close(actual[name], value, atol=allowed, what=name)
+        backends.assert_close(actual[name], value, atol=allowed, what=name)
 
 
 def _largest(array: Array) -> float:
@@ -160,7 +160,7 @@ def test_state_goes_on_elsewhere(node: Node, trainer: Trainer) -> None:
     trainer.step(**steps.batch())
     state = trainer.state()
     state["head.weight"] = state.pop("linear.weight")
-    other, here = Trainer(node, steps.whole_step()), onnx_ops.Trainer(steps.whole_step(), engines.kernel_options())
+    other, here = Trainer(node, steps.whole_step()), onnx_ops.Trainer(steps.whole_step(), backends.kernel_options())
     other.load_state(state)
     here.load_state_dict(state)
     expected = trainer.step(**steps.batch(seed=1))
@@ -263,12 +263,12 @@ def test_wrong_batch(trainer: Trainer, change: Callable[[dict[str, Array]], obje
 def test_inference(node: Node, self_contained: SelfContained, tmp_path: Path) -> None:
     """As the model that Python exports after the same steps."""
     trainer = Trainer(node, self_contained(steps.whole_step()))
-    here = onnx_ops.Trainer(steps.whole_step(), engines.kernel_options())
+    here = onnx_ops.Trainer(steps.whole_step(), backends.kernel_options())
     for seed in range(2):
         trainer.step(**steps.batch(seed=seed))
         here.step(**steps.batch(seed=seed))
         here.export(tmp_path / "classifier.onnx")
-        session = onnx_ops.InferenceSession(str(tmp_path / "classifier.onnx"), engines.kernel_options())
+        session = onnx_ops.InferenceSession(str(tmp_path / "classifier.onnx"), backends.kernel_options())
         x = steps.batch(5, seed=9)["x"]
         (expected,) = session.run(None, {"x": x})
         assert_near(trainer.infer(x=x), {"probabilities": expected})
@@ -358,7 +358,7 @@ def test_two_graphs(node: Node) -> None:
 
 def test_bfloat16_is_refused(node: Node) -> None:
     with pytest.raises(WebError, match=r"'linear\.weight' is bfloat16, and onnxruntime-web has no such tensors"):
-        Trainer(node, steps.whole_step(engines.BFLOAT16))
+        Trainer(node, steps.whole_step(backends.BFLOAT16))
 
 
 STORED = {

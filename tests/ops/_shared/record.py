@@ -272,7 +272,7 @@ class Record:
         terms: the largest term of each element of each output, like the oracle; by default the result itself.
         slack: what an output may be off by besides rounding: slack(call, output, dtype of the result, portable);
             what is not finite counts as 0.
-        limit_of: the limit of an output in calls that have one of their own, on all engines.
+        limit_of: the limit of an output in calls that have one of their own, on all backends.
         large: calls with more elements than a block has, whose results do not depend on threads.
         torch_draws: whether torch's results are random, so that only its speed can be compared.
         torch: torch_call(torch, call): a function of no arguments that computes the same with torch on the same memory,

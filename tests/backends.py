@@ -1,7 +1,7 @@
-"""The ways to run one op, and the one comparer that judges what they give by the op's record.
+"""The backends that run one op, and the comparison of their outputs with the op's record.
 
-An engine takes a call and returns the outputs that the call wants as they came: dtype and shape count. Sessions are
-cached by op, dtypes, ranks, attributes and outputs; their dimensions are symbolic unless the call is static.
+A backend takes a call and returns the requested outputs with their dtypes and shapes unchanged. Sessions are cached by
+op, dtypes, ranks, attributes and outputs; their dimensions are symbolic unless the call is static.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Array = np.ndarray[Any, Any]
 Arrays = Sequence[Array | None]
 Attributes = Mapping[str, Any]
 Signature = tuple[tuple[np.dtype[Any], tuple[Dimension, ...] | None] | None, ...]
-Settled = tuple[tuple[str, Any], ...]
+SortedAttributes = tuple[tuple[str, Any], ...]
 Names = tuple[str, ...]
 
 
 def call_of(op: str, inputs: Arrays, attributes: Attributes | None = None, *, static: bool = False) -> Call:
-    """A call of inputs in the op's order, which may end before the op's do."""
+    """A call with inputs in the op's order; trailing inputs may be omitted."""
     names = OPS[op].input_names
     filled = [*inputs, *[None] * (len(names) - len(inputs))]
     return Call(op, dict(zip(names, filled, strict=True)), attributes or {}, static=static)
 
 
 @dataclass(frozen=True)
-class Engine:
+class Backend:
     """One way to compute the outputs of a call."""
 
     name: str
@@ -57,7 +57,7 @@ class Engine:
         return self.name
 
     def __call__(self, op: str, inputs: Arrays, attributes: Attributes | None = None, *, static: bool = False) -> Array:
-        """The output of an op that has one."""
+        """The output of an op with a single output."""
         (output,) = self.run(call_of(op, inputs, attributes, static=static)).values()
         return output
 
@@ -74,26 +74,26 @@ def signature(op: str, inputs: Arrays, static: bool = False) -> Signature:
 
 
 @functools.lru_cache(maxsize=1024)
-def _model(op: str, types: Signature, attributes: Settled, outputs: Names | None) -> ModelProto:
+def _model(op: str, types: Signature, attributes: SortedAttributes, outputs: Names | None) -> ModelProto:
     return single_op_model(op, types, dict(attributes), outputs)
 
 
-Key = tuple[str, Signature, Settled, Names | None]
+Key = tuple[str, Signature, SortedAttributes, Names | None]
 
 
 def key_of(call: Call) -> Key:
-    """Equal for calls that can share a session."""
+    """The cache key of a call's session, equal for calls that can share one."""
     types = signature(call.op, [call.inputs.get(name) for name in OPS[call.op].input_names], call.static)
     return call.op, types, tuple(sorted(call.attributes.items())), call.outputs
 
 
 def model_of(call: Call) -> ModelProto:
-    """A model of one node whose inputs have the dtypes and ranks (static: the shapes) of the arrays."""
+    """A model of one node whose inputs have the dtypes and ranks of the arrays, or their shapes for a static call."""
     return _model(*key_of(call))
 
 
 def options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
-    """Session options for tests: few threads, no log of errors that a test provokes."""
+    """Session options for tests, which do not log the errors that a test provokes."""
     made = ort.SessionOptions()
     made.intra_op_num_threads = threads
     made.log_severity_level = 4
@@ -104,7 +104,7 @@ def options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
 
 @functools.cache
 def kernel_options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
-    """Those options with the kernels registered, the same for all sessions: registering takes as long as a session."""
+    """`options` with the kernels registered; cached, as registering takes as long as creating a session."""
     made = options(threads, optimise)
     onnx_ops.register_kernels(made)
     return made
@@ -115,13 +115,13 @@ def _session(way: str, key: Key) -> ort.InferenceSession:
     model = _model(*key)
     if way == "kernels":
         return onnx_ops.InferenceSession(model, kernel_options(), providers=["CPUExecutionProvider"])
-    settled = options(optimise=way != "as_written")
+    session_options = options(optimise=way != "as_written")
     portable = onnx_ops.inline(model) if way == "inlined" else onnx_ops.link(model)
-    return ort.InferenceSession(portable.SerializeToString(), settled, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(portable.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
 
 
 def run_session(session: ort.InferenceSession, arrays: Mapping[str, Array]) -> Array:
-    """The output of a session that has one, bfloat16 included."""
+    """The output of a session with a single output, bfloat16 included."""
     (output,) = run_outputs(session, arrays).values()
     return output
 
@@ -151,7 +151,7 @@ def _ort_value(array: Array) -> ort.OrtValue:
 
 
 def named(op: str, inputs: Arrays) -> dict[str, Array]:
-    """The inputs that are there, by name."""
+    """The inputs that are not omitted, by name."""
     return {name: a for name, a in zip(OPS[op].input_names, inputs, strict=False) if a is not None}
 
 
@@ -168,7 +168,7 @@ def _evaluator(body: bool, key: Key) -> ReferenceEvaluator:
 
 def _in_evaluator(call: Call, body: bool) -> dict[str, Array]:
     evaluator = _evaluator(body, key_of(call))
-    # The operators of a body are NumPy's, which warns of infinities that are meant to be.
+    # NumPy runs the operators of a body, and warns of infinities that are expected.
     with np.errstate(all="ignore" if body else None):
         outputs = evaluator.run(None, call.given)
     assert all(isinstance(output, np.ndarray) for output in outputs)
@@ -183,28 +183,29 @@ def _in_float64(call: Call) -> dict[str, Array]:
     return {name: array for name in wanted if (array := found[name]) is not None}
 
 
-KERNEL = Engine("kernel", functools.partial(_in_session, way="kernels"))
-PORTABLE = Engine("portable", functools.partial(_in_session, way="linked"), portable=True)
-PORTABLE_AS_WRITTEN = Engine("portable_unoptimised", functools.partial(_in_session, way="as_written"), portable=True)
-INLINED = Engine("inlined", functools.partial(_in_session, way="inlined"), portable=True)
-EVALUATOR = Engine("evaluator", functools.partial(_in_evaluator, body=False))
-REFERENCE = Engine("reference_float64", _in_float64)
-PORTABLE_EVALUATOR = Engine("portable_evaluator", functools.partial(_in_evaluator, body=True), portable=True)
-ENGINES = (KERNEL, PORTABLE, PORTABLE_AS_WRITTEN, PORTABLE_EVALUATOR, EVALUATOR, REFERENCE)
+KERNEL = Backend("kernel", functools.partial(_in_session, way="kernels"))
+PORTABLE = Backend("portable", functools.partial(_in_session, way="linked"), portable=True)
+PORTABLE_AS_WRITTEN = Backend("portable_unoptimised", functools.partial(_in_session, way="as_written"), portable=True)
+INLINED = Backend("inlined", functools.partial(_in_session, way="inlined"), portable=True)
+EVALUATOR = Backend("evaluator", functools.partial(_in_evaluator, body=False))
+REFERENCE = Backend("reference_float64", _in_float64)
+PORTABLE_EVALUATOR = Backend("portable_evaluator", functools.partial(_in_evaluator, body=True), portable=True)
+BACKENDS = (KERNEL, PORTABLE, PORTABLE_AS_WRITTEN, PORTABLE_EVALUATOR, EVALUATOR, REFERENCE)
 CAREFUL = (KERNEL, EVALUATOR, REFERENCE)
 
-on_every_engine = pytest.mark.parametrize("engine", ENGINES, ids=str)
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 
 
 def in_turns(
     names: Sequence[str], rows: Iterable[tuple[Any, ...]], *, by: Callable[..., str] | None = None
 ) -> pytest.MarkDecorator:
-    """Each row on the kernel and on one of the other engines, which take turns; on all of them by `make test-full`.
+    """Each row on the kernel and on one of the other backends in turn; on all of them with `make test-full`.
 
     Args:
-        names: of the test's parameters that a row has values for; `engine` comes after them.
-        by: what rows to join: a test gets the list of the rows of an engine for which this function of a row's values
-            returns the same name, as its parameter `rows`.
+        names: the test's parameters whose values are in a row; the parameter `backend` follows them.
+        rows: the values of these parameters.
+        by: groups rows: a function of a row's values to a name. A test gets the list of the rows of one backend and one
+            name as its parameter `rows`.
     """
     return pytest.mark.in_turns(tuple(names), list(rows), by)
 
@@ -213,22 +214,22 @@ def generate_turns(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test that is marked `in_turns`."""
     for mark in metafunc.definition.iter_markers("in_turns"):
         names, rows, by = mark.args
-        others = itertools.cycle(engine for engine in ENGINES if engine is not KERNEL)
+        others = itertools.cycle(backend for backend in BACKENDS if backend is not KERNEL)
         taken = [
-            (row, engine)
+            (row, backend)
             for row, turn in zip(rows, others, strict=False)
-            for engine in ENGINES
-            if engine in (KERNEL, turn) or metafunc.config.getoption("--full")
+            for backend in BACKENDS
+            if backend in (KERNEL, turn) or metafunc.config.getoption("--full")
         ]
         if by is None:
-            parameters = [(*row, engine) for row, engine in taken]
-            metafunc.parametrize((*names, "engine"), parameters, ids=map(row_id, parameters))
+            parameters = [(*row, backend) for row, backend in taken]
+            metafunc.parametrize((*names, "backend"), parameters, ids=map(row_id, parameters))
         else:
-            joined: dict[tuple[str, Engine], list[tuple[Any, ...]]] = {}
-            for row, engine in taken:
-                joined.setdefault((by(*row), engine), []).append(row)
-            parameters = [(found, engine) for (_, engine), found in joined.items()]
-            metafunc.parametrize(("rows", "engine"), parameters, ids=map(row_id, joined))
+            joined: dict[tuple[str, Backend], list[tuple[Any, ...]]] = {}
+            for row, backend in taken:
+                joined.setdefault((by(*row), backend), []).append(row)
+            parameters = [(found, backend) for (_, backend), found in joined.items()]
+            metafunc.parametrize(("rows", "backend"), parameters, ids=map(row_id, joined))
 
 
 def row_id(row: Sequence[Any]) -> str:
@@ -240,15 +241,15 @@ def _words(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-on_typed_engines = pytest.mark.parametrize("engine", [e for e in ENGINES if e is not REFERENCE], ids=str)
-on_careful_engines = pytest.mark.parametrize("engine", CAREFUL, ids=str)
+on_typed_backends = pytest.mark.parametrize("backend", [b for b in BACKENDS if b is not REFERENCE], ids=str)
+on_careful_backends = pytest.mark.parametrize("backend", CAREFUL, ids=str)
 
 
-# --- judging -------------------------------------------------------------------------------------------------------
+# --- comparing -----------------------------------------------------------------------------------------------------
 
 
 def check(
-    engine: Engine,
+    backend: Backend,
     op: str,
     inputs: Arrays,
     attributes: Attributes | None = None,
@@ -257,56 +258,58 @@ def check(
     slack: float | None = None,
 ) -> Array:
     """`check_call` of an op with one output."""
-    (output,) = check_call(engine, call_of(op, inputs, attributes, static=static), slack=slack).values()
+    (output,) = check_call(backend, call_of(op, inputs, attributes, static=static), slack=slack).values()
     return output
 
 
-def dtype_on(engine: Engine, call: Call, output: str) -> np.dtype[Any]:
-    """The dtype that an engine gives an output in."""
+def dtype_on(backend: Backend, call: Call, output: str) -> np.dtype[Any]:
+    """The dtype of an output on a backend; the reference in float64 returns floating outputs in float64."""
     own = RECORDS[call.op].output_dtype(call, output)
-    return FLOAT64 if engine is REFERENCE and own in FLOATS else own
+    return FLOAT64 if backend is REFERENCE and own in FLOATS else own
 
 
-def check_call(engine: Engine, call: Call, *, slack: float | None = None) -> dict[str, Array]:
-    """Run and compare all outputs with the oracle.
+def check_call(backend: Backend, call: Call, *, slack: float | None = None) -> dict[str, Array]:
+    """Run a call on a backend and compare all outputs with the oracle.
 
-    Dtype, shape, NaN and infinities exactly, numbers within the record's limits. slack: by what a number may be off
-    besides, if not by what the record says.
+    Dtypes, shapes, NaN and infinities have to be equal, numbers within the record's limits.
+
+    Args:
+        slack: absolute error that is allowed beyond rounding; by default that of the record.
     """
     record = RECORDS[call.op]
-    outputs = engine.run(call)
+    outputs = backend.run(call)
     assert tuple(outputs) == record.wanted(call)
     for name, actual in outputs.items():
         assert isinstance(actual, np.ndarray)
-        dtype = dtype_on(engine, call, name)
+        dtype = dtype_on(backend, call, name)
         assert actual.dtype == dtype, f"{name} has dtype {actual.dtype}, expected {dtype}"
-        error = record.errors(call, name, actual, portable=engine.portable, slack=slack)
-        most = record.limit(call, name, dtype, portable=engine.portable)
+        error = record.errors(call, name, actual, portable=backend.portable, slack=slack)
+        most = record.limit(call, name, dtype, portable=backend.portable)
         worst = float(error.max(initial=0.0))
-        key = (call.op, name, dtype.name, engine.name)
+        key = (call.op, name, dtype.name, backend.name)
         MEASURED[key] = max(worst, MEASURED.get(key, 0.0))
         if worst > most:
             place = np.unravel_index(int(error.argmax()), error.shape)
             where = f"{name}[{', '.join(map(str, map(int, place)))}]"
-            pytest.fail(f"{call} on {engine}: {where} is {actual[place]!r}, off by {worst} units; allowed {most}")
+            pytest.fail(f"{call} on {backend}: {where} is {actual[place]!r}, off by {worst} units; allowed {most}")
     return outputs
 
 
 MEASURED: dict[tuple[str, str, str, str], float] = {}
-"""Largest error seen so far, by op, output, dtype of the result and engine."""
+"""Largest error seen so far, by op, output, dtype of the result and backend."""
 
 
 def assert_same_bits(actual: Array, expected: Array) -> None:
-    """Same dtype, shape and bits, NaN included."""
+    """Equal dtypes, shapes and bits, NaN included."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     assert actual.tobytes() == expected.tobytes()
 
 
 def assert_close(actual: Array, expected: Array, *, rtol: float = 0, atol: float = 0, what: str = "") -> None:
-    """Same dtype and shape, and numbers that are near. (`strict` of NumPy's assert_allclose came with NumPy 2.)
+    """Equal dtypes and shapes, and numbers within the tolerances; `strict` of assert_allclose came with NumPy 2.
 
-    A tolerance that is not finite, such as a share of an infinite number, would pass everything.
+    The tolerances have to be finite, as an infinite one would accept everything.
     """
     assert math.isfinite(rtol + atol), what
     assert actual.dtype == expected.dtype, what
@@ -315,7 +318,7 @@ def assert_close(actual: Array, expected: Array, *, rtol: float = 0, atol: float
 
 
 def assert_result(actual: Array, expected: Any, dtype: Any, *, signs: bool = True) -> None:
-    """Equal to numbers written out, which are exact in `dtype`; the sign of zero counts too, NaN equals NaN."""
+    """Equal to numbers that are exact in `dtype`, NaN included; by default zeros have equal signs."""
     wanted = np.asarray(expected, np.float64)
     assert actual.dtype == np.dtype(dtype)
     assert actual.shape == wanted.shape
