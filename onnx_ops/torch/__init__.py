@@ -1,4 +1,4 @@
-"""PyTorch models as training steps in ONNX; needs torch and onnxscript, the extra `onnx-ops[torch]`."""
+"""Captures PyTorch models as training steps in ONNX; needs torch and onnxscript, the extra `onnx-ops[torch]`."""
 
 import importlib
 

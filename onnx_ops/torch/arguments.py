@@ -1,22 +1,37 @@
-"""The arguments of a loss, taken apart into named tensors and put together again."""
+"""The arguments of a loss as named tensors, and dynamic_shapes by these names."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
+from torch.export.dynamic_shapes import _DimHint
 
 from onnx_ops.core.step_format import INPUT
 from onnx_ops.torch.base.errors import CaptureError
 
+Dimension: TypeAlias = torch.export.Dim | _DimHint
+"""A dynamic dimension as torch.export denotes it: Dim("batch"), or a hint such as Dim.AUTO."""
+DynamicShapes: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
+"""The argument dynamic_shapes of torch.export.export."""
+
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...], *, skip: int = 0) -> dict[str, Any]:
-    """The arguments by the names of the function's parameters; the first `skip` parameters are somebody else's.
+    """Positional arguments by the names of a function's parameters.
 
-    Those of a `*batch` are `batch.0`, `batch.1` and so on.
+    Args:
+        function: its signature has the names; a built-in function without one gets `input`, or `input.0`, `input.1`.
+        args: the arguments.
+        skip: number of parameters before the first argument.
+
+    Returns:
+        The arguments by name; those of a `*batch` are `batch.0`, `batch.1` and so on.
+
+    Raises:
+        CaptureError: more arguments than parameters.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -34,8 +49,16 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...], *, skip: int = 0)
     return named
 
 
-def shapes_by_name(given: Mapping[str, Any], shapes: Any) -> Any:
-    """dynamic_shapes as a mapping by the names of the arguments; a list or tuple has them in their order."""
+def shapes_by_name(given: Mapping[str, Any], shapes: DynamicShapes) -> dict[str, Any] | None:
+    """dynamic_shapes by the names of the arguments.
+
+    Args:
+        given: the arguments by name.
+        shapes: a mapping by name, or a list or tuple in the order of the arguments.
+
+    Raises:
+        CaptureError: a list or tuple of another length than the arguments.
+    """
     if shapes is None:
         return None
     if not isinstance(shapes, Mapping):
@@ -44,7 +67,7 @@ def shapes_by_name(given: Mapping[str, Any], shapes: Any) -> Any:
         return dict(zip(given, shapes, strict=True))
     named: dict[str, Any] = {}
     for name, shape in shapes.items():
-        if name not in given and f"{name}.0" in given:  # those of a `*batch`
+        if name not in given and f"{name}.0" in given:  # a parameter `*batch`
             named |= {f"{name}.{i}": each for i, each in enumerate(shape or ())}
         else:
             named[name] = shape
@@ -52,7 +75,7 @@ def shapes_by_name(given: Mapping[str, Any], shapes: Any) -> Any:
 
 
 def children(value: Any) -> dict[str, Any] | None:
-    """What a container holds, by index, key or field; None for anything else."""
+    """The items of a container by index, key or field; None for a value that is no container."""
     if isinstance(value, Mapping):
         return {str(key): child for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -63,7 +86,7 @@ def children(value: Any) -> dict[str, Any] | None:
 
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors within a value, each under its path: `batch.x`, `batch.0`."""
+    """All tensors in nested containers by path, such as `batch.x` or `batch.0`."""
     if isinstance(value, torch.Tensor):
         yield name, value
     for key, child in (children(value) or {}).items():
@@ -71,7 +94,7 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def replaced(value: Any, new: Mapping[str, Any], name: str = "") -> Any:
-    """The value with other tensors in the places of its own."""
+    """A copy of nested containers with other tensors, which `new` has by path."""
     if isinstance(value, torch.Tensor):
         return new[name]
     held = children(value)
@@ -88,8 +111,17 @@ def replaced(value: Any, new: Mapping[str, Any], name: str = "") -> Any:
     return dataclasses.replace(value, **inner)
 
 
-def dimensions(value: Any, shapes: Any, name: str = "") -> Iterator[tuple[str, dict[int, Any]]]:
-    """For each tensor the dimensions that `dynamic_shapes`, in the form of torch.export, makes dynamic."""
+def dimensions(value: Any, shapes: Any, name: str = "") -> Iterator[tuple[str, dict[int, Dimension]]]:
+    """The path of each tensor in nested containers, with its dynamic dimensions by axis.
+
+    Args:
+        value: the containers.
+        shapes: their entry of dynamic_shapes, as for torch.export.export.
+        name: the path of `value`.
+
+    Raises:
+        CaptureError: entries that `value` does not have, or an axis that is not in [-rank, rank).
+    """
     if isinstance(value, torch.Tensor):
         yield name, _dynamic(value, shapes, name)
         return
@@ -105,11 +137,11 @@ def dimensions(value: Any, shapes: Any, name: str = "") -> Iterator[tuple[str, d
         yield from dimensions(child, given.get(key), f"{name}.{key}" if name else key)
 
 
-def _dynamic(tensor: torch.Tensor, shapes: Any, name: str) -> dict[int, Any]:
+def _dynamic(tensor: torch.Tensor, shapes: Mapping[int, Any] | Sequence[Any] | None, name: str) -> dict[int, Dimension]:
     if shapes is None:
         return {}
     pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
-    found: dict[int, Any] = {}
+    found: dict[int, Dimension] = {}
     for axis, dim in pairs:
         if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
             raise CaptureError(f"dynamic_shapes of {name} names the axis {axis!r}, but its rank is {tensor.dim()}")

@@ -16,15 +16,15 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.step_format import GRADIENT, NEXT, SEED, InputRole
 from onnx_ops.core.version import __version__
-from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.arguments import Dimension, DynamicShapes, tensors
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Whereabouts, refuse_compiled
+from onnx_ops.torch.explanations import Locations, refuse_compiled
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.randomness import Random
-from onnx_ops.torch.steps import JointStep, ModelCall, Seen
+from onnx_ops.torch.steps import JointStep, ModelCall, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.verification.tolerances import compare
 from onnx_ops.torch.verification.trials import trials
@@ -35,14 +35,14 @@ from onnx_ops.training.step_files import step_model
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured graph, and what it starts from.
+    """A captured graph and its initial state.
 
     Attributes:
         model: the graph. Its inputs are the state, then the batch; `onnx_ops.Step` reads its metadata.
-        state: the values of the state now: parameters, buffers, optimizer state, seed and learning rates, by input.
+        state: the initial state: parameters, buffers, optimizer state, seed and learning rates, by the names of inputs.
         inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
-            if it was left out (`inference=False`), the loss does not call the model, or the model draws random numbers
-            in evaluation mode too.
+            with `inference=False`, if the loss does not call the model, or if the model draws random numbers in
+            evaluation mode too.
     """
 
     model: onnx.ModelProto
@@ -53,7 +53,7 @@ class Capture:
         return f"<{type(self).__name__}: {summary(self.model)}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained, linked file whose initial state are the defaults of its inputs."""
+        """Write one self-contained, linked file, in which the initial state is the default values of the inputs."""
         onnx.save(step_model(self.model, self.state, self.inference), path)
 
 
@@ -62,7 +62,7 @@ def gradients(
     loss: Callable[..., Any],
     args: tuple[Any, ...],
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: DynamicShapes = None,
     opset_version: int = 21,
     check: bool = True,
     inference: bool = True,
@@ -73,24 +73,24 @@ def gradients(
         model: any module; its mode (train or eval) is kept.
         loss: `loss(model, *args)` returns a floating scalar, or a tuple or dict with the scalar first and further
             tensors to be reported.
-        args: example arguments: tensors, and lists, tuples, dicts and dataclasses of tensors. What else is in them is a
-            constant of the graph.
+        args: example arguments: tensors, and lists, tuples, dicts and dataclasses of tensors. Other values in them are
+            constants of the graph.
         dynamic_shapes: the dimensions of the arguments that may change, as for torch.export.export. The sizes that
             `Dim("time", min=16, max=512)` allows are in the graph's metadata; `onnx_ops.Trainer` refuses others.
         opset_version: of the standard operators, at least 18.
-        check: compare the graph with PyTorch on the arguments, and after that step with other parameters and arguments.
+        check: compare two steps of the graph with PyTorch, the second one with other parameters and arguments.
         inference: capture the forward graph of the model in evaluation mode too. Without it the capture is faster, and
-            `onnx_ops.Trainer.export` has nothing to export.
+            `onnx_ops.Trainer.export` is not available.
 
     Returns:
-        A Capture. Inputs of its graph: parameters and buffers under their names in `state_dict` (tied ones once, under
-        the first name), then the arguments under the names of the loss's parameters (`batch.x` for what is inside one).
-        Outputs: `loss`, what else is reported (the keys of a dict, `output.1` of a tuple), `grad.<parameter>` for each
-        parameter that requires it, `grad.<argument>` for each argument that does, `next.<name>` for each buffer and
-        parameter that the loss changes.
+        A Capture. Inputs of its graph: parameters and buffers by their names in `state_dict` (tied ones once, by the
+        first name), then the arguments by the names of the loss's parameters (`batch.x` for a tensor in a container).
+        Outputs: `loss`, further outputs of the loss (the keys of a dict, `output.1` of a tuple), `grad.<name>` for each
+        parameter and argument that requires a gradient, `next.<name>` for each buffer and parameter that the loss
+        changes.
 
     Raises:
-        CaptureError: what cannot be captured, or a graph whose numbers are not those of PyTorch.
+        CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
     return _captured(joint, None, None, opset_version, check, inference)
@@ -102,27 +102,27 @@ def training_step(
     args: tuple[Any, ...],
     optimizer: torch.optim.Optimizer,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: DynamicShapes = None,
     clip_grad_norm: float | None = None,
     opset_version: int = 21,
     check: bool = True,
     inference: bool = True,
 ) -> Capture:
-    """A whole step of training as one ONNX graph: as `gradients`, with the optimizer's update in place of gradients.
+    """A training step as one ONNX graph: as `gradients`, with the optimizer's update in place of the gradients.
 
     Args:
         model, loss, args, dynamic_shapes, opset_version, check, inference: as for `gradients`.
-        optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides no method but `__init__`, over
-            parameters of the model; the step starts from its state.
-        clip_grad_norm: gradients are scaled down to this norm first, as torch.nn.utils.clip_grad_norm_ does.
+        optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides only `__init__`, of parameters of the
+            model; its state is the initial state of the graph.
+        clip_grad_norm: maximal total norm of the gradients, as for torch.nn.utils.clip_grad_norm_.
 
     Returns:
         A Capture. Further inputs of its graph: `optimizer.<state>.<parameter>`, and `learning_rate` (`learning_rate.0`
-        and so on for several groups). Outputs: `loss`, what else is reported, `next.<input>` of all that changes.
-        A parameter without a gradient stays as it is.
+        and so on for several groups). Outputs: `loss`, further outputs of the loss, `next.<input>` for each input that
+        the step changes. A parameter without a gradient is not changed.
 
     Raises:
-        CaptureError: as `gradients`; an optimizer, or an option of one, that is not supported.
+        CaptureError: as for `gradients`; the optimizer is not supported.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
     return _captured(joint, optimizer, clip_grad_norm, opset_version, check, inference)
@@ -137,13 +137,13 @@ def _captured(
     inference: bool,
 ) -> Capture:
     refuse_compiled(joint.model)
-    eager = Seen()
+    eager = RunInfo()
     first, second = trials(joint, eager)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
-    values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.arguments_now()
+    values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.argument_values()
 
     names: list[str] = []
-    seen = Seen()
+    seen = RunInfo()
 
     def whole(given: Tensors) -> Tensors:
         outputs = joint.run(given, seen, eager.changed)
@@ -157,13 +157,13 @@ def _captured(
         names[:] = outputs
         return outputs
 
-    where = Whereabouts(joint.model)
+    where = Locations(joint.model)
     traced = trace(whole, values, joint.dynamic, where)
     joint.check_constants(traced.graph, seen.changed)
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
-    record = Step(_settled(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic), ranges)
+    record = Step(_resolve_inputs(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic), ranges)
     if check:
         updates = None
         if optimizer is not None and plan is not None:
@@ -172,7 +172,7 @@ def _captured(
         for trial in (first, second):
             verification.step(trial)
     if plan is not None:
-        _leave_out_gradients(exported)
+        _remove_gradient_outputs(exported)
     forward = None
     if inference and eager.call is not None and seen.call is not None:
         dynamic = _dynamic(seen.call, traced)
@@ -182,7 +182,7 @@ def _captured(
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
-    """No two values of the interface have one name."""
+    """Raise a CaptureError if two inputs or outputs have the same name."""
     seen = set()
     for name in (*inputs, *outputs):
         if name in seen:
@@ -192,10 +192,11 @@ def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
         seen.add(name)
 
 
-def _settled(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: Seen) -> dict[str, InputRole]:
-    """The roles of the graph's inputs, after those that no step needs have been taken out.
+def _resolve_inputs(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo) -> dict[str, InputRole]:
+    """Remove the inputs that are no state of the step, and return the roles of the others.
 
-    A buffer that is not in the model's state_dict is a constant, unless the step changes it.
+    A buffer that is not in the model's state_dict becomes a constant, unless the step changes it. The seed is removed
+    if the step draws no random numbers.
     """
     roles = dict.fromkeys(joint.parameters, InputRole.PARAMETER) | dict.fromkeys(joint.buffers, InputRole.BUFFER)
     if plan is not None:
@@ -208,18 +209,18 @@ def _settled(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: Seen) -
             graph.inputs.remove(value)
             del roles[name]
         if constant:
-            _fix(graph, value, joint.buffers[name])
+            _make_constant(graph, value, joint.buffers[name])
     return {value.name: roles[value.name] for value in graph.inputs if value.name in roles}
 
 
-def _fix(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
-    """Make a value that was an input a constant."""
+def _make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
+    """Make a value that was an input an initializer."""
     value.const_value = ir.tensor(to_array(tensor), name=value.name)
     graph.register_initializer(value)
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
-    """A model without the exporter's notes, for they name files of the machine that it was captured on."""
+    """A model as a proto, without the exporter's metadata, which names files of this machine."""
     ClearMetadataAndDocStringPass()(model)
     for value in (*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)):
         value.metadata_props.clear()
@@ -229,21 +230,21 @@ def _proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _step(model: ir.Model, record: Step) -> onnx.ModelProto:
-    """The graph of a step, with what its inputs are."""
+    """The graph of a step with the record in its metadata."""
     proto = _proto(model)
     record.write_into(proto)
     return proto
 
 
 def _bounds(dynamic: Dynamic) -> dict[str, Bounds]:
-    """The sizes that torch.export.Dim(name, min=, max=) allows, for those dimensions that may not have every size."""
+    """The bounds of each torch.export.Dim(name, min=, max=) that has any."""
     dims = [dim for axes in dynamic.values() for dim in axes.values() if isinstance(dim, torch.export.Dim)]
     found = {dim.__name__: Bounds(dim.min, dim.max if isinstance(dim.max, int) else None) for dim in dims}
     return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
 
 
-def _leave_out_gradients(model: ir.Model) -> None:
-    """Take the gradients out of the outputs, and what only they need out of the graph."""
+def _remove_gradient_outputs(model: ir.Model) -> None:
+    """Remove the gradients from the outputs, and the nodes that only they need."""
     graph = model.graph
     kept = [value for value in graph.outputs if not (value.name or "").startswith(GRADIENT)]
     graph.outputs.clear()
@@ -252,8 +253,8 @@ def _leave_out_gradients(model: ir.Model) -> None:
 
 
 def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
-    """The dynamic dimensions of the arguments of a call, as the trace has them."""
-    found: dict[str, dict[int, Any]] = {}
+    """The dynamic dimensions of the arguments of a call in a trace."""
+    found: dict[str, dict[int, Dimension]] = {}
     for name, tensor in tensors(call.arguments):
         sizes = {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
         found[name] = {axis: traced.dimension(size) for axis, size in sizes.items()}
@@ -261,9 +262,9 @@ def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
 
 
 def _inference(
-    joint: JointStep, call: ModelCall, dynamic: Dynamic, opset_version: int, where: Whereabouts, check: bool
+    joint: JointStep, call: ModelCall, dynamic: Dynamic, opset_version: int, where: Locations, check: bool
 ) -> onnx.ModelProto | None:
-    """The model alone, in evaluation mode, called as the loss does it first."""
+    """The forward graph of the model in evaluation mode for the loss's first call; None if it draws random numbers."""
     arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
     values = joint.state() | arguments
     random = Random(values.pop(SEED))
@@ -288,7 +289,7 @@ def _inference(
             continue
         graph.inputs.remove(value)
         if value.uses():
-            _fix(graph, value, values[value.name or ""])
+            _make_constant(graph, value, values[value.name or ""])
     proto = _proto(exported)
     if check:
         compare("outputs in evaluation mode", Graph(proto).run(arguments), arrays(expected))

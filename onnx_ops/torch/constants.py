@@ -1,4 +1,4 @@
-"""Tensors that depend on no input of a step: their values are known while it is traced, and may be branched on."""
+"""Tensors that depend on no input of a step: their values are known in a trace, and control flow may depend on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.types import py_sym_types
@@ -16,18 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-LARGEST = 1 << 20
-"""Elements of the largest tensor whose values are computed while tracing."""
+MAX_NUMEL = 1 << 20
+"""Maximal number of elements of a tensor whose values are computed while tracing."""
 
-VALUES_WANTED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""What PyTorch calls operators that return a number, or as many elements as the values say."""
+DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""PyTorch's tags of operators that return a number, or a tensor whose shape depends on the values of the inputs."""
 
 
 class Constants(TorchDispatchMode):
-    """While it is entered: tensors made of numbers, or found in closures and attributes, keep their values.
+    """A mode in which constants have values: tensors created from numbers, or found in closures and attributes.
 
-    Their operators are part of the graph all the same. FakeTensorMode itself carries values from operator to operator,
-    and drops them when something unknown is written to their memory; but it has none of those tensors to begin with.
+    The operators on them are recorded all the same. FakeTensorMode propagates values from operator to operator and
+    drops them when unknown values are written to their memory, but does not have those of the tensors above.
     """
 
     def __init__(self, fakes: FakeTensorMode) -> None:
@@ -37,7 +38,7 @@ class Constants(TorchDispatchMode):
         self._limit = contextlib.ExitStack()
 
     def __enter__(self) -> Constants:
-        self._limit.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST))
+        self._limit.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", MAX_NUMEL))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -45,7 +46,7 @@ class Constants(TorchDispatchMode):
         self._limit.close()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
@@ -54,7 +55,7 @@ class Constants(TorchDispatchMode):
             if type(tensor) is torch.Tensor and not tensor.requires_grad and tensor not in self._outside:
                 self._find(tensor)
         known = bool(given) and all(self._value(tensor) is not None for tensor in given)
-        if known and VALUES_WANTED & set(func.tags):
+        if known and DATA_DEPENDENT & set(func.tags):
             values = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return tree_map_only(torch.Tensor, torch.ops.aten.lift_fresh.default, _computed(func, *values))
         result = func(*args, **kwargs)
@@ -62,26 +63,26 @@ class Constants(TorchDispatchMode):
         computable = (
             torch.Tag.nondeterministic_seeded not in func.tags
             and not any(isinstance(leaf, py_sym_types) for leaf in leaves)
-            and all(isinstance(fake.numel(), int) and fake.numel() <= LARGEST for fake in made)
+            and all(isinstance(fake.numel(), int) and fake.numel() <= MAX_NUMEL for fake in made)
         )
         if given and not (known and computable):
-            for fake in made:  # memory that a function for shapes alone has taken from a known tensor has no values
+            for fake in made:  # an operator's fake implementation may have returned a view of a known tensor
                 if fake.constant is not None:
                     self._fakes.fake_tensor_converter.invalidate_constant_aliases(fake.constant)
         elif not given and computable and made and result is made[0]:
-            self._note(result, _computed(func, args, kwargs))
+            self._record(result, _computed(func, args, kwargs))
         return result
 
     def _find(self, tensor: torch.Tensor) -> None:
-        """Note the values of a tensor that is none of the step's inputs."""
+        """Record the values of a tensor that is not an input of the step."""
         converter = self._fakes.fake_tensor_converter
         fake = self._outside[tensor] = converter.from_real_tensor(self._fakes, tensor)
-        if tensor.numel() <= LARGEST and tensor.layout is torch.strided:
+        if tensor.numel() <= MAX_NUMEL and tensor.layout is torch.strided:
             with no_dispatch():
                 copied = tensor.detach().clone()
-            self._note(fake, copied)
+            self._record(fake, copied)
 
-    def _note(self, fake: FakeTensor, value: torch.Tensor) -> None:
+    def _record(self, fake: FakeTensor, value: torch.Tensor) -> None:
         fake.constant = value
         self._fakes.fake_tensor_converter.set_tensor_memo(value, fake)
         self._fakes.fake_tensor_converter.add_constant_storage_mapping(fake)
@@ -90,6 +91,7 @@ class Constants(TorchDispatchMode):
         return getattr(self._outside.get(tensor, tensor), "constant", None)
 
 
-def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+def _computed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator outside the trace."""
     with no_dispatch():
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What operators do to memory while a step runs in PyTorch, and the state of a step that is not the model's."""
+"""Storages that operators read and write in a step of PyTorch, and state of the step outside parameters and buffers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 from onnx_ops.torch.base.errors import CaptureError
 
 Storages = dict[int, StorageWeakRef]
-"""Storages by identity, which stays theirs as long as a weak reference to them is held."""
+"""Storages by address, which is not reused as long as a weak reference exists."""
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """The identity of a tensor's storage; None for tensors without one, such as sparse tensors."""
+    """The address of a tensor's storage; None for a tensor that is not strided, such as a sparse one."""
     return next(iter(_storages([tensor])), None)
 
 
@@ -31,7 +32,7 @@ def _storages(values: Iterable[Any]) -> Storages:
 
 
 class Effects(TorchDispatchMode):
-    """While it is entered: notes the storages that operators read, write and return."""
+    """A mode that records the storages that operators read, write and return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Effects(TorchDispatchMode):
         self._returned: Storages = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         self._read |= _storages(tree_leaves((args, kwargs)))
@@ -50,32 +51,37 @@ class Effects(TorchDispatchMode):
         return result
 
     def wrote(self, tensor: torch.Tensor) -> bool:
-        """Whether an operator has written to a tensor, or to another one that has its storage."""
+        """Whether an operator has written to a tensor's storage."""
         return storage_of(tensor) in self._written
 
     def alive(self) -> Storages:
-        """The storages that operators have met and that are still in use."""
+        """The storages that operators have read or returned and that still exist."""
         return {key: storage for key, storage in (self._read | self._returned).items() if not storage.expired()}
 
     def replaced(self, earlier: Storages) -> list[int]:
-        """The earlier storages that this run has read, and then written to or put others in the place of."""
+        """Of earlier storages, those that this run has read, and has written to or freed."""
         return [key for key, storage in earlier.items() if key in self._read and self._ended(key, storage)]
 
     def _ended(self, key: int, storage: StorageWeakRef) -> bool:
         return key in self._written or storage.expired()
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """The arguments that an operator writes to."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[i] if i < len(args) else kwargs.get(argument.name)
-    if func is torch.ops.aten.native_batch_norm.default and args[5]:  # writes what it does not declare
+    if func is torch.ops.aten.native_batch_norm.default and args[5]:  # its schema does not declare these writes
         yield from args[3:5]
 
 
 class Unregistered:
-    """The storages in use after a first run of a step, to find those that are state of it without being the model's."""
+    """State of a step that is neither a parameter nor a buffer: storages of a first run that a second one changes.
+
+    Args:
+        model: the modules whose attributes name tensors in errors.
+        first: the effects of the first run.
+    """
 
     def __init__(self, model: torch.nn.Module, first: Effects) -> None:
         self._earlier = first.alive()
@@ -87,7 +93,7 @@ class Unregistered:
         }
 
     def refuse(self, second: Effects) -> None:
-        """Refuse, with a CaptureError, a step that changes what it has read and an earlier run has left."""
+        """Raise a CaptureError if the second run reads and changes a storage that the first one has left."""
         for storage in second.replaced(self._earlier):
             name = self._names.get(storage)
             what = "a tensor" if name is None else f"the tensor '{name}'"

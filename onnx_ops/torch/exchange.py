@@ -1,4 +1,4 @@
-"""The state of a training step in PyTorch's model and optimizer, and theirs in it."""
+"""Copies the state of a training step to a PyTorch model and its optimizer, and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim
     """Load the state of a training step into a PyTorch model and its optimizer, in place.
 
     Args:
-        state: what `Trainer.state_dict()` returns, or `Capture.state`: arrays by the names of the step's inputs.
-        model: gets parameters and buffers. Those that the step has not, such as constants, stay.
-        optimizer: gets its state and learning rates; the same class, groups and options as the captured one.
+        state: `Trainer.state_dict()` or `Capture.state`: arrays by the names of the step's inputs.
+        model: its parameters and buffers are overwritten. Buffers that are not in `state`, such as constants, stay.
+        optimizer: its state and learning rates are overwritten; class, groups and options as those of the captured one.
 
     Raises:
-        CaptureError: a parameter or learning rate that the state lacks; an array of another shape. Model and optimizer
-            are then as they were.
+        CaptureError: the state lacks a parameter or learning rate, or has an array of another shape. Model and
+            optimizer are then unchanged.
     """
     values = [(tensor, _fitting(state, name, tensor)) for name, tensor in _named(model).items() if name in state]
     for name, _ in model.named_parameters():
@@ -40,7 +40,7 @@ def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim
                 reached.append((parameter, key, _fitting(state, name, parameter)))
             elif _counts(optimizer):
                 reached.append((parameter, key, to_tensor(state[name])))
-    # All is checked by now: a state that does not fit changes nothing.
+    # Everything is checked before anything changes.
     with torch.no_grad():
         for tensor, value in values:
             tensor.copy_(value)
@@ -54,17 +54,19 @@ def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim
 def state_from_torch(
     state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, np.ndarray]:
-    """A copy of the state of a training step with PyTorch's parameters, buffers and optimizer state in it.
-
-    `Trainer.load_state_dict` takes it.
+    """A copy of the state of a training step with parameters, buffers and optimizer state of PyTorch.
 
     Args:
-        state: the step's, as for `load_into_torch`; what PyTorch does not have, such as the seed, is taken from it.
+        state: the state of the step, as for `load_into_torch`; entries that PyTorch does not have, such as the seed,
+            are copied.
         model, optimizer: as for `load_into_torch`.
 
+    Returns:
+        Arrays by the names of the step's inputs, as `Trainer.load_state_dict` takes them.
+
     Raises:
-        CaptureError: an optimizer of which no step can be captured, or with parameters that are none of the model's; a
-            learning rate that the state lacks.
+        CaptureError: the optimizer cannot be captured, or has a parameter that the model does not have; the state lacks
+            a learning rate.
     """
     new = dict(state)
     for name, tensor in _named(model).items():
@@ -91,7 +93,7 @@ def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _fitting(state: State, name: str, like: torch.Tensor) -> torch.Tensor:
-    """An array of the state as a tensor; CaptureError if it has not the shape of another tensor."""
+    """An array of the state as a tensor; CaptureError if its shape is not that of `like`."""
     if state[name].shape != tuple(like.shape):
         raise CaptureError(f"'{name}' has shape {state[name].shape}, expected {tuple(like.shape)}")
     return to_tensor(state[name])
@@ -106,14 +108,14 @@ def _rate(state: State, group: int, groups: int) -> np.ndarray:
 
 
 def _counts(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether PyTorch counts steps too; SGD with dampening does not."""
+    """Whether PyTorch's optimizer counts steps too; SGD does not, whose captured step does with dampening."""
     return not isinstance(optimizer, torch.optim.SGD)
 
 
 def _entries(
     state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """Each piece of an optimizer's state that a step has: the parameter, torch's name for it, and the step's."""
+    """The optimizer state of a step: parameter, key in `optimizer.state[parameter]`, and name of the step's input."""
     rule = rule_of(optimizer)
     for i, parameter_name, parameter in named_parameters(optimizer, dict(model.named_parameters())):
         keys = rule.initial(parameter.detach(), optimizer.param_groups[i])

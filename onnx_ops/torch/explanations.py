@@ -1,39 +1,41 @@
-"""What PyTorch says when it cannot follow a model, as an error that names the op, the module and what to do."""
+"""Translates errors of PyTorch while it traces or exports a model to errors that name operator, module and remedy."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.frames import line_now, line_of_error
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an operator was run first: the module of the model, and the line of code, if there is one."""
+class Location:
+    """Where an operator was run first: the module of the model, and the line of code if there is one."""
 
     module: str
     line: str | None
 
 
-class Whereabouts(TorchDispatchMode):
-    """While it is entered: notes which module of a model runs which operator, and at which line.
+class Locations(TorchDispatchMode):
+    """A mode that records the module and the line of code that run each operator.
 
     Attributes:
-        complex: the first operator that has made complex numbers, with its place.
+        complex: the first operator that returned a complex tensor, with its location; None if there is none.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -41,15 +43,15 @@ class Whereabouts(TorchDispatchMode):
         self.model = model
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._running: list[torch.nn.Module] = []
-        self._places: dict[str, Place] = {}
-        self._of_gradients: dict[int, Place] = {}
-        self.complex: tuple[str, Place] | None = None
-        self._hooks: list[Any] = []
+        self._locations: dict[str, Location] = {}
+        self._of_gradients: dict[int, Location] = {}
+        self.complex: tuple[str, Location] | None = None
+        self._hooks: list[RemovableHandle] = []
 
-    def __enter__(self) -> Whereabouts:
+    def __enter__(self) -> Locations:
         self._hooks = [
             register_module_forward_pre_hook(lambda module, _: self._running.append(module)),
-            register_module_forward_hook(lambda module, _, __: self._left(module)),
+            register_module_forward_hook(lambda module, _, __: self._leave(module)),
         ]
         super().__enter__()
         return self
@@ -60,56 +62,60 @@ class Whereabouts(TorchDispatchMode):
             hook.remove()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        place = self._place()
-        self._places.setdefault(_bare(func), place)
+        location = self._location()
+        self._locations.setdefault(_bare(func), location)
         result = func(*args, **(kwargs or {}))
         if self.complex is None and isinstance(result, torch.Tensor) and result.is_complex():
-            self.complex = str(func), place
+            self.complex = str(func), location
         return result
 
-    def _place(self) -> Place:
-        """Of the operator that is run; in a backward pass of the one whose gradient is taken."""
+    def _location(self) -> Location:
+        """The location of the running operator; in a backward pass, of the operator that is differentiated."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self._of_gradients.get(node._sequence_nr(), Place(self.module(), line_now()))
-        place = Place(self.module(), line_now())
-        self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = place
-        return place
+            return self._of_gradients.get(node._sequence_nr(), Location(self.module(), line_now()))
+        location = Location(self.module(), line_now())
+        self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = location
+        return location
 
-    def _left(self, module: torch.nn.Module) -> None:
+    def _leave(self, module: torch.nn.Module) -> None:
         while self._running and self._running.pop() is not module:
             pass
 
     def module(self) -> str:
-        """The innermost module of the model that runs, as it is named in it."""
+        """The innermost running module of the model, by its name in the model."""
         for module in reversed(self._running):
             if module in self._names:
                 return f"{self._names[module]} ({type(module).__name__})"
         return "the loss"
 
-    def of(self, operator: str) -> Place:
-        """Where an operator is run, or the one that it was made of."""
+    def of(self, operator: str) -> Location:
+        """The location of an operator, or of the operator that it is the gradient or a decomposition of."""
         name = operator.split("::")[-1].split(".")[-1]
-        if name in self._places and not name.endswith("_backward"):
-            return self._places[name]
+        if name in self._locations and not name.endswith("_backward"):
+            return self._locations[name]
         stem = re.sub(r"_(backward|scatter)$", "", name).lstrip("_")
-        for known, place in self._places.items():
+        for known, location in self._locations.items():
             if known.strip("_").startswith(stem) and not known.endswith("_backward"):
-                return place
-        return self._places.get(name, Place("the loss", None))
+                return location
+        return self._locations.get(name, Location("the loss", None))
 
 
-class NoAutocast(TorchFunctionMode):
-    """While it is entered: functions that torch.autocast would run in another dtype are refused."""
+class RefuseAutocast(TorchFunctionMode):
+    """A mode that raises a CaptureError for functions that are called under torch.autocast."""
 
-    def __init__(self, where: Whereabouts) -> None:
+    def __init__(self, where: Locations) -> None:
         super().__init__()
         self._where = where
 
     def __torch_function__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if torch.is_autocast_enabled("cpu"):
             raise CaptureError(
@@ -121,7 +127,7 @@ class NoAutocast(TorchFunctionMode):
 
 
 def refuse_compiled(model: torch.nn.Module) -> None:
-    """CaptureError for a model in which torch.compile has wrapped a module."""
+    """Raise a CaptureError for a model that torch.compile has compiled, or a module of it."""
     for name, module in model.named_modules():
         text = f"{f'module {name!r} of the model' if name else 'the model'} is compiled, and cannot be captured"
         if isinstance(module, OptimizedModule):
@@ -132,15 +138,15 @@ def refuse_compiled(model: torch.nn.Module) -> None:
             raise CaptureError(f"{text}; capture it before its method compile() is called")
 
 
-def _bare(operator: Any) -> str:
-    """aten.add_.Tensor: add_."""
+def _bare(operator: OpOverload) -> str:
+    """The name of an operator without namespace and overload: `add_` for aten.add_.Tensor."""
     return str(operator).removeprefix("aten.").split(".")[0].split("::")[-1]
 
 
 @contextlib.contextmanager
-def explained(where: Whereabouts) -> Iterator[None]:
-    """Errors of PyTorch become CaptureError; PyTorch's own is its cause."""
-    before = sys.exception()  # one that the caller is handling says nothing of this step
+def explained(where: Locations) -> Iterator[None]:
+    """Raise errors as CaptureError, whose cause they are."""
+    before = sys.exception()  # an exception that the caller is handling is not a cause
     try:
         yield
     except CaptureError:
@@ -152,7 +158,7 @@ def explained(where: Whereabouts) -> Iterator[None]:
 
 
 def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
-    """The errors since `before` that led to one, the innermost first."""
+    """The chain of causes and contexts of an error up to `before`, exclusive; the innermost first."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link is not before and link not in chain:
@@ -166,8 +172,8 @@ def _first_lines(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:3])}"
 
 
-def _explanation(error: BaseException, where: Whereabouts) -> str | None:
-    if isinstance(error, CaptureError):  # of a translation
+def _explanation(error: BaseException, where: Locations) -> str | None:
+    if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
     for explain in (_branch, _compiled, _shape_from_data, _specialized, _no_translation):
         if text := explain(error, where):
@@ -175,15 +181,15 @@ def _explanation(error: BaseException, where: Whereabouts) -> str | None:
     return None
 
 
-_NUMBER_WANTED = (
+_VALUE_REQUIRED = (
     r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float)|passed to FakeTensor\.__format__|\.numpy\(\) is not)"
 )
-"""What PyTorch and Python say where a number, an index, a text or an array is made of a tensor without values."""
+"""Messages of PyTorch and Python where a tensor without values becomes a number, an index, a text or an array."""
 
 
-def _branch(error: BaseException, where: Whereabouts) -> str | None:
-    number_wanted = isinstance(error, TypeError | IndexError | RuntimeError) and re.search(_NUMBER_WANTED, str(error))
-    if not number_wanted and not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
+def _branch(error: BaseException, where: Locations) -> str | None:
+    value_required = isinstance(error, TypeError | IndexError | RuntimeError) and re.search(_VALUE_REQUIRED, str(error))
+    if not value_required and not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
     return (
@@ -193,7 +199,7 @@ def _branch(error: BaseException, where: Whereabouts) -> str | None:
     )
 
 
-def _compiled(error: BaseException, where: Whereabouts) -> str | None:
+def _compiled(error: BaseException, where: Locations) -> str | None:
     if "dynamo-optimized function" not in str(error):
         return None
     return (
@@ -206,7 +212,7 @@ def _at(line: str | None) -> str:
     return "" if line is None else f" at {line}"
 
 
-def _shape_from_data(error: BaseException, where: Whereabouts) -> str | None:
+def _shape_from_data(error: BaseException, where: Locations) -> str | None:
     if not isinstance(error, DynamicOutputShapeException):
         return None
     return (
@@ -215,7 +221,7 @@ def _shape_from_data(error: BaseException, where: Whereabouts) -> str | None:
     )
 
 
-def _specialized(error: BaseException, where: Whereabouts) -> str | None:
+def _specialized(error: BaseException, where: Locations) -> str | None:
     if "Constraints violated" not in str(error):
         return None
     if found := re.search(
@@ -244,25 +250,25 @@ def _specialized(error: BaseException, where: Whereabouts) -> str | None:
     return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
 
 
-def _no_translation(error: BaseException, where: Whereabouts) -> str | None:
+def _no_translation(error: BaseException, where: Locations) -> str | None:
     found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>", str(error))
     if not found:
         return None
     operator = found.group(1).replace("::", ".")
     if where.complex is not None:
-        made, place = where.complex
+        made, location = where.complex
         return (
-            f"{place.module} computes with complex numbers ({made}{_at(place.line)}); {operator} of complex numbers has"
-            " no translation to ONNX. Compute with real and imaginary parts in tensors of their own"
+            f"{location.module} computes with complex numbers ({made}{_at(location.line)}); {operator} of"
+            " complex numbers has no translation to ONNX. Compute with real and imaginary parts in tensors of their own"
         )
     return untranslated(operator, where)
 
 
-def untranslated(operator: str, where: Whereabouts) -> str:
-    """Why a step with an operator that has no translation, such as aten.lgamma, cannot be captured."""
-    place = where.of(operator)
-    line = "" if place.line is None else f"; it is run at {place.line}"
+def untranslated(operator: str, where: Locations) -> str:
+    """The error message for an operator that has no translation to ONNX, such as aten.lgamma."""
+    location = where.of(operator)
+    line = "" if location.line is None else f"; it is run at {location.line}"
     return (
-        f"{operator}, which {place.module} needs, has no translation to ONNX{line}. Replace what it computes by other"
-        " operators, or leave it out of the step; the table of what works is docs/capture.md"
+        f"{operator}, which {location.module} needs, has no translation to ONNX{line}. Replace what it computes by"
+        " other operators, or leave it out of the step; the table of what works is docs/capture.md"
     )

@@ -1,4 +1,4 @@
-"""Which line of a model or loss, so outside PyTorch, this package and the standard library, is being run."""
+"""The line of a model or loss that is running: code outside PyTorch, this package and the standard library."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 
 OWN = Path(__file__).parents[1]
 TRACING = str(Path(__file__).with_name("tracing.py"))
-"""Outside of it is what asked for the capture."""
+"""Frames outside of this file's are those of the caller of the capture."""
 LIBRARIES = (str(OWN), str(Path(torch.__file__).parent))
 STANDARD = sysconfig.get_path("stdlib")
 INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def line_now() -> str | None:
-    """The innermost line of a model or loss that is being run: its file and number; None within a backward pass."""
+    """The innermost running line of a model or loss, `<file>, line <number>`; None within a backward pass."""
     return _first(traceback.walk_stack(None))
 
 
 def line_of_error(error: BaseException) -> str | None:
-    """The innermost line of a model or loss that led to an error."""
+    """The innermost line of a model or loss in the traceback of an error; None if there is none."""
     return _first(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
 def _first(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Of frames from the innermost on, the first of code that somebody else has written."""
+    """The line of the first frame of a model or loss; `frames` has the innermost first."""
     for frame, number in frames:
         file = frame.f_code.co_filename
         if file == TRACING:

@@ -1,7 +1,7 @@
-"""Where a traced graph looks something up by numbers among its inputs: labels, tokens, places.
+"""The inputs of a traced graph that are indices, such as labels and tokens, and their valid ranges.
 
-PyTorch refuses an index that is out of range when it runs. ONNX counts negative ones from the end, also in operators in
-which PyTorch does not: there they become indices that runtimes refuse.
+PyTorch raises an error for an index out of range. ONNX accepts negative indices, counted from the end, also in
+operators whose counterparts in PyTorch refuse them; there they are replaced by an index that is out of range.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FROM_THE_START: dict[Any, tuple[int | None, int]] = {
     aten.scatter_reduce.two: (1, 2),
     aten.embedding.default: (None, 1),
 }
-"""Operators that refuse negative indices: which of the arguments are the axis of the first one and the index."""
+"""Operators that refuse negative indices: the positions of the arguments axis (None: axis 0) and index."""
 
 FROM_EITHER_END = (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default)
-"""Those that take them: a tensor, and a list of indices for its axes."""
+"""Operators that accept negative indices; their arguments are a tensor and a list of indices, one per axis."""
 
 SAME_SHAPE = (aten.alias.default, aten.clone.default, aten.detach.default, aten._to_copy.default)
 OTHER_SHAPE = (
@@ -46,37 +46,37 @@ OTHER_SHAPE = (
     aten.unsqueeze.default,
     aten.view.default,
 )
-"""Operators whose results have the numbers of the first argument and no others."""
+"""Operators whose result has the elements of the first argument and no others."""
 
 END = 2**63 - 1
-LARGE = 2**31 - 1
-"""No tensor has an axis as long."""
+OUT_OF_RANGE = 2**31 - 1
+"""An index that is larger than any axis."""
 
 
 @dataclass(frozen=True)
 class _Lookup:
-    """An index, and which numbers it may have: those below `size`, and as many negative ones if they count too."""
+    """An index and its valid values: [0, size), or [-size, size) with `negative`, and `ignored`."""
 
     index: Node
-    size: Any
+    size: int | torch.SymInt
     negative: bool = False
     ignored: int | None = None
 
 
 def index_ranges(traced: GraphModule, names: Sequence[str]) -> list[IndexRange]:
-    """The ranges of inputs that something is looked up by; an axis of a dynamic size has none.
+    """The valid ranges of the inputs that are indices into axes of a static size.
 
     Args:
-        traced: a graph, in which negative indices become others where PyTorch does not take them.
-        names: of its inputs.
+        traced: a graph. Negative indices are replaced by OUT_OF_RANGE in it where PyTorch refuses them.
+        names: the names of its inputs.
     """
     inputs = dict(zip(traced.graph.find_nodes(op="placeholder"), names, strict=True))
-    given = _computed_from(filter(_whole, inputs), traced.graph.nodes)
+    given = _computed_from(filter(_is_integer, inputs), traced.graph.nodes)
     found: dict[IndexRange, None] = {}
     for node in list(traced.graph.nodes):
         for lookup in _lookups(node):
             source, cuts = _source(lookup.index)
-            if source in inputs and _whole(source) and cuts is not None and isinstance(lookup.size, int):
+            if source in inputs and _is_integer(source) and cuts is not None and isinstance(lookup.size, int):
                 least = -lookup.size if lookup.negative else 0
                 found[IndexRange(inputs[source], least, lookup.size, lookup.ignored, cuts)] = None
             if node.target in FROM_THE_START and lookup.index in given:
@@ -86,21 +86,21 @@ def index_ranges(traced: GraphModule, names: Sequence[str]) -> list[IndexRange]:
 
 
 def _computed_from(inputs: Iterable[Node], nodes: Iterable[Node]) -> set[Node]:
-    """The inputs, and what is computed from them in whole numbers; labels that are looked up are in range already."""
+    """The inputs and the integer nodes computed from them, except for labels, whose range is checked."""
     found = set(inputs)
     for node in nodes:
-        if node.target is not LABEL and _whole(node) and not found.isdisjoint(node.all_input_nodes):
+        if node.target is not LABEL and _is_integer(node) and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 
 
-def _whole(node: Node) -> bool:
+def _is_integer(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype is not torch.bool
 
 
 def _lookups(node: Node) -> Iterator[_Lookup]:
-    """What a node looks up."""
+    """The lookups of a node, one per index."""
     if node.target is LABEL:
         index, classes, *ignored = node.args
         yield _Lookup(index, classes, ignored=ignored[0] if ignored else None)
@@ -110,18 +110,18 @@ def _lookups(node: Node) -> Iterator[_Lookup]:
         yield _Lookup(node.args[place], shape[0 if axis is None else node.args[axis]])
     elif node.target in FROM_EITHER_END:
         indices = [index for index in node.args[1] if index is not None]
-        if not any(index.meta["val"].dtype is torch.bool for index in indices):  # one may be for several axes
+        if not any(index.meta["val"].dtype is torch.bool for index in indices):  # a mask may index several axes
             for index, size in zip(node.args[1], _shape(node.args[0]), strict=False):
                 if index is not None:
                     yield _Lookup(index, size, negative=True)
 
 
-def _shape(node: Any) -> tuple[Any, ...]:
+def _shape(node: Node) -> tuple[int | torch.SymInt, ...]:
     return tuple(node.meta["val"].shape)
 
 
 def _source(index: Node) -> tuple[Node, tuple[Cut, ...] | None]:
-    """The value that an index is or is a part of, and which part; None if that part is of another shape of it."""
+    """The node whose elements an index has, and the slices of it; None if it was reshaped before a slice."""
     cuts: list[Cut] | None = []
     while index.op == "call_function":
         if index.target in OTHER_SHAPE:
@@ -135,7 +135,7 @@ def _source(index: Node) -> tuple[Node, tuple[Cut, ...] | None]:
 
 
 def _cut(node: Node) -> tuple[Any, ...] | None:
-    """Which part of its argument a node takes."""
+    """Axis and position of a select, or axis, start, stop and step of a slice; None for another node."""
     if node.target is aten.select.int:
         return _axis(node), node.args[2]
     if node.target is aten.slice.Tensor:
@@ -151,9 +151,9 @@ def _axis(node: Node) -> int:
 
 
 def _refuse_negative(node: Node, index: Node) -> None:
-    """Let a negative index be too large."""
+    """Replace negative values of an index by OUT_OF_RANGE."""
     graph = node.graph
     with graph.inserting_before(node):
         negative = graph.call_function(aten.lt.Scalar, (index, 0))
-        refused = graph.call_function(aten.where.ScalarSelf, (negative, LARGE, index))
+        refused = graph.call_function(aten.where.ScalarSelf, (negative, OUT_OF_RANGE, index))
     node.replace_input_with(index, refused)

@@ -1,6 +1,6 @@
-"""The update rules of torch.optim, as functions of tensors: what a step of an optimizer computes, without its loop.
+"""The update rules of torch.optim as functions of tensors.
 
-The formulas are those that the pages of torch.optim give for each class.
+The formulas are those of the documentation of each class of torch.optim.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from onnx_ops.torch.base.errors import CaptureError
 State = dict[str, torch.Tensor]
 Group = Mapping[str, Any]
 CLOCK = "step"
-"""The state that counts steps; parameters that have always been updated together share one."""
+"""The state that counts steps; all parameters share one if their counts are equal."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One class of torch.optim.
+    """The update rule of a class of torch.optim.
 
     Attributes:
-        initial: the state of a parameter before its first step, by torch's names.
-        update: parameter, gradient, state, learning rate and group, to the new parameter and state.
+        initial: (parameter, group) to the state before the first step, by the keys of torch's state.
+        update: (parameter, gradient, state, learning rate, group) to (new parameter, new state).
     """
 
     initial: Callable[[torch.Tensor, Group], State]
@@ -42,7 +42,7 @@ def _number(value: float, like: torch.Tensor) -> torch.Tensor:
 def _sgd_initial(parameter: torch.Tensor, group: Group) -> State:
     if not group["momentum"]:
         return {}
-    # A first gradient enters the buffer undamped; without dampening that is what any other does to zeros.
+    # The first gradient is not dampened, so dampening needs the count of steps.
     state = {"momentum_buffer": torch.zeros_like(parameter)}
     return state | ({CLOCK: torch.zeros(())} if group["dampening"] else {})
 
@@ -73,10 +73,10 @@ def _adam(
     parameter: torch.Tensor, gradient: torch.Tensor, state: State, rate: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, State]:
     decay = group["weight_decay"]
-    if decay and not group["decoupled_weight_decay"]:  # that of Adam is a part of the gradient
+    if decay and not group["decoupled_weight_decay"]:  # Adam adds it to the gradient
         gradient, decay = gradient + decay * parameter, 0.0
     step = state[CLOCK] + 1
-    # Powers of numbers next to 1 lose their digits in single precision.
+    # In float32, powers of numbers close to 1 are inaccurate.
     count = step.double()
     betas = [_number(float(beta), count) for beta in group["betas"]]
     updated = domain_ops.ApplyAdamW(
@@ -104,7 +104,7 @@ RULES: dict[type[torch.optim.Optimizer], Rule] = {
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter that an optimizer updates: its name, its group, and its state under torch's names."""
+    """A parameter that an optimizer updates: its name, the index of its group, and its state by torch's keys."""
 
     name: str
     group: int
@@ -112,15 +112,15 @@ class Member:
 
 
 class Plan:
-    """What one step of an optimizer does to the parameters of a model.
+    """One step of an optimizer for the parameters of a model.
 
     Args:
-        optimizer: of one of the classes in RULES.
-        parameters: those of the model, by name.
+        optimizer: an instance of a class in RULES.
+        parameters: the parameters of the model, by name.
         used: the names of the parameters that have a gradient.
 
     Raises:
-        CaptureError: an optimizer or an option without a rule; parameters that are none of the model's.
+        CaptureError: the optimizer has no rule, or a parameter that the model does not have.
     """
 
     def __init__(
@@ -139,24 +139,24 @@ class Plan:
 
     def _member(self, name: str, group: int, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Member:
         state = self._rule.initial(parameter.detach(), self._groups[group])
-        reached = optimizer.state.get(parameter, {})
+        current = optimizer.state.get(parameter, {})
         for key in state:
-            value = reached.get(key)
+            value = current.get(key)
             if value is not None:
                 state[key] = torch.as_tensor(value).detach().clone()
-            elif key == CLOCK and reached.get("momentum_buffer") is not None:
+            elif key == CLOCK and current.get("momentum_buffer") is not None:
                 state[key] = torch.ones(())
         return Member(name, group, state)
 
     def rates(self) -> State:
-        """The learning rates, by the names of the inputs."""
+        """The learning rates as scalars, by input; float64 if a parameter is float64, else float32."""
         double = any(tensor.dtype is torch.float64 for tensor in self._parameters)
         dtype = torch.float64 if double else torch.float32
         rates = [torch.tensor(float(group["lr"]), dtype=dtype) for group in self._groups]
         return {learning_rate_name(i, len(rates)): rate for i, rate in enumerate(rates)}
 
     def state_name(self, member: Member, key: str) -> str:
-        """The name of the input that is a member's state."""
+        """The name of the input for a key of a member's state."""
         return optimizer_name(key, None if key == CLOCK and self._one_clock else member.name)
 
     def state(self) -> State:
@@ -164,7 +164,15 @@ class Plan:
         return {self.state_name(m, key): tensor for m in self.members for key, tensor in m.state.items()}
 
     def updated(self, values: State, gradients: State) -> State:
-        """One step: from parameters, state and learning rates, to the new parameters and state, by name."""
+        """One step of the optimizer.
+
+        Args:
+            values: parameters, optimizer state and learning rates, by the names of the inputs.
+            gradients: by the names of the parameters.
+
+        Returns:
+            The new parameters and optimizer state, by the names of the inputs.
+        """
         new: State = {}
         for member in self.members:
             group = self._groups[member.group]
@@ -181,7 +189,11 @@ class Plan:
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
-    """The rule of an optimizer's class, or of that whose methods it inherits; CaptureError if there is none."""
+    """The rule of an optimizer's class, or of the base class whose methods it inherits.
+
+    Raises:
+        CaptureError: there is no rule, or the class overrides methods of the base class.
+    """
     kind = type(optimizer)
     base = next((base for base in kind.__mro__ if base in RULES), None)
     if base is None:
@@ -197,15 +209,15 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
     return RULES[base]
 
 
-def _method(kind: type[torch.optim.Optimizer], name: str) -> Any:
-    """What a class has under a name, without the profiler that torch.optim puts around `step`."""
+def _method(kind: type[torch.optim.Optimizer], name: str) -> Callable[..., Any] | None:
+    """A method of a class without decorators, such as torch.optim's profiler of `step`; None for another attribute."""
     return inspect.unwrap(getattr(kind, name)) if callable(getattr(kind, name)) else None
 
 
 def named_parameters(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """The group, name and tensor of all that an optimizer updates; CaptureError for what is none of `parameters`."""
+    """Index of the group, name and tensor of each parameter of an optimizer; CaptureError if `parameters` lacks it."""
     names = {parameter: name for name, parameter in parameters.items()}
     for i, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -217,7 +229,8 @@ def named_parameters(
             yield i, names[parameter], parameter
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
+def _settings(group: Group) -> Group:
+    """The options of a group as numbers."""
     return {
         key: value.item() if isinstance(value, torch.Tensor) else value
         for key, value in group.items()
@@ -226,7 +239,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def clipped(gradients: State, largest: float) -> State:
-    """Gradients whose norm, all of them together, is at most `largest`, as torch.nn.utils.clip_grad_norm_ does it."""
+    """Gradients scaled so that their total norm is at most `largest`, as torch.nn.utils.clip_grad_norm_ does."""
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients.values()]
     total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]))
     factor = torch.clamp(largest / (total + 1e-6), max=1.0)

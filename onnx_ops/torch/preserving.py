@@ -1,4 +1,4 @@
-"""A model after it has been run: its attributes, modes and caches as they were before."""
+"""Restores the attributes of a model's modules after a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 @contextlib.contextmanager
 def preserved(model: torch.nn.Module) -> Iterator[None]:
-    """Whatever the modules of a model assign to attributes, or put into containers in these, is undone.
+    """Restore the attributes of a model's modules and the containers in them on exit, the training mode included.
 
-    What they write to the elements of a tensor is not.
+    Elements of tensors are not restored.
     """
     before = [(container, _contents(container)) for container in _containers(model)]
     try:
@@ -28,7 +28,7 @@ CONTAINERS = (dict, list, set, deque)
 
 
 def _containers(model: torch.nn.Module) -> list[Any]:
-    """The attributes of all modules, and the containers in them."""
+    """The attribute dictionaries of all modules, and the mutable containers in them."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [vars(module) for module in model.modules()]
     while waiting:
@@ -55,7 +55,7 @@ def _restore(container: Any, contents: list[Any]) -> None:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Whether an element, or the pair of a key and a value, is the one it was."""
+    """Whether an element is the same object, or a pair of key and value has the same objects."""
     if isinstance(now, tuple) and isinstance(before, tuple) and len(now) == len(before):
         return all(one is other for one, other in zip(now, before, strict=True))
     return now is before

@@ -1,4 +1,4 @@
-"""The random numbers of a captured step."""
+"""Draws the random numbers of a captured step from its seed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.torch.base.errors import CaptureError
@@ -15,14 +16,17 @@ from onnx_ops.torch.operators.random_numbers import Generator
 
 
 class Random(TorchDispatchMode):
-    """While it is entered, all operators that draw random numbers draw from one seed, different ones for each.
+    """A mode in which random operators draw from one seed, each at another offset.
+
+    Args:
+        seed: () int64, another number for each step.
 
     Attributes:
-        closed: whether drawing is over. What draws within a gradient would get other numbers than the loss had.
+        closed: whether random operators are refused, as in the backward pass, in which recomputed ones would draw other
+            numbers than in the loss.
     """
 
     def __init__(self, seed: Tensor) -> None:
-        """`seed` is a scalar of int64; each step has another."""
         super().__init__()
         self._generator = Generator(seed)
         self.closed = False
@@ -33,7 +37,7 @@ class Random(TorchDispatchMode):
         return self._generator.used
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not _draws(func, args, kwargs):
@@ -51,16 +55,16 @@ class Random(TorchDispatchMode):
         return TABLE.draws[func](self._generator, *args, **kwargs)
 
 
-def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an operator draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    # Attention without dropout, and what draws in training alone.
+    # Attention without dropout draws none, nor do operators that draw only in training.
     return given.get("dropout_p", 1.0) != 0 and given.get("training", True) is not False
 
 
 def _known() -> list[str]:
-    """The operators that can draw from a seed, dropout apart."""
+    """The names of the operators that can draw from a seed, except for dropout."""
     names = {operator._schema.name.removeprefix("aten::").rstrip("_") for operator in TABLE.draws}
     return sorted(names - {"native_dropout"})

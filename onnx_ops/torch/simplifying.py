@@ -1,7 +1,7 @@
-"""Simpler graphs of the same numbers, in place of the simplifications that torch.onnx.export makes itself.
+"""Simplifies captured graphs without changing their results, in place of the optimizer of torch.onnx.export.
 
-Those take a constant within 1e-8 of 0 for 0, such as the 1e-8 by which Adam keeps its divisor from 0, and cast to
-float16 by way of float32 in one step, which rounds differently.
+That one treats constants up to 1e-8, such as Adam's eps, as 0, and merges casts to float32 and then float16 into one,
+which rounds differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.operators import TABLE
 
-# Those that compare no floating constants.
+# The rules that compare no floating constants.
 RULES = (
     rules.collapse_slice_rule,
     rules.collapse_slice2_rule,
@@ -34,11 +34,11 @@ RULES = (
 )
 
 ROUNDS = 3
-"""What one round simplifies, the next may simplify further."""
+"""The number of rounds; a round may enable simplifications of the next."""
 
 
 def simplify(model: ir.Model) -> None:
-    """Fold constants, merge what is computed twice, and leave out what changes nothing or is not needed."""
+    """Fold constants, eliminate common subexpressions, and remove nodes without effect or use, in place."""
     common.InlinePass()(model)
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
@@ -49,15 +49,15 @@ def simplify(model: ir.Model) -> None:
     common.DeduplicateInitializersPass()(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
-    _leave_out_outputs(model)
+    _omit_unused_outputs(model)
     _rewrite_nodes(model)
-    _keep_factors_apart(model.graph)
+    _prevent_scale_fusion(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
 
 
-def _leave_out_outputs(model: ir.Model) -> None:
-    """Nodes of this domain compute no optional outputs that nobody uses."""
+def _omit_unused_outputs(model: ir.Model) -> None:
+    """Omit the unused optional outputs of this domain's nodes."""
     for node in model.graph.all_nodes():
         if node.domain != DOMAIN:
             continue
@@ -71,15 +71,16 @@ def _leave_out_outputs(model: ir.Model) -> None:
 
 
 def _rewrite_nodes(model: ir.Model) -> None:
-    """Rewrite nodes of this domain, as the files of their operators do."""
+    """Apply the rewrites in the table of operators to this domain's nodes."""
     for node in list(model.graph.all_nodes()):
         if node.domain == DOMAIN and node.op_type in TABLE.rewrites:
             TABLE.rewrites[node.op_type](node)
 
 
-def _keep_factors_apart(graph: ir.Graph) -> None:
-    """onnxruntime makes a factor beside a product of matrices part of the product, rounded to a float. A row of
-    factors, all the same, it leaves where it is.
+def _prevent_scale_fusion(graph: ir.Graph) -> None:
+    """Expand scalar float64 factors to a row of the other operand's last dimension.
+
+    onnxruntime's MatMulScaleFusion rounds a scalar factor next to a MatMul to float32; it ignores rows.
     """
     rows: dict[tuple[str | None, int], ir.Value] = {}
     for node in graph.all_nodes():

@@ -1,4 +1,4 @@
-"""The function that a captured step computes, in PyTorch: loss, gradients, new buffers, and the optimizer's update."""
+"""A training step in PyTorch as a function of named tensors: loss, gradients, and new values of buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onnx_ops.core.step_format import GRADIENT, LOSS, NEXT, OUTPUT, SEED
-from onnx_ops.torch.arguments import bound, children, dimensions, replaced, shapes_by_name, tensors
+from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Effects, storage_of
 from onnx_ops.torch.randomness import Random
@@ -19,10 +19,9 @@ from onnx_ops.torch.tracing import Tensors
 
 
 class _Call(torch.nn.Module):
-    """The loss as a module with the model in it, so that all of its parameters can be replaced for one call.
+    """The loss as a module that contains the model, for torch.func.functional_call.
 
-    Gradients are computed within that call too: activations that a backward pass recomputes are computed from the
-    parameters again.
+    `forward` computes the gradients too, so that activation checkpointing recomputes from the same parameters.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:
@@ -36,27 +35,32 @@ class _Call(torch.nn.Module):
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A call of a model: its arguments by the names of the parameters of its forward, the positional ones first."""
+    """A call of a model.
+
+    Attributes:
+        arguments: by the names of the parameters of the model's `forward`, the positional ones first.
+        positional: the number of positional arguments.
+    """
 
     arguments: dict[str, Any]
     positional: int
 
     def run(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
-        """The same call with other arguments."""
+        """The result of the call with other arguments."""
         values = list(arguments.items())
         return model(*(value for _, value in values[: self.positional]), **dict(values[self.positional :]))
 
 
 @dataclass
-class Seen:
-    """What a run of the step has shown.
+class RunInfo:
+    """Information about a run of the step.
 
     Attributes:
-        used: parameters that have a gradient.
-        changed: buffers and parameters that the loss changes.
-        draws: how many operators have drawn random numbers.
-        call: how the model was called first; None if it was not.
-        effects: what the operators did to storages, if that was noted.
+        used: the parameters that have a gradient.
+        changed: the buffers and parameters that the loss changes.
+        draws: the number of draws of random numbers.
+        call: the first call of the model; None if the loss does not call it.
+        effects: the storages that operators read and wrote; empty in a run with FakeTensors.
     """
 
     used: list[str] = field(default_factory=list)
@@ -69,16 +73,26 @@ class Seen:
 class JointStep:
     """Forward and backward pass of a loss as one function of named tensors.
 
+    Args:
+        model: the module that the loss calls.
+        loss: `loss(model, *args)` returns a scalar, or a tuple or dict with the scalar first.
+        args: example arguments.
+        dynamic_shapes: their dynamic dimensions, as for torch.export.export.
+
     Attributes:
-        parameters, buffers: those of the model, by their first names.
+        parameters, buffers: those of the model, by name; a tied tensor has its first name.
         persistent: the names in the model's state_dict.
-        tied: other names of them, with the first.
+        tied: the other names of tied tensors, with the first name.
         arguments: the tensors among the arguments, by path.
-        dynamic: their dynamic dimensions.
+        dynamic: the dynamic dimensions of the arguments.
+
+    Raises:
+        CaptureError: arguments or dynamic_shapes that do not fit, a model without parameters, or a name that both an
+            argument and a parameter or buffer have.
     """
 
     def __init__(
-        self, model: torch.nn.Module, loss: Callable[..., Any], args: tuple[Any, ...], dynamic_shapes: Any
+        self, model: torch.nn.Module, loss: Callable[..., Any], args: tuple[Any, ...], dynamic_shapes: DynamicShapes
     ) -> None:
         self._call = _Call(model, loss)
         self.model = model
@@ -92,33 +106,37 @@ class JointStep:
         self._check_names()
 
     def state(self) -> Tensors:
-        """Parameters, buffers and seed, with their values now."""
+        """Copies of the current parameters and buffers, and a seed of 0."""
         values = {**self.parameters, **self.buffers, SEED: torch.zeros((), dtype=torch.int64)}
         return {name: tensor.detach().clone() for name, tensor in values.items()}
 
     def _registered(self) -> list[str]:
         return [*self.parameters, *self.buffers]
 
-    def arguments_now(self) -> Tensors:
-        """The arguments that are tensors, with their values now."""
+    def argument_values(self) -> Tensors:
+        """Copies of the tensors among the arguments."""
         return {name: tensor.detach().clone() for name, tensor in self.arguments.items()}
 
     def trained(self) -> list[str]:
-        """The parameters that require a gradient."""
+        """The names of the parameters that require a gradient."""
         return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
-    def run(self, values: Tensors, seen: Seen, changed: Collection[str] | None = None) -> Tensors:
-        """One pass, forward and backward.
+    def run(self, values: Tensors, info: RunInfo, changed: Collection[str] | None = None) -> Tensors:
+        """Run forward and backward pass.
 
         Args:
-            values: parameters, buffers, seed and arguments, by name; they stay as they are.
-            seen: gets what the run shows.
-            changed: the parameters and buffers that the loss changes; None to find out, which only a run without fake
-                tensors can.
+            values: parameters, buffers, seed and arguments, by name; they are not changed.
+            info: filled with information about the run.
+            changed: the parameters and buffers that the loss changes; None to find them, which needs a run without
+                FakeTensors.
 
         Returns:
-            Loss, further outputs, gradients and new values of what the loss changes, under the names that the graph's
-            outputs have.
+            Loss, further outputs, gradients and new values of changed parameters and buffers, by the names of the
+            graph's outputs.
+
+        Raises:
+            CaptureError: a result of the loss, a gradient, a change of a parameter or a random operator that a graph
+                cannot have.
         """
         leaves = {name: values[name].detach() for name in (*self.parameters, *self.arguments)}
         leaves = {n: t.clone() if changed is None or n in changed else t for n, t in leaves.items()}
@@ -136,25 +154,25 @@ class JointStep:
             outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
             found = _gradients(loss, wanted)
-            seen.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
+            info.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
             filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
             return outputs | {GRADIENT + name: gradient for name, gradient in filled.items()}
 
-        with random, seen.effects if changed is None else contextlib.nullcontext(), _first_call(self.model, seen):
+        with random, info.effects if changed is None else contextlib.nullcontext(), _FirstCall(self.model, info):
             outputs, after = torch.func.functional_call(
                 self._call,
                 {f"model.{name}": tensor for name, tensor in given.items()},
                 (differentiated, *replaced(self._given, arguments).values()),
                 tie_weights=True,
             )
-        seen.draws = random.used
+        info.draws = random.used
         for name in self.trained():
             if after.get(name) is not given[name]:
                 raise CaptureError(
                     f"the loss puts another object in the place of the parameter '{name}', which the optimizer does not"
                     " know: change its elements in place, under torch.no_grad()"
                 )
-        seen.changed = [
+        info.changed = [
             name
             for name, tensor in given.items()
             if name in after
@@ -163,31 +181,38 @@ class JointStep:
                 if changed is not None
                 else after[name] is not tensor
                 or before[name] != (tensor._version, storage_of(tensor))
-                or seen.effects.wrote(tensor)
+                or info.effects.wrote(tensor)
             )
         ]
-        outputs |= {NEXT + name: after[name].detach() for name in seen.changed}
+        outputs |= {NEXT + name: after[name].detach() for name in info.changed}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1
         return outputs
 
     def infer(self, values: Tensors, call: ModelCall) -> Tensors:
-        """What the model returns in evaluation mode for a call with other arguments.
+        """Run the model in evaluation mode, in which it stays.
+
+        Args:
+            values: parameters, buffers and the tensors among the arguments, by name.
+            call: the call, whose arguments are replaced.
 
         Returns:
-            `output`, or `output.<place>` for several tensors. The model is left in evaluation mode.
+            The tensors in the result: `output`, or `output.<path>` for several.
         """
         named = {f"model.{name}": values[name].clone() for name in (*self.parameters, *self.buffers)}
         arguments = replaced(call.arguments, values)
-        # Some models compute tensors from parameters when their mode changes; these are to be made of the given ones.
+        # Some models compute tensors from parameters when their mode changes: they have to use the given parameters.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
         result, _ = torch.func.functional_call(whole, named, (lambda result: result,), tie_weights=True)
         return {name: tensor.detach() for name, tensor in tensors(result, OUTPUT)}
 
     def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
-        """Refuse, with a CaptureError, a graph that has state of the step, or a view of it, as a constant.
+        """Check that no constant of a graph is a parameter or buffer, or a view of one.
 
-        Buffers that are not in the model's state_dict are constants anyway, except for those that are `changed`.
+        Buffers that are neither in the model's state_dict nor in `changed` may be constants.
+
+        Raises:
+            CaptureError: a constant of the graph is state of the step.
         """
         fixed = self.buffers.keys() - self.persistent - set(changed)
         state = {storage_of(t): name for name, t in (self.parameters | self.buffers).items() if name not in fixed}
@@ -202,8 +227,8 @@ class JointStep:
                 )
 
     @contextlib.contextmanager
-    def holding(self, values: Tensors) -> Iterator[None]:
-        """The model's own parameters have other values, for code that reads them where `run` cannot replace them."""
+    def with_parameters(self, values: Tensors) -> Iterator[None]:
+        """Set the model's parameters in place until exit, for code that reads them by other references."""
         kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
             for name, parameter in self.parameters.items():
@@ -222,7 +247,7 @@ class JointStep:
 
 
 def _tied(model: torch.nn.Module, first: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Names in the model's state_dict of tensors that have another name before."""
+    """Further names of tied tensors in the model's state_dict, with the first name."""
     names = {id(tensor): name for name, tensor in first.items()}
     return {
         other: names[id(tensor)]
@@ -236,7 +261,7 @@ def _named(model: torch.nn.Module) -> Tensors:
 
 
 def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
-    """The tensors that a graph has as constants, subgraphs included."""
+    """The constant tensors of a graph and its subgraphs."""
     for module in graph.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             value = operator.attrgetter(node.target)(module) if node.op == "get_attr" else None
@@ -245,7 +270,7 @@ def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
 
 
 def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
-    """The gradient with respect to each tensor; None where the loss does not depend on it."""
+    """The gradient with respect to each tensor; None if the loss does not depend on it."""
     try:
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
     except RuntimeError as error:
@@ -263,15 +288,15 @@ def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | 
 
 
 def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
-    """The loss, and what else is to be reported, by name."""
+    """The loss, and the further tensors of the loss function's result, by name."""
     if isinstance(result, torch.Tensor):
         loss, rest = result, {}
     else:
-        held = children(result)
-        if not held:
+        inner = children(result)
+        if not inner:
             raise CaptureError(f"the loss returned {type(result).__name__}, expected a scalar, a tuple or a dict")
         prefix = "" if isinstance(result, Mapping) else f"{OUTPUT}."
-        (_, loss), *others = held.items()
+        (_, loss), *others = inner.items()
         rest = {n: t for key, value in others for n, t in tensors(value, f"{prefix}{key}")}
     if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.is_floating_point():
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -281,18 +306,18 @@ def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
     return loss, rest
 
 
-class _first_call:
-    """Notes the arguments of the first call of a model."""
+class _FirstCall:
+    """Records the arguments of the first call of a model in `info.call`."""
 
-    def __init__(self, model: torch.nn.Module, seen: Seen) -> None:
-        self._model, self._seen = model, seen
+    def __init__(self, model: torch.nn.Module, info: RunInfo) -> None:
+        self._model, self._info = model, info
 
     def __enter__(self) -> None:
-        self._hook = self._model.register_forward_pre_hook(self._note, with_kwargs=True)
+        self._hook = self._model.register_forward_pre_hook(self._record, with_kwargs=True)
 
     def __exit__(self, *error: Any) -> None:
         self._hook.remove()
 
-    def _note(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._seen.call is None:
-            self._seen.call = ModelCall(bound(model.forward, args) | kwargs, len(args))
+    def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._info.call is None:
+            self._info.call = ModelCall(bound(model.forward, args) | kwargs, len(args))

@@ -1,4 +1,4 @@
-"""From a function of tensors to its graph, in PyTorch's operators and then in ONNX's."""
+"""Traces a function of tensors to a graph of ATen operators, and exports that graph to ONNX."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from torch.onnx._internal.exporter import _core as exporter
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from onnx_ops.torch.arguments import Dimension
 from onnx_ops.torch.constants import Constants
-from onnx_ops.torch.explanations import NoAutocast, Whereabouts, explained
+from onnx_ops.torch.explanations import Locations, RefuseAutocast, explained
 from onnx_ops.torch.indices import index_ranges
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
@@ -43,17 +44,17 @@ from onnx_ops.torch.translation import check_translations, registry
 from onnx_ops.training.ranges import IndexRange
 
 Tensors = dict[str, torch.Tensor]
-Dynamic = Mapping[str, Mapping[int, Any]]
-"""The dynamic dimensions of tensors: name, axis, and what torch.export calls it."""
+Dynamic = Mapping[str, Mapping[int, Dimension]]
+"""The dynamic dimensions of tensors, by the name of the tensor and the axis."""
 
 
 @contextlib.contextmanager
 def portable_kernels() -> Iterator[None]:
-    """PyTorch's operators are chosen among those whose derivatives are operators too, not calls of a CPU library."""
+    """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library."""
     with (
-        warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that nobody touches
+        warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that stays unchanged
         torch.backends.mkldnn.flags(enabled=False),
-        torch.backends.nnpack.flags(enabled=False),  # which it asks for by the size of the batch
+        torch.backends.nnpack.flags(enabled=False),  # its selection depends on the size of the batch
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
         yield
@@ -61,21 +62,24 @@ def portable_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager_mode() -> Iterator[None]:
-    """PyTorch computes itself what a trace would record: attention out of the same operators, which draw in the same
-    order, and what it has on GPUs only."""
+    """PyTorch runs the operators that a trace records.
+
+    Attention consists of the same operators, which draw random numbers in the same order, and functions that PyTorch
+    has on GPUs only are available.
+    """
     with Substitution(TABLE.missing), portable_kernels():
         yield
 
 
 def _unchecked_distributions() -> contextlib.AbstractContextManager[Any]:
-    """torch.distributions looks at no values to check arguments; PyTorch has checked those of the example."""
+    """torch.distributions does not validate its arguments, as a trace has no values; the eager run has done it."""
     return mock.patch.object(Distribution, "_validate_args", False)
 
 
-def _sizes_taken_for_large() -> contextlib.AbstractContextManager[None]:
-    """PyTorch itself does not ask whether dynamic sizes, and those computed from them, are 0 or 1.
+def _size_oblivious() -> contextlib.AbstractContextManager[None]:
+    """PyTorch adds no guards that dynamic sizes, and those computed from them, are neither 0 nor 1.
 
-    A graph that fits all other sizes fits these.
+    A graph that is valid for all other sizes is valid for these.
     """
     patched: contextlib.AbstractContextManager[None] = symbolic_shapes_config.patch(backed_size_oblivious=True)
     return patched
@@ -83,44 +87,59 @@ def _sizes_taken_for_large() -> contextlib.AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A function's graph in PyTorch's operators.
+    """A function's graph of ATen operators.
 
     Attributes:
-        graph: from the tensors it was traced with, in their order, to those that the function returned.
-        dynamic: the dimensions of those tensors for whose other sizes the graph is right too.
-        symbols: what stands for a dynamic dimension in shapes, and what torch.export calls the dimension.
-        ranges: which numbers those tensors may have that are indices.
+        graph: the graph; inputs and outputs are the function's, in their order.
+        dynamic: the dynamic dimensions of the inputs: the graph is valid for other sizes of them too.
+        symbols: the symbol of each dynamic dimension, with the dimension.
+        ranges: the valid values of inputs that are indices.
     """
 
     graph: torch.fx.GraphModule
     dynamic: Dynamic
-    symbols: Mapping[Any, Any]
+    symbols: Mapping[Any, Dimension]
     ranges: Sequence[IndexRange]
 
-    def dimension(self, size: Any) -> Any:
-        """What torch.export calls a size that the trace has met."""
-        replaced = size.node.shape_env.replace  # symbols that have turned out to be equal are written as one
+    def dimension(self, size: torch.SymInt) -> Dimension:
+        """The dynamic dimension whose size is `size`; Dim.AUTO for a size computed from several."""
+        replaced = size.node.shape_env.replace  # one symbol for those that the trace has found to be equal
         same = (dim for symbol, dim in self.symbols.items() if replaced(symbol) == size.node.expr)
         return next(same, torch.export.Dim.AUTO)
 
 
-def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dynamic, where: Whereabouts) -> Traced:
-    """The operators that the function runs, differentiation within it included. The model stays as it was.
+def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dynamic, where: Locations) -> Traced:
+    """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
-    Dimensions that are not dynamic count as numbers, so that two sizes that happen to be equal are not taken for one.
+    Args:
+        function: named tensors to named tensors.
+        examples: its inputs.
+        dynamic: their dynamic dimensions. Two of the same size in the example are different dimensions, unless they
+            have the same torch.export.Dim.
+        where: records the locations of the operators for error messages.
+
+    Raises:
+        CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     shapes = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with preserved(where.model), where, Constants(mode), _unchecked_distributions(), NoAutocast(where), whole_ops():
+        with (
+            preserved(where.model),
+            where,
+            Constants(mode),
+            _unchecked_distributions(),
+            RefuseAutocast(where),
+            whole_ops(),
+        ):
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
     with explained(where):
-        with mode, enable_python_dispatcher(), portable_kernels(), _sizes_taken_for_large():
+        with mode, enable_python_dispatcher(), portable_kernels(), _size_oblivious():
             fakes = [given.fake for given in inputs]
-            # All of core ATen would be more than torch.onnx can translate: SiLU's gradient then ends in empty_permuted.
+            # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
             graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
         _check_sizes(shapes, inputs)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
@@ -130,15 +149,15 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
 
 @dataclass(frozen=True)
 class _Input:
-    """A tensor that a function is traced with: one without contents, and where its sizes come from."""
+    """An input of a trace: a FakeTensor, and the source and constraints of its symbolic sizes."""
 
     fake: torch.Tensor
     source: ConstantSource
     context: StatelessSymbolicContext
-    dimensions: Mapping[int, Any]
+    dimensions: Mapping[int, Dimension]
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor, dimensions: Mapping[int, Any], mode: FakeTensorMode) -> _Input:
+    def of(cls, name: str, tensor: torch.Tensor, dimensions: Mapping[int, Dimension], mode: FakeTensorMode) -> _Input:
         axes = range(tensor.dim())
         context = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if axis in dimensions else DimDynamic.STATIC for axis in axes],
@@ -147,14 +166,14 @@ class _Input:
         source = ConstantSource(name)
         return cls(mode.from_tensor(tensor, symbolic_context=context, source=source), source, context, dimensions)
 
-    def symbols(self) -> Iterator[tuple[Any, Any]]:
-        """What stands for the sizes that may change, each with its dimension."""
+    def symbols(self) -> Iterator[tuple[Any, Dimension]]:
+        """The symbol of each dynamic dimension, with the dimension."""
         for axis, dim in self.dimensions.items():
             if is_symbolic(self.fake.shape[axis]):
                 yield self.fake.shape[axis].node.expr, dim
 
-    def kept(self, shapes: ShapeEnv) -> dict[int, Any]:
-        """The dimensions that stay dynamic; those of Dim.AUTO for which only some sizes will do do not."""
+    def kept(self, shapes: ShapeEnv) -> dict[int, Dimension]:
+        """The dimensions that stay dynamic: all but those of Dim.AUTO that a guard restricts."""
         limited = {symbol for guard in shapes.guards for symbol in guard.expr.free_symbols}
         return {
             axis: dim
@@ -163,8 +182,8 @@ class _Input:
         }
 
 
-def _allowed(dim: Any) -> StrictMinMaxConstraint | None:
-    """The sizes that a dimension must be able to have, 0 and 1 apart; None for those that PyTorch may limit itself."""
+def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
+    """The constraint on a dimension's size, which is at least 2; None for Dim.AUTO, which PyTorch may restrict."""
     if dim is torch.export.Dim.AUTO:
         return None
     least, most = getattr(dim, "min", None), getattr(dim, "max", None)
@@ -172,9 +191,9 @@ def _allowed(dim: Any) -> StrictMinMaxConstraint | None:
 
 
 def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
-    """Refuse a graph that holds only for some sizes of the dynamic dimensions.
+    """Raise PyTorch's error for a graph that is valid only for some sizes of the dynamic dimensions.
 
-    What the function asked about sizes, such as `if len(x) > 4`, it answered for the examples.
+    Conditions on sizes, such as `if len(x) > 4`, were evaluated for the examples.
     """
     named = [
         (dim, TensorPropertySource(given.source, TensorProperty.SIZE, axis))
@@ -203,7 +222,7 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter warns of within itself, such as packages that are not installed."""
+    """Without logs and warnings of the exporter about itself, such as packages that are not installed."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -217,7 +236,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Flat(torch.nn.Module):
-    """A graph as the module that torch.export wants."""
+    """A graph as a module, which torch.export takes."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__()
@@ -227,10 +246,21 @@ class _Flat(torch.nn.Module):
         return self.graph_module(*tensors)
 
 
-def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version: int, where: Whereabouts) -> ir.Model:
-    """The graph in ONNX's operators and those of this domain, with inputs and outputs under the names given."""
+def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version: int, where: Locations) -> ir.Model:
+    """Export a graph to standard ONNX operators and ops of this domain.
+
+    Args:
+        traced: the graph.
+        examples: its inputs, by the names that they get in ONNX.
+        outputs: the names of its outputs.
+        opset_version: of the standard operators.
+        where: the locations of the operators, for error messages.
+
+    Raises:
+        CaptureError: an operator has no translation to ONNX.
+    """
     shapes = tuple(dict(traced.dynamic[name]) or None for name in examples)
-    with explained(where), torch.no_grad(), _quiet(), _sizes_taken_for_large():
+    with explained(where), torch.no_grad(), _quiet(), _size_oblivious():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
         given = tuple(examples.values())
@@ -251,7 +281,7 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
 
 
 def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
-    """Give inputs and outputs their names; a value inside that has one of them gets another."""
+    """Name inputs and outputs; other values with these names, and duplicate names, get a suffix."""
     for value, name in zip(graph.inputs, inputs, strict=True):
         value.name = name
     taken = {*inputs, *outputs}
@@ -278,7 +308,7 @@ def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
 
 
 def _rename_dimensions(graph: ir.Graph, dynamic: Dynamic) -> None:
-    """Dynamic dimensions get the names that dynamic_shapes gives them, or those of their first places."""
+    """Name dynamic dimensions as dynamic_shapes does, or by the first input and axis that have them."""
     names: dict[str, str] = {}
     for value in graph.inputs:
         for axis, dim in dynamic.get(value.name or "", {}).items():
@@ -299,7 +329,7 @@ def _rename_dimensions(graph: ir.Graph, dynamic: Dynamic) -> None:
 
 
 def _inner(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value of a graph and its subgraphs."""
+    """Every value of a graph and its subgraphs, except for the graph's inputs."""
     yield from list(graph.initializers.values())
     for node in graph.all_nodes():
         yield from node.outputs

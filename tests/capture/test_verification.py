@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
-from onnx_ops.torch.steps import JointStep, Seen
+from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.verification import verify
 from onnx_ops.torch.verification.trials import trials
 
@@ -259,7 +259,7 @@ def test_deep_networks_of_kinks() -> None:
     for _ in range(2):
         for parameter in model.parameters():
             parameter.data.mul_(1 + 0.1 * torch.randn(parameter.shape))
-        for trial in trials(joint, Seen()):
+        for trial in trials(joint, RunInfo()):
             verifying.step(trial)
     with pytest.raises(CaptureError, match=r"grad\.5\.layers\.3\.weight is off"):
         verify.Verification(broken, joint, None).step(trial)

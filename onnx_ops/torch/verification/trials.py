@@ -16,7 +16,7 @@ from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.steps import JointStep, Seen
+from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
 
 NOISE = 0.05
@@ -33,46 +33,46 @@ class Trial:
     expected: Tensors
 
 
-def trials(joint: JointStep, seen: Seen) -> tuple[Trial, Trial]:
+def trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
     """A step of PyTorch from the captured state, and one after it from a state close to the one that it reached.
 
     Args:
         joint: the step. Its model is afterwards as it was.
-        seen: gets what the first run shows.
+        info: gets what the first run shows.
 
     Raises:
         CaptureError: a step that has state beside parameters and buffers.
     """
     with preserved(joint.model):  # afterwards: state that a run leaves in an attribute is found by the next one
-        return _two_trials(joint, seen)
+        return _two_trials(joint, info)
 
 
-def _two_trials(joint: JointStep, seen: Seen) -> tuple[Trial, Trial]:
-    start = joint.state() | joint.arguments_now()
+def _two_trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
+    start = joint.state() | joint.argument_values()
     with eager_mode():
-        first = Trial(start, joint.run(start, seen))
-    unregistered = Unregistered(joint.model, seen.effects)
+        first = Trial(start, joint.run(start, info))
+    unregistered = Unregistered(joint.model, info.effects)
     for values in _others(joint, first):
-        trial = _tried(joint, values, first, unregistered)
+        trial = _run_trial(joint, values, first, unregistered)
         if trial is not None:
             return first, trial
     with eager_mode():
-        joint.run(start, again := Seen())
+        joint.run(start, again := RunInfo())
     unregistered.refuse(again.effects)
     return first, first
 
 
-def _tried(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:
+def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:
     """The trial with these values; None if PyTorch refuses them or makes NaNs of them."""
-    seen = Seen()
+    info = RunInfo()
     try:
-        with warnings.catch_warnings(action="ignore"), eager_mode(), joint.holding(values):
-            expected = joint.run(values, seen)
+        with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values):
+            expected = joint.run(values, info)
     except CaptureError:
         raise
     except Exception:  # the user's code or PyTorch, which the changed values do not suit
         return None
-    unregistered.refuse(seen.effects)
+    unregistered.refuse(info.effects)
     if expected.keys() != first.expected.keys() or any(
         bool(tensor.isnan().any()) and not bool(first.expected[name].isnan().any()) for name, tensor in expected.items()
     ):
@@ -88,7 +88,7 @@ def _others(joint: JointStep, first: Trial) -> Iterator[Tensors]:
     state |= disturbed({name: state[name] for name in joint.parameters}, NOISE)
     state |= {name: _away_from_zero(state[name], generator) for name in joint.trained()}
     arguments = {name: first.values[name] for name in joint.arguments}
-    changed = {name: _fainter(value, generator) for name, value in arguments.items()}
+    changed = {name: _shrunk(value, generator) for name, value in arguments.items()}
     sizes = _other_sizes(joint.dynamic, arguments)
     if sizes:
         yield state | {n: _reordered(value, sizes.get(n, {}), generator) for n, value in changed.items()}
@@ -116,7 +116,7 @@ def _away_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> torch.T
     return torch.where(tensor == 0, AWAY_FROM_ZERO * (tensor.abs().max() or 1.0) * _noise(tensor, generator), tensor)
 
 
-def _fainter(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Numbers that are closer to 0: those between 0 and 1 stay there, as probabilities have to."""
     return tensor * (1 - NOISE * _noise(tensor, generator).abs()) if tensor.is_floating_point() else tensor
 

@@ -18,7 +18,7 @@ from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers import Plan
 from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.steps import JointStep, Seen
+from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
 from onnx_ops.torch.verification.tolerances import WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.verification.trials import Trial, disturbed
@@ -158,8 +158,8 @@ class Verification:
         """The step in PyTorch with all floating numbers in float64; None if the model or the loss cannot do that."""
         wide = _wide(values)
         try:
-            with preserved(self._joint.model), eager_mode(), self._joint.holding(wide):
-                found = arrays(self._joint.run(wide, Seen()))
+            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide):
+                found = arrays(self._joint.run(wide, RunInfo()))
                 return {name: found[name] for name in names}
         except Exception:  # code of the user's that wants another dtype
             return None
