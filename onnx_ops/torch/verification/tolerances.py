@@ -1,4 +1,4 @@
-"""Compares outputs of a captured graph with those of PyTorch, and bounds what rounding may explain."""
+"""Compares outputs of a captured graph with those of PyTorch, and bounds the errors of rounding."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from onnx_ops.core.step_format import LOSS
 from onnx_ops.torch.base.errors import CaptureError
 
-# Errors of sums in another order, relative to the largest entry of a tensor; wrong graphs are off by far more. The
-# second number is relative to the largest entry of all tensors compared: gradients that are 0 but for rounding, such as
-# that of a bias in front of a batch norm, are as large as the rounding of the others.
+# Errors of sums in another order, relative to the largest entry of a tensor; those of wrong graphs are much larger. The
+# second number is relative to the largest entry of all tensors compared: a gradient that is 0 except for rounding, such
+# as that of a bias before a batch norm, is as large as the rounding errors of the others.
 Tolerance = tuple[float, float]
 TOLERANCES: Mapping[np.dtype, Tolerance] = {np.dtype(np.float64): (1e-8, 1e-11), np.dtype(np.float32): (1e-3, 1e-5)}
 SIXTEEN_BITS: Tolerance = (5e-2, 5e-3)
-# In a graph of float32 that computes in float64 the constants are those of float32.
+# A float32 graph that is converted to float64 has constants that were rounded to float32.
 WIDENED: Tolerance = (1e-5, 1e-7)
-# What rounding can do to float32 where the same graph is right in float64: ten times what it does to PyTorch's results,
-# or what a change of the inputs does that is some hundred times as large as rounding, but not everything.
+# Errors that are allowed in float32 if the graph is correct in float64: ten times PyTorch's error in float32, or the
+# effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
 
 
@@ -29,12 +29,16 @@ def compare(
     wanted: Mapping[str, np.ndarray],
     tolerance: Tolerance | None = None,
 ) -> None:
-    """Refuse, with a CaptureError that has the figures, values that are not those of PyTorch.
+    """Compare results of the graph with those of PyTorch.
 
     Args:
-        what: names the values in the error.
-        got, wanted: arrays by name; those that PyTorch does not have are ignored.
-        tolerance: largest errors, relative to a tensor's largest entry and to that of all; by default by dtype.
+        what: names the results in the error.
+        got: the graph's results by name; those that `wanted` does not have are ignored.
+        wanted: PyTorch's results by name.
+        tolerance: maximal errors, relative to the largest entry of a tensor and of all tensors; default by dtype.
+
+    Raises:
+        CaptureError: a missing result, another shape, or an error above the tolerance.
     """
     largest = max((_largest(array) for name, array in wanted.items() if name != LOSS), default=0.0)
     wrong = []
@@ -60,11 +64,11 @@ def compare(
 def rounding(
     theirs: Mapping[str, np.ndarray], near: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
 ) -> Tolerance:
-    """The errors that rounding explains in a graph that is right in float64.
+    """The tolerance for rounding errors of a graph that is correct in float64.
 
     Args:
         theirs: PyTorch's results in float32.
-        near: PyTorch's results in float64 for inputs that are changed by more than rounding changes them.
+        near: PyTorch's results in float64 for inputs with a relative change larger than rounding.
         exact: PyTorch's results in float64.
     """
     largest = max((_largest(array) for name, array in exact.items() if name != LOSS), default=0.0)
@@ -79,12 +83,13 @@ def rounding(
 
 
 def _largest(array: np.ndarray) -> float:
+    """The largest absolute value of the finite entries; 0 if there is none."""
     sizes = np.abs(array.astype(np.float64))
     return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference; infinite where one is finite and the other is not, or they are not the same infinity."""
+    """The largest absolute difference; equal infinities and two NaN differ by 0, other non-finite pairs by infinity."""
     if not wanted.size:
         return 0.0
     one, other = got.astype(np.float64), wanted.astype(np.float64)
@@ -95,6 +100,7 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _allowed(array: np.ndarray, largest: float, tolerance: Tolerance | None) -> float:
+    """The allowed absolute error of an array; 0 for integers and booleans."""
     if array.dtype.kind in "iub":
         return 0.0
     own, all_ = tolerance or TOLERANCES.get(array.dtype, SIXTEEN_BITS)

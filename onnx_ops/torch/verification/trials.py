@@ -1,6 +1,6 @@
-"""What a captured graph is compared with: PyTorch at the captured state, and at another state with another batch.
+"""Runs the steps of PyTorch that a captured graph is compared with: at the captured state, and at another one.
 
-At the captured state alone a graph with a parameter as a constant would pass.
+The second state and batch find graphs that have a parameter as a constant.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,33 +16,41 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
-from onnx_ops.torch.tracing import Tensors, eager_mode
+from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
 
 NOISE = 0.05
-"""By so much of itself a parameter or an element of the batch changes at most."""
+"""Maximal relative change of a parameter or an element of the batch."""
 AWAY_FROM_ZERO = 0.01
-"""What becomes of zeros among trained parameters, relative to the largest entry: at 0 they may hide gradients."""
+"""Bound on the values that replace zeros in trained parameters, relative to the largest entry: zeros hide gradients."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Values of the model's state and the arguments, and the outputs of one step of PyTorch from there."""
+    """A step of PyTorch.
+
+    Attributes:
+        values: the model's state and the arguments, by name.
+        expected: the outputs of the step, by name.
+    """
 
     values: Tensors
     expected: Tensors
 
 
 def trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
-    """A step of PyTorch from the captured state, and one after it from a state close to the one that it reached.
+    """Run a step of PyTorch from the captured state, and one from a state close to its result.
 
     Args:
-        joint: the step. Its model is afterwards as it was.
-        info: gets what the first run shows.
+        joint: the step; its model is not changed.
+        info: filled with information about the first run.
+
+    Returns:
+        Both trials; the first one twice if PyTorch runs no other batch or state.
 
     Raises:
-        CaptureError: a step that has state beside parameters and buffers.
+        CaptureError: the step has state that is neither a parameter nor a buffer.
     """
-    with preserved(joint.model):  # afterwards: state that a run leaves in an attribute is found by the next one
+    with preserved(joint.model):  # around both runs, as the second one finds state that the first leaves in attributes
         return _two_trials(joint, info)
 
 
@@ -63,14 +70,14 @@ def _two_trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
 
 
 def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:
-    """The trial with these values; None if PyTorch refuses them or makes NaNs of them."""
+    """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none."""
     info = RunInfo()
     try:
         with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values):
             expected = joint.run(values, info)
     except CaptureError:
         raise
-    except Exception:  # the user's code or PyTorch, which the changed values do not suit
+    except Exception:  # the user's code or PyTorch refuses the changed values
         return None
     unregistered.refuse(info.effects)
     if expected.keys() != first.expected.keys() or any(
@@ -81,7 +88,7 @@ def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Un
 
 
 def _others(joint: JointStep, first: Trial) -> Iterator[Tensors]:
-    """States and batches that differ from the first, those that differ most first."""
+    """States and batches that differ from those of the first trial, in descending order of their differences."""
     generator = torch.Generator().manual_seed(0)
     reached = {name.removeprefix(NEXT): value for name, value in first.expected.items() if name.startswith(NEXT)}
     state = {name: value for name, value in (first.values | reached).items() if name not in joint.arguments}
@@ -97,12 +104,12 @@ def _others(joint: JointStep, first: Trial) -> Iterator[Tensors]:
 
 
 def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Numbers from -1 to 1."""
+    """Uniform numbers on [-1, 1), shape and dtype of `like`."""
     return (2 * torch.rand(like.shape, generator=generator) - 1).to(like.dtype)
 
 
 def disturbed(values: Tensors, amount: float) -> Tensors:
-    """Floating tensors each of whose elements is changed by so much of itself at most."""
+    """Floating tensors with random relative changes of at most `amount`; other tensors unchanged."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
@@ -117,12 +124,17 @@ def _away_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> torch.T
 
 
 def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Numbers that are closer to 0: those between 0 and 1 stay there, as probabilities have to."""
+    """A tensor scaled elementwise by factors in [1 - NOISE, 1], so that probabilities stay in [0, 1]."""
     return tensor * (1 - NOISE * _noise(tensor, generator).abs()) if tensor.is_floating_point() else tensor
 
 
 def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int], generator: torch.Generator) -> torch.Tensor:
-    """The rows in another order, the same for all tensors of as many rows, and in other numbers along some axes."""
+    """A tensor with permuted rows and other sizes.
+
+    Args:
+        tensor: tensors with the same number of rows get the same permutation.
+        sizes: new sizes by axis; indices beyond the old size start again at 0.
+    """
     if not tensor.dim():
         return tensor
     rows = tensor.shape[0]
@@ -133,10 +145,10 @@ def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int], generator: torch.
     return tensor
 
 
-def _other_sizes(dynamic: Mapping[str, Mapping[int, Any]], arguments: Tensors) -> dict[str, dict[int, int]]:
-    """Other sizes of the dynamic dimensions that have names, by tensor and axis.
+def _other_sizes(dynamic: Dynamic, arguments: Tensors) -> dict[str, dict[int, int]]:
+    """Other sizes of the named dynamic dimensions, by tensor and axis.
 
-    Of those without a name only the trace finds out whether they can change.
+    Only the trace finds out whether those of Dim.AUTO can change.
     """
     places = [
         (name, axis, dim)
@@ -155,7 +167,8 @@ def _other_sizes(dynamic: Mapping[str, Mapping[int, Any]], arguments: Tensors) -
     return found
 
 
-def _other_size(size: int, dim: Any) -> int:
+def _other_size(size: int, dim: torch.export.Dim) -> int:
+    """A size that the dimension may have, another one if there is one."""
     least, most = max(getattr(dim, "min", None) or 2, 2), getattr(dim, "max", None)
     if most is None or size < most:
         return size + 1

@@ -1,4 +1,4 @@
-"""Verification of a captured graph: two chained steps of it beside PyTorch."""
+"""Verification of a captured graph: compares two steps, the second from the state of the first, with PyTorch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
 from onnx_ops.torch.verification.tolerances import WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.verification.trials import Trial, disturbed
-from onnx_ops.torch.verification.widening import in_double
+from onnx_ops.torch.verification.widening import to_float64
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import input_value, output_array
 
 Arrays = dict[str, np.ndarray]
 DISTURBANCE = 1e-5
-"""Such a change of the inputs changes the sign of more inputs of ReLUs than rounding does."""
+"""Relative change of the inputs that changes the sign of more inputs of ReLUs than rounding does."""
 
 
 class Graph:
@@ -36,7 +36,10 @@ class Graph:
 
     Args:
         model: the graph.
-        session: makes a session of it.
+        session: creates its session from the model and options.
+
+    Raises:
+        CaptureError: onnxruntime cannot create the session.
     """
 
     def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
@@ -45,11 +48,11 @@ class Graph:
         self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
         try:
             self._session = session(model, options)
-        except Exception as error:  # those of onnxruntime have no class of their own
+        except Exception as error:  # onnxruntime's errors have no common class
             raise _not_run(error) from error
 
     def run(self, values: Tensors) -> Arrays:
-        """The outputs for these inputs; further values are ignored."""
+        """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails."""
         try:
             feeds = {
                 value.name: input_value(to_array(values[value.name]), self._types[value.name].dtype or 0)
@@ -74,7 +77,15 @@ def arrays(tensors: Tensors) -> Arrays:
 
 
 class Updates:
-    """The optimizer itself, on copies of its parameters, step after step."""
+    """Steps of a copy of the optimizer on copies of its parameters.
+
+    Args:
+        joint: the step whose parameters the optimizer updates.
+        optimizer: the captured optimizer.
+        plan: the update that was captured of it.
+        used: the names of the parameters that have a gradient.
+        clip: the maximal total norm of the gradients; None for no clipping.
+    """
 
     def __init__(
         self, joint: JointStep, optimizer: torch.optim.Optimizer, plan: Plan, used: Sequence[str], clip: float | None
@@ -89,7 +100,7 @@ class Updates:
         }
 
     def step(self, trial: Trial, got: Mapping[str, np.ndarray]) -> Arrays:
-        """What the optimizer makes of the graph's gradients, under the names of the graph's outputs."""
+        """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs."""
         for name, parameter in self._copies.items():
             parameter.data.copy_(trial.expected.get(NEXT + name, trial.values[name]))
             parameter.grad = to_tensor(got[GRADIENT + name]) if name in self._used else None
@@ -109,18 +120,18 @@ class Updates:
 
 
 def _plain_session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session of standard operators, as they are: fused, onnxruntime rounds some factors to float32."""
+    """A session of function bodies without optimization, as onnxruntime's fusions round some factors to float32."""
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(link(model).SerializeToString(), options)
 
 
 class Verification:
-    """Compares chained steps of a graph with PyTorch's.
+    """Compares successive steps of a graph with PyTorch's.
 
     Args:
-        model: the graph, the gradients among its outputs.
+        model: the graph, whose outputs include the gradients.
         joint: the same step in PyTorch.
-        updates: the optimizer, if the graph has its update.
+        updates: the optimizer's steps; None if the graph has no update.
     """
 
     def __init__(self, model: onnx.ModelProto, joint: JointStep, updates: Updates | None) -> None:
@@ -129,19 +140,23 @@ class Verification:
         self._state = {} if updates is None else updates.plan.state() | updates.plan.rates()
 
     def step(self, trial: Trial) -> None:
-        """Compare the next step. CaptureError: numbers that are not PyTorch's, or that onnxruntime does not compute."""
+        """Compare the next step.
+
+        Raises:
+            CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
+        """
         got = self._graph.run(self._state | trial.values)
         update = {} if self._updates is None else self._updates.step(trial, got)
-        # What the optimizer updates after the loss has changed it is compared after the update.
+        # Parameters that both the loss and the optimizer change are compared after the update only.
         self._check(got, trial, [name for name in trial.expected if name not in update])
         compare("the optimizer's update", got, update)
         self._state |= {name: to_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
 
     def _check(self, got: Arrays, trial: Trial, names: Sequence[str]) -> None:
-        """Compare with PyTorch, and where the two differ, in float64.
+        """Compare the named outputs with PyTorch; in float64 too if they differ.
 
-        Rounding changes the sign of some inputs of ReLUs, and gradients with it: in deep networks with batch norm by
-        percents, in PyTorch as here.
+        Rounding changes the sign of some inputs of ReLUs, and thereby gradients: by percents in deep networks with
+        batch norm, in PyTorch too.
         """
         theirs = arrays({name: trial.expected[name] for name in names})
         try:
@@ -155,21 +170,21 @@ class Verification:
                 raise refused from None
 
     def _in_double(self, values: Tensors, names: Iterable[str]) -> Arrays | None:
-        """The step in PyTorch with all floating numbers in float64; None if the model or the loss cannot do that."""
+        """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64."""
         wide = _wide(values)
         try:
             with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide):
                 found = arrays(self._joint.run(wide, RunInfo()))
                 return {name: found[name] for name in names}
-        except Exception:  # code of the user's that wants another dtype
+        except Exception:  # the user's code requires another dtype
             return None
 
     def _is_rounding(self, got: Arrays, theirs: Arrays, exact: Arrays, trial: Trial) -> bool:
-        """Whether the graph is right in float64, and off in float32 by no more than rounding explains."""
+        """Whether the graph is correct in float64, and its errors in float32 are within the tolerance for rounding."""
         try:
-            graph = Graph(in_double(self._model), _plain_session)
+            graph = Graph(to_float64(self._model), _plain_session)
             computed = graph.run(_wide(self._state | trial.values))
-        except CaptureError:  # onnxruntime lacks an operator for float64
+        except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
         near = self._in_double(disturbed(_wide(trial.values), DISTURBANCE), exact) or exact
         return _agree(computed, exact, WIDENED) and _agree(got, exact, rounding(theirs, near, exact))

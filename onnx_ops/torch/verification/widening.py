@@ -1,9 +1,8 @@
-"""A captured graph with float64 in place of float32: what it computes without the rounding of float32."""
+"""Converts a captured graph from float32 to float64, to compute its results without the rounding of float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 
 import numpy as np
 import onnx
@@ -15,16 +14,16 @@ from torch.onnx._internal.exporter._building import OpRecorder
 from onnx_ops.torch.operators import TABLE
 
 DTYPES = ("to", "dtype")
-"""Attributes that are dtypes."""
+"""Names of attributes that hold a dtype."""
 
 
-def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model whose tensors of float32 are of float64, constants and casts included.
+def to_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with float64 in place of float32, constants and casts included.
 
-    Attributes of numbers, such as an epsilon, keep the value that they have in float32. Nodes that onnxruntime has not
-    for float64 are written in others.
+    Float attributes, such as an epsilon, keep their float32 value. Nodes without a float64 kernel in onnxruntime are
+    replaced by others.
     """
-    wide = onnx.shape_inference.infer_shapes(model)  # values that translations have put in lack them
+    wide = onnx.shape_inference.infer_shapes(model)  # values that translations create have no shapes
     for function in wide.functions:
         _widen(function.node, function.value_info)
     _widen_graph(wide.graph)
@@ -37,7 +36,11 @@ def _widen_graph(graph: onnx.GraphProto) -> None:
     _widen(graph.node, [*graph.input, *graph.output, *graph.value_info], graph.initializer)
 
 
-def _widen(nodes: Any, values: Iterable[onnx.ValueInfoProto], initializers: Iterable[TensorProto] = ()) -> None:
+def _widen(
+    nodes: MutableSequence[onnx.NodeProto],
+    values: Iterable[onnx.ValueInfoProto],
+    initializers: Iterable[TensorProto] = (),
+) -> None:
     shapes: dict[str, list[int | str]] = {tensor.name: list(tensor.dims) for tensor in initializers}
     for value in values:
         kind = value.type.tensor_type
@@ -74,7 +77,7 @@ def _tensor(tensor: TensorProto) -> TensorProto:
 
 
 def _rewritten(node: onnx.NodeProto, shapes: Mapping[str, list[int | str]]) -> Iterator[onnx.NodeProto]:
-    """Nodes that compute in float64 what a node computes in float32."""
+    """Nodes with float64 kernels that compute the output of a node."""
     inputs = [
         ir.val(name, ir.DataType.DOUBLE, ir.Shape(shapes[name]) if name in shapes else None) for name in node.input
     ]
