@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor: normally distributed numbers that get a gradient, unless it says otherwise."""
+    """A tensor; by default of normally distributed numbers that require a gradient."""
 
     shape: Shape
     make: Callable[[np.random.Generator, Shape], np.ndarray] = lambda rng, shape: rng.normal(size=shape)
@@ -43,7 +43,7 @@ def positive(*shape: int) -> Input:
 
 
 def inside(*shape: int) -> Input:
-    """Numbers in -0.95..0.95."""
+    """Numbers in [-0.95, 0.95]."""
     return Input(shape, lambda rng, shape: rng.uniform(-0.95, 0.95, shape))
 
 
@@ -74,7 +74,7 @@ def fixed(*values: Any) -> Input:
 
 @dataclass(frozen=True)
 class Case:
-    """An expression, what it is called with, why it cannot be captured, if it cannot, and whether it can in float64."""
+    """An expression with its arguments, the reason if it cannot be captured, and whether it can be in float64."""
 
     text: str
     inputs: tuple[Input, ...]

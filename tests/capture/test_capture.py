@@ -1,4 +1,4 @@
-"""What a captured graph is: its inputs and outputs, its numbers beside PyTorch's, and what is refused."""
+"""Captured graphs: inputs and outputs, results compared with PyTorch, and refused models."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_what_a_tuple_reports_is_named_by_place_and_arguments_may_be_a_list() ->
 
 
 def test_names_of_arguments_do_not_meet_those_of_values_inside() -> None:
-    """Each of these is what the exporter calls a value of this graph."""
+    """Each of these is a name that the exporter gives to a value of this graph."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     inputs = [torch.randn(3, 4), *(torch.randn(3, 2) for _ in range(3))]
@@ -260,7 +260,7 @@ def test_opsets(opset: int) -> None:
 
 
 def test_a_saved_file_is_whole(tmp_path: Path) -> None:
-    """A plain session of onnxruntime runs it, with nothing but the batch."""
+    """A session of onnxruntime without the kernels runs it with the batch as its only inputs."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     x, y = torch.randn(6, 4), torch.rand(6, 3).softmax(1)
@@ -278,7 +278,7 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
     optimizer.step()
     close(got["loss"], value)
     close(got["next.weight"], model.weight)
-    # Sources lie in folders whose names are nobody's business.
+    # Paths of sources may contain private names.
     content = (tmp_path / "step.onnx").read_bytes()
     assert b".py" not in content
     assert str(Path.home()).encode() not in content
@@ -437,7 +437,7 @@ def test_dynamic_shapes_that_do_not_fit(shapes: Any, said: str) -> None:
     ],
 )
 def test_graphs_that_hold_for_some_sizes_only(loss: Any, said: str) -> None:
-    """What was asked about sizes while tracing is answered in the graph for good."""
+    """Conditions on sizes are evaluated at capture time."""
     with pytest.raises(CaptureError) as refused:
         gradients(nn.Linear(4, 2), loss, (torch.randn(6, 4),), dynamic_shapes=(BATCH,))
     assert said in str(refused.value)

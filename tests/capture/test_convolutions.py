@@ -1,4 +1,4 @@
-"""Gradients of convolutions in captured graphs, beside PyTorch."""
+"""Gradients of convolutions in captured graphs, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OFF = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @pytest.mark.parametrize("dtype", OFF, ids=str)
 def test_depthwise(dtype: torch.dtype) -> None:
-    """Strides, gaps, rims and several filters of a channel; also where the convolution is transposed."""
+    """Strides, dilations, padding and several filters per channel, also of transposed convolutions."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(4, 4, 3, padding=1, groups=4),
@@ -63,7 +63,7 @@ def test_depthwise_along_lines_and_in_volumes(rank: int) -> None:
 
 
 def test_room_for_more_places_than_there_are() -> None:
-    """An output_padding as large as the stride, which gaps allow; onnxruntime's ConvTranspose does not."""
+    """An output_padding as large as the stride, which dilations allow, but not onnxruntime's ConvTranspose."""
     torch.manual_seed(0)
     network = nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1, groups=3).double()
     compare(network, torch.randn(2, 3, 7).double(), OFF[torch.float64], 0, 0)

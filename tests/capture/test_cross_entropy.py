@@ -1,4 +1,4 @@
-"""Cross entropy in captured graphs, beside PyTorch in float64."""
+"""Cross entropy in captured graphs, compared with PyTorch in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures whose axes of space and time are dynamic, run at several sizes, beside PyTorch in float64."""
+"""Captures with dynamic spatial and time axes, compared at several sizes with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def captured(network: nn.Module, x: Tensor, *axes: int, least: int = 2) -> Captu
 
 
 def same_as_torch(capture: Capture, network: nn.Module, x: Tensor) -> None:
-    """Loss and all gradients, and what the model gives in evaluation mode."""
+    """Loss, all gradients, and the output of the model in evaluation mode."""
     dtype = x.dtype
     exact, given = copy.deepcopy(network).double(), x.detach().double().requires_grad_()
     value = loss(exact, given)
@@ -235,7 +235,7 @@ def test_an_example_of_size_1() -> None:
 
 
 class Recurrent(nn.Module):
-    """All that a recurrent layer gives, each element with a weight of its own."""
+    """The sum of all outputs of a recurrent layer, each element with its own weight."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
 }
 
 
-# PyTorch says so of its own LSTM in float32.
+# PyTorch's warning about its own LSTM in float32.
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", ["lstm_projected", pytest.param("gru", marks=pytest.mark.full)])
 def test_recurrent_layers_over_any_number_of_steps(name: str) -> None:
@@ -365,7 +365,7 @@ def made(forward: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
 
 
 def test_what_pytorch_may_limit_itself_is_limited() -> None:
-    """With Dim.AUTO a graph that holds only for some sizes takes no others; it must not answer for them."""
+    """With Dim.AUTO a graph that is valid only for some sizes refuses the others."""
 
     def branch(layer: nn.Linear, x: Tensor) -> Tensor:
         y = F.linear(x, layer.weight)

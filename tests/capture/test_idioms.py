@@ -1,4 +1,4 @@
-"""Lines of code that published models have, in models as small as possible, beside PyTorch.
+"""Lines of code that published models have, in models as small as possible, compared with PyTorch.
 
 Each capture compares its numbers with PyTorch's before it returns.
 """

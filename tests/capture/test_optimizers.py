@@ -1,4 +1,4 @@
-"""Whole training steps beside PyTorch's: the optimizer's update, many steps, and the way there and back."""
+"""Training steps compared with PyTorch: the optimizer's update, many steps, and state copied both ways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnx_ops.torch import CaptureError, load_into_torch, optimizers, state_from
 
 BATCH = {0: Dim("N")}
 STEPS = 100
-# What two ways to add up float32 differ by after 100 steps, and float64.
+# Differences after 100 steps between sums in two orders, in float32 and float64.
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -76,9 +76,9 @@ def check_weights(trainer: onnx_ops.Trainer, model: nn.Module, tolerance: float)
 
 
 IN_FLOAT32 = ("AdamW amsgrad",)
-"""Of the update in float32 there is little else to see than in float64."""
+"""Run in float32 by default; the others by `make test-full`."""
 LIKE_OTHERS = ("SGD", "SGD momentum", "Adam", "Adam amsgrad", "AdamW", "AdamW amsgrad")
-"""What these do, others do too, and more."""
+"""Covered by the other optimizers; run in float64 by `make test-full`."""
 
 
 def marks(kind: str, dtype: torch.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""Max pools in captured graphs, beside PyTorch."""
+"""Max pools in captured graphs, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 import onnx_ops
 from onnx_ops.torch import gradients
 
-# Windows apart and overlapping, with a rim, with gaps, and with a last one beyond the end.
+# Windows disjoint and overlapping, with padding, with dilation, and with ceil_mode.
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 2},
     {"kernel_size": (3, 2), "stride": 1},
@@ -59,7 +59,7 @@ def test_pools(dtype: torch.dtype) -> None:
 
 
 def test_pools_over_volumes() -> None:
-    """Batched and not, overlapping, with a rim and with a last window beyond the end."""
+    """Batched and unbatched, with overlapping windows, padding and ceil_mode."""
 
     class Volumes(nn.Module):
         def __init__(self) -> None:

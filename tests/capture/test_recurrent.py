@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN in captured graphs, beside PyTorch in float64."""
+"""LSTM, GRU and RNN in captured graphs, compared with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import onnx_ops
 import onnx_ops.torch
 from onnx_ops.torch import CaptureError, whole_ops
 
-# PyTorch says so of its own LSTM in float32.
+# PyTorch's warning about its own LSTM in float32.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 STEPS, BATCH, FEATURES, WIDTH = 3, 2, 4, 6
@@ -46,11 +46,11 @@ LIKE_OTHERS = {
     "lstm_deep_both_ways",
     "lstm_projected",
 }
-"""What is in these, others have too."""
+"""Covered by the other cases; run by `make test-full`."""
 
 
 class Network(nn.Module):
-    """A recurrent layer; all that it gives out enters the loss, each element with a weight of its own."""
+    """A recurrent layer; all of its outputs enter the loss, each element with its own weight."""
 
     def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
         super().__init__()

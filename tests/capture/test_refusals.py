@@ -1,4 +1,4 @@
-"""What cannot be captured is an error that names the operator, the module it comes from, and what to do."""
+"""Errors of models that cannot be captured name the operator, its module, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step changes is state of its graph, and none of the state is a constant of it."""
+"""Tensors that a step changes are state of its graph, and no state is a constant of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers, losses and functions of PyTorch, captured, beside PyTorch in float64; the table of cases is in layers.py."""
+"""Layers, losses and functions of PyTorch, captured and compared with PyTorch in float64; cases are in layers.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx_ops.torch import CaptureError
 from tests.capture.layers import NOT_SWEPT, Case, cases
 from tests.capture.sweeping import Branch, errors
 
-# PyTorch's advice on arguments that are tried on purpose.
+# PyTorch's warnings about arguments that are tested on purpose.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
@@ -28,9 +28,9 @@ pytestmark = [
 # in another order. In float64 the same roundings are far below the bound; a constant rounded to float32 is far above.
 BOUNDS = {torch.float32: 2e-6, torch.float64: 1e-10}
 GROUP = 12
-"""So many cases are captured as one step: a capture takes a second whatever is in it."""
+"""Number of cases that are captured as one step, as a capture of any size takes a second."""
 SOME = 28
-"""One of so many cases is tried by default."""
+"""By default, one of this number of cases is tested."""
 
 SWEPT = {name: [case for case in section if not case.refused] for name, section in cases().items()}
 REFUSED = [case for section in cases().values() for case in section if case.refused]

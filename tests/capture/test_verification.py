@@ -1,4 +1,4 @@
-"""The check that follows a capture: which faults of a graph it finds, and what it puts down to rounding."""
+"""The verification of a capture finds faults of a graph and accepts rounding errors."""
 
 from __future__ import annotations
 

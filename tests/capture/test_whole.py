@@ -1,4 +1,4 @@
-"""Losses and layers that a capture keeps whole: the nodes are there, and the numbers are those of PyTorch."""
+"""Losses and layers that a capture exports as ops of this domain: their nodes, and their results as in PyTorch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def same_as_torch(
 
 
 def _leaf(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor to differentiate by, in another dtype if it is floating."""
+    """A tensor that requires a gradient, in another dtype if it is floating."""
     value = tensor.detach()
     value = value.to(dtype) if dtype is not None and value.is_floating_point() else value
     return value.requires_grad_(tensor.requires_grad)
@@ -319,7 +319,7 @@ def norms_same_as_torch(model: nn.Module, x: Tensor, *others: Tensor, dynamic: A
         close(got["loss"], loss.to(x.dtype), allowed)
         close(got["grad.x"], leaf.grad.to(x.dtype), allowed)
         largest = max(float(tensor.grad.abs().max()) for tensor in (leaf, *twin.parameters()))
-        for name, parameter in twin.named_parameters():  # a norm makes the gradient by `scale` nearly 0
+        for name, parameter in twin.named_parameters():  # a norm makes the gradient of `scale` nearly 0
             close(got[f"grad.{name}"], parameter.grad.to(x.dtype), allowed, largest)
         for name, buffer in twin.named_buffers():
             if model.training:
@@ -569,7 +569,7 @@ def test_random_numbers_that_a_graph_cannot_have_are_refused() -> None:
         gradients(model, lambda model, x: checkpoint(model, x, use_reentrant=False).sum(), (x,))
 
 
-# For those who call torch.onnx.export
+# torch.onnx.export
 
 
 def exported(module: nn.Module, *args: Tensor) -> tuple[onnx.ModelProto, list[np.ndarray]]:
