@@ -20,10 +20,13 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.loops.primitives import (
     LANES,
     add_products,
+    address_of,
+    allocate,
     array_at,
     bfloats_at,
     correlate,
     floats_at,
+    free,
     halves_at,
     interleave,
     read_floats,
@@ -366,6 +369,38 @@ def test_results_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.Monkey
     finally:
         host._parts.cache_clear()
     np.testing.assert_array_equal(out, np.where(np.abs(x) > 0.5, x, 0))
+
+
+# --- scratch memory, natively and as plain Python ---------------------------------------------------------------------
+
+
+def fill_buffers(first: int, second: int, third: int, results: int) -> None:
+    """Fill three arrays of one block; write their sums and their offsets in the block to `results`, int64."""
+    memory, masks, numbers, places = allocate((first, np.uint8), (second, np.float32), (third, np.int64))
+    out = array_at(results, 6, np.int64)
+    for i in range(first):
+        masks[i] = 1
+    for i in range(second):
+        numbers[i] = np.float32(0.5)
+    for i in range(third):
+        places[i] = -1
+    mask_sum, number_sum, place_sum = 0, 0.0, 0
+    for i in range(first):
+        mask_sum += int(masks[i])
+    for i in range(second):
+        number_sum += float(numbers[i])
+    for i in range(third):
+        place_sum += int(places[i])
+    out[0], out[1], out[2] = mask_sum, int(number_sum), place_sum
+    out[3], out[4], out[5] = address_of(masks) - memory, address_of(numbers) - memory, address_of(places) - memory
+    free(memory)
+
+
+def test_arrays_of_a_block_do_not_overlap() -> None:
+    for run in (natively(fill_buffers, 4), fill_buffers):
+        got = np.zeros(6, np.int64)
+        run(9, 6, 3, got.ctypes.data)
+        np.testing.assert_array_equal(got, [9, 3, -3, 0, 16, 40])
 
 
 # --- lanes, natively and as plain Python -----------------------------------------------------------------------------

@@ -423,5 +423,29 @@ def free(address: int) -> None:
     _raw_free(address)
 
 
+def address_of(array: Any) -> int:
+    """Memory address of an array of `array_at` or `allocate`."""
+    return int(array.ctypes.data)
+
+
+def allocate(*buffers: tuple[int, Any]) -> tuple[Any, ...]:
+    """Uninitialized arrays in one new block of memory.
+
+    Args:
+        buffers: length and NumPy dtype of each array.
+
+    Returns:
+        The address of the block, to `free` it, and the arrays, each at a multiple of 8 bytes. If there is no memory,
+        the address is 0, and the arrays must not be accessed.
+    """
+    ends = [0]
+    for count, dtype in buffers:
+        ends.append(ends[-1] + -(-count * np.dtype(dtype).itemsize // 8) * 8)
+    memory = malloc(ends[-1])
+    if memory == 0:
+        return (0, *(np.empty(0, dtype) for _, dtype in buffers))
+    return (memory, *(array_at(memory + begin, *buffer) for begin, buffer in zip(ends, buffers, strict=False)))
+
+
 _raw_malloc = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("PyMem_RawMalloc", ctypes.pythonapi))
 _raw_free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.pythonapi))

@@ -384,3 +384,44 @@ def _malloc(size):
 @overload(primitives.free, jit_options=OPTIONS)
 def _free(address):
     return lambda address: free(address)
+
+
+@intrinsic
+def _address_of(typing: Any, pointer: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], WORD)
+
+    return types.int64(pointer), codegen
+
+
+@overload(primitives.address_of, jit_options=OPTIONS)
+def _address_of_pointer(array):
+    return lambda array: _address_of(array)
+
+
+@intrinsic
+def _divide(typing: Any, address: Any, buffers: Any) -> Any:
+    """The memory at an address as consecutive arrays: (its end, pointers), of pairs of a length and a dtype."""
+    pointers = types.Tuple([types.CPointer(dtype.dtype) for _, dtype in buffers])
+    result = types.Tuple([types.int64, pointers])
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        end, arrays = args[0], []
+        for pair, pointer in zip(cgutils.unpack_tuple(builder, args[1]), pointers, strict=True):
+            arrays.append(builder.inttoptr(end, context.get_value_type(pointer)))
+            size = builder.mul(builder.extract_value(pair, 0), WORD(pointer.dtype.bitwidth // 8))
+            if pointer.dtype.bitwidth < 64:
+                size = builder.and_(builder.add(size, WORD(7)), WORD(-8))
+            end = builder.add(end, size)
+        return context.make_tuple(builder, result, (end, context.make_tuple(builder, pointers, arrays)))
+
+    return result(types.int64, buffers), codegen
+
+
+@overload(primitives.allocate, jit_options=OPTIONS)
+def _allocate(*buffers):
+    def implementation(*buffers):
+        memory = malloc(_divide(0, buffers)[0])
+        return (memory, *_divide(memory, buffers)[1])
+
+    return implementation

@@ -12,6 +12,7 @@ import numpy as np
 from onnx_ops.loops.primitives import (
     DOUBLE,
     FLOAT,
+    address_of,
     array_at,
     exp_of_float32,
     exp_parts,
@@ -55,15 +56,13 @@ def carried_classes(labels: Any, length: int, blank: int, classes: int, places: 
 
 
 @helper
-def read_row(
-    kernel: Any, source: int, element_type: int, sparse: bool, carried: Any, count: int, row_address: int, row: Any
-) -> None:
+def read_row(kernel: Any, source: int, element_type: int, sparse: bool, carried: Any, count: int, row: Any) -> None:
     """Read log_probs of the classes that take part."""
     if sparse:
         for i in range(count):
             row[i] = number_at(source, element_type, carried[i])
     else:
-        read_numbers(kernel.read, source, element_type, count, row_address)
+        read_numbers(kernel.read, source, element_type, count, address_of(row))
 
 
 @helper
@@ -78,16 +77,13 @@ def write_row(
     sparse: bool,
     carried: Any,
     count: int,
-    result_address: int,
     result: Any,
-    exponents_address: int,
     exponents: Any,
-    numbers_address: int,
     numbers: Any,
 ) -> None:
     """Write a row of the gradient: `result` for the classes that take part, grad * exp(log_probs) for the others."""
     if not sparse:
-        write_numbers(kernel.write, result_address, element_type, classes, target)
+        write_numbers(kernel.write, address_of(result), element_type, classes, target)
         return
     if element_type == FLOAT and through:  # in place
         given, written = array_at(source, classes, np.float32), array_at(target, classes, np.float32)
@@ -100,7 +96,7 @@ def write_row(
     for first in range(0, classes, CHUNK):
         size, offset = min(CHUNK, classes - first), first * item_size(element_type)
         if through:
-            read_numbers(kernel.read, source + offset, element_type, size, exponents_address)
+            read_numbers(kernel.read, source + offset, element_type, size, address_of(exponents))
             if element_type == DOUBLE:
                 exponentials(exponents, whole(size), numbers)
             else:
@@ -114,19 +110,17 @@ def write_row(
         while i < count and carried[i] < first + size:
             numbers[carried[i] - first] = result[i]
             i += 1
-        write_numbers(kernel.write, numbers_address, element_type, size, target + offset)
+        write_numbers(kernel.write, address_of(numbers), element_type, size, target + offset)
 
 
 @helper
-def write_constant(
-    kernel: Any, value: float, element_type: int, classes: int, target: int, numbers_address: int, numbers: Any
-) -> None:
+def write_constant(kernel: Any, value: float, element_type: int, classes: int, target: int, numbers: Any) -> None:
     """Write a row of the gradient with one value for all classes."""
     for k in range(min(CHUNK, classes)):
         numbers[k] = value
     for first in range(0, classes, CHUNK):
         address = target + first * item_size(element_type)
-        write_numbers(kernel.write, numbers_address, element_type, min(CHUNK, classes - first), address)
+        write_numbers(kernel.write, address_of(numbers), element_type, min(CHUNK, classes - first), address)
 
 
 @helper

@@ -16,7 +16,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import array_at, free, item_size, malloc, record_at, write_numbers
+from onnx_ops.loops.primitives import address_of, allocate, array_at, free, item_size, record_at, write_numbers
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.ops.ctc import _body, _forward
 from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, log_sum, longest_target, read_labels, write_offsets
@@ -191,24 +191,21 @@ def task(job_address: int, n: int) -> None:
 
     # Padded to whole vectors, as a scalar remainder loop would take as long as all vectors.
     wide, wide_states = length + 1 + LANES_FLOAT64, states + _forward.BEFORE + LANES_FLOAT64
-    memory = malloc(8 * (4 * wide + 7 * wide_states + columns + _forward.BEFORE))
+    per_label, per_state = (wide, np.float64), (wide_states, np.float64)
+    (
+        memory,
+        labels, log_probs, probabilities, probability_powers,
+        bars, values, powers, next_values, next_powers, emitted, emitted_powers,
+        log_alpha,
+    ) = allocate(
+        (wide, np.int64), per_label, per_label, per_label,
+        per_state, per_state, per_state, per_state, per_state, per_state, per_state,
+        (_forward.BEFORE + columns, np.float64),
+    )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    labels = array_at(memory, wide, np.int64)
-    log_probs = array_at(memory + 8 * wide, wide, np.float64)
-    probabilities = array_at(memory + 16 * wide, wide, np.float64)
-    probability_powers = array_at(memory + 24 * wide, wide, np.float64)
-    address = memory + 32 * wide
-    bars = array_at(address, wide_states, np.float64)
-    values = array_at(address + 8 * wide_states, wide_states, np.float64)
-    powers = array_at(address + 16 * wide_states, wide_states, np.float64)
-    next_values = array_at(address + 24 * wide_states, wide_states, np.float64)
-    next_powers = array_at(address + 32 * wide_states, wide_states, np.float64)
-    emitted = array_at(address + 40 * wide_states, wide_states, np.float64)
-    emitted_powers = array_at(address + 48 * wide_states, wide_states, np.float64)
-    log_alpha = array_at(address + 56 * wide_states, columns + _forward.BEFORE, np.float64)
-    row_address = address + 56 * wide_states + 8 * _forward.BEFORE
+    row_address = address_of(log_alpha) + 8 * _forward.BEFORE
     row = array_at(row_address, columns, np.float64)
 
     read_labels(kernel, job, LOG_PROBS, n, length, labels)

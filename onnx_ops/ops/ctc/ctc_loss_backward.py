@@ -15,10 +15,10 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
-    array_at,
+    address_of,
+    allocate,
     free,
     item_size,
-    malloc,
     number_at,
     read_numbers,
     record_at,
@@ -212,31 +212,24 @@ def task(job_address: int, n: int) -> None:
     # Padded to whole vectors, as a scalar remainder loop would take as long as all vectors.
     wide, wide_states = length + LANES_FLOAT64, 2 * length + 1 + LANES_FLOAT64
     wide_classes = (length + 1 if sparse else classes) + LANES_FLOAT64
-    memory = malloc(8 * (8 * wide + 2 * wide_states + 4 * wide_classes + 2 * CHUNK + classes))
+    per_label, per_state, per_class = (wide, np.float64), (wide_states, np.float64), (wide_classes, np.float64)
+    (
+        memory,
+        blanks, labelled, sums, label_sums, skips, emitted,
+        labels,
+        alpha, weights,
+        row, probabilities, result,
+        carried, chunk, numbers, places,
+    ) = allocate(
+        per_label, per_label, per_label, per_label, per_label, per_label,
+        (wide, np.int64),
+        per_state, per_state,
+        per_class, per_class, per_class,
+        (wide_classes, np.int64), (CHUNK, np.float64), (CHUNK, np.float64), (classes, np.int64),
+    )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    blanks = array_at(memory, wide, np.float64)
-    labelled = array_at(memory + 8 * wide, wide, np.float64)
-    sums = array_at(memory + 16 * wide, wide, np.float64)
-    label_sums = array_at(memory + 24 * wide, wide, np.float64)
-    skips = array_at(memory + 32 * wide, wide, np.float64)
-    emitted = array_at(memory + 40 * wide, wide, np.float64)
-    labels = array_at(memory + 48 * wide, wide, np.int64)
-    alpha_address = memory + 64 * wide
-    alpha = array_at(alpha_address, wide_states, np.float64)
-    weights = array_at(alpha_address + 8 * wide_states, wide_states, np.float64)
-    row_address = alpha_address + 16 * wide_states
-    row = array_at(row_address, wide_classes, np.float64)
-    probabilities = array_at(row_address + 8 * wide_classes, wide_classes, np.float64)
-    result_address = row_address + 16 * wide_classes
-    result = array_at(result_address, wide_classes, np.float64)
-    carried = array_at(row_address + 24 * wide_classes, wide_classes, np.int64)
-    chunk_address = row_address + 32 * wide_classes
-    chunk = array_at(chunk_address, CHUNK, np.float64)
-    numbers_address = chunk_address + 8 * CHUNK
-    numbers = array_at(numbers_address, CHUNK, np.float64)
-    places = array_at(numbers_address + 8 * CHUNK, classes, np.int64)
 
     read_labels(kernel, job, LOG_PROBS, n, length, labels)
     for k in range(length):
@@ -260,18 +253,16 @@ def task(job_address: int, n: int) -> None:
     if determined:
         value = 0.0 if loss == np.inf and attributes.zero_infinity != 0 else np.nan
         for t in range(used):
-            _backward.write_constant(
-                kernel, value, probs_type, classes, outs + t * probs_step, numbers_address, numbers
-            )
+            _backward.write_constant(kernel, value, probs_type, classes, outs + t * probs_step, numbers)
     for t in range(used, steps):
-        _backward.write_constant(kernel, 0.0, probs_type, classes, outs + t * probs_step, numbers_address, numbers)
+        _backward.write_constant(kernel, 0.0, probs_type, classes, outs + t * probs_step, numbers)
     for k in range(wide):
         blanks[k] = 0.0
         labelled[k] = 0.0
     in_range, scalings, t = not determined, 0, used - 1
     while in_range and t >= 0:
-        _backward.read_row(kernel, probs + t * probs_step, probs_type, sparse, carried, count, row_address, row)
-        read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+        _backward.read_row(kernel, probs + t * probs_step, probs_type, sparse, carried, count, row)
+        read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, address_of(alpha))
         _backward.exponentials(row, whole(count), probabilities)
         # loss - scalings * log(2**64) as an unevaluated sum of two (two-sum, Knuth): log_alpha cancels most of it
         product = scalings * LOG_SCALE_HIGH
@@ -289,24 +280,23 @@ def task(job_address: int, n: int) -> None:
             result[c] = grad * ((probabilities[c] if through else 0.0) - expected)
         _backward.write_row(
             kernel, probs + t * probs_step, probs_type, classes, outs + t * probs_step, grad, through, sparse,
-            carried, count, result_address, result, chunk_address, chunk, numbers_address, numbers,
+            carried, count, result, chunk, numbers,
         )  # fmt: skip
         t -= 1
     if not in_range and not determined:
-        # Beta in log space over interleaved states, in the memory of `blanks` and the following arrays.
-        beta = array_at(memory, 2 * length + 3, np.float64)
+        beta = weights  # in log space, over interleaved states
         for s in range(2 * length + 3):
             beta[s] = -np.inf
         for t in range(used - 1, -1, -1):
-            _backward.read_row(kernel, probs + t * probs_step, probs_type, sparse, carried, count, row_address, row)
-            read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, alpha_address)
+            _backward.read_row(kernel, probs + t * probs_step, probs_type, sparse, carried, count, row)
+            read_numbers(kernel.read, alphas + t * alpha_step, alpha_type, 2 * length + 1, address_of(alpha))
             _backward.log_step(length, t == used - 1, labels, blank, skips, row, alpha, beta, result, count)
             for c in range(count):
                 expected = 0.0 if result[c] == -np.inf else np.exp(result[c] + loss - row[c])
                 result[c] = grad * ((np.exp(row[c]) if through else 0.0) - expected)
             _backward.write_row(
                 kernel, probs + t * probs_step, probs_type, classes, outs + t * probs_step, grad, through, sparse,
-                carried, count, result_address, result, chunk_address, chunk, numbers_address, numbers,
+                carried, count, result, chunk, numbers,
             )  # fmt: skip
     free(memory)
 
