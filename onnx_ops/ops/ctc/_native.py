@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.primitives import array_at, helper, number_at
+from onnx_ops.ops.ctc._rules import is_class
 
 LANES_FLOAT64 = 8
 """float64 elements of the widest vector (AVX-512)."""
@@ -45,7 +46,7 @@ def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
             return -1
         for k in range(int(length)):
             label = number_at(job.data[targets], kernel.element_type[targets], begin + k)
-            if not (label >= 0 and label < classes and label == np.floor(label)):
+            if not is_class(label, classes):
                 return -1
         longest = max(longest, int(length))
     if not padded and total != room:

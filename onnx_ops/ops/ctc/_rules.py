@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Dim
+from onnx_ops.loops.primitives import helper
 
 WHOLE_TARGETS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 TARGETS = (*WHOLE_TARGETS, TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -71,8 +72,14 @@ def check_labels(
         )
     for n, labels in enumerate(labels_of_samples(targets, target_lengths)):
         for label in labels.tolist():
-            if not (0 <= label < classes and float(label).is_integer()):
+            if not is_class(float(label), classes):
                 raise call.error(f"input 'targets' has {label} in sample {n}, expected whole numbers in [0, {classes})")
+
+
+@helper
+def is_class(label: float, classes: int) -> bool:
+    """Whether a label is an integer in [0, classes)."""
+    return bool(label >= 0 and label < classes and label == np.floor(label))
 
 
 def labels_of_samples(targets: np.ndarray, target_lengths: np.ndarray) -> Iterator[np.ndarray]:
