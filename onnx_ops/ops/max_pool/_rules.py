@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
@@ -122,14 +123,32 @@ def first_inside(begin: int, dilation: int) -> int:
 
 # --- for kernels -----------------------------------------------------------------------------------------------------
 
-SIZE, COUNT, KERNEL_SIZE, STRIDE, PADDING, DILATION, FIELDS = range(7)
-"""Where a table (FIELDS, AXES) of int64 has what."""
+i8 = np.int64
+LAYOUT = np.dtype(
+    [
+        # by spatial axis
+        ("size", i8, (AXES,)),  # of the input
+        ("count", i8, (AXES,)),  # of windows
+        ("kernel", i8, (AXES,)),  # the fields of a `Window`
+        ("stride", i8, (AXES,)),
+        ("padding", i8, (AXES,)),
+        ("dilation", i8, (AXES,)),
+    ],
+    align=True,
+)
+LAYOUT_BYTES = LAYOUT.itemsize
 
 
 @helper
-def write_table(table: Any, attributes: Any, job: Any, place: int) -> int:
-    """The windows over an input, the one at `place`, into a table; the number of leading axes, -1 for an input that
-    does not fit."""
+def write_windows(layout: Any, attributes: Any, job: Any, place: int) -> int:
+    """Write the windows over an input; returns the number of axes before the spatial ones, -1 if it has no windows.
+
+    Args:
+        layout: record of LAYOUT.
+        attributes: record of the attributes.
+        job: record of the run.
+        place: index of the input.
+    """
     spatial = attributes.kernel_size_count
     lead = job.rank[place] - spatial
     if lead != 1 and lead != 2:
@@ -137,26 +156,18 @@ def write_table(table: Any, attributes: Any, job: Any, place: int) -> int:
     plane, padded = 1.0, 1.0
     for i in range(AXES):
         axis = i - (AXES - spatial)
-        table[SIZE * AXES + i] = 1
-        table[COUNT * AXES + i] = 1
-        table[KERNEL_SIZE * AXES + i] = 1
-        table[STRIDE * AXES + i] = 1
-        table[PADDING * AXES + i] = 0
-        table[DILATION * AXES + i] = 1
+        size, kernel, stride, padding, dilation = 1, 1, 1, 0, 1
         if axis >= 0:
             size = job.dims[place, lead + axis]
             kernel = setting(attributes.kernel_size, spatial, axis, 1)
             stride = setting(attributes.stride, attributes.stride_count, axis, kernel)
             padding = setting(attributes.padding, attributes.padding_count, axis, 0)
             dilation = setting(attributes.dilation, attributes.dilation_count, axis, 1)
-            count = window_count(size, kernel, stride, padding, dilation, attributes.ceil_mode)
-            if count == 0:
-                return -1
-            table[SIZE * AXES + i] = size
-            table[COUNT * AXES + i] = count
-            table[KERNEL_SIZE * AXES + i] = kernel
-            table[STRIDE * AXES + i] = stride
-            table[PADDING * AXES + i] = padding
-            table[DILATION * AXES + i] = dilation
-            plane, padded = plane * size, padded * (size + 2 * padding)
+        count = window_count(size, kernel, stride, padding, dilation, attributes.ceil_mode)
+        if count == 0:
+            return -1
+        layout.size[i], layout.count[i] = size, count
+        layout.kernel[i], layout.stride[i] = kernel, stride
+        layout.padding[i], layout.dilation[i] = padding, dilation
+        plane, padded = plane * size, padded * (size + 2 * padding)
     return -1 if adds_too_much(plane, padded) else lead

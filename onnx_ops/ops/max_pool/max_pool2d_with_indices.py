@@ -24,6 +24,8 @@ from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     DOUBLE,
     FLOAT,
+    address_of,
+    allocate,
     array_at,
     choose,
     free,
@@ -38,20 +40,15 @@ from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attribut
 from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
     AXES,
-    COUNT,
-    DILATION,
-    FIELDS,
-    KERNEL_SIZE,
-    PADDING,
-    SIZE,
-    STRIDE,
+    LAYOUT,
+    LAYOUT_BYTES,
     Window,
     check_rank,
     pooled_shape,
     window_attributes,
     window_count,
     windows_of,
-    write_table,
+    write_windows,
 )
 from onnx_ops.ops.references import rounded
 
@@ -147,16 +144,17 @@ WORK = 16384
 
 
 @helper
-def product(table: Any, field: int) -> int:
-    return int(table[field * AXES] * table[field * AXES + 1] * table[field * AXES + 2])
+def product(sizes: Any) -> int:
+    """Product over the spatial axes."""
+    return int(sizes[0] * sizes[1] * sizes[2])
 
 
 @helper
-def planes_per_task(table: Any) -> int:
-    work = float(product(table, SIZE))
+def planes_per_task(layout: Any) -> int:
+    work = float(product(layout.size))
     looked_at = 1.0
     for i in range(AXES):  # in float64, for windows may be much larger than the input
-        looked_at *= float(table[COUNT * AXES + i]) * float(table[KERNEL_SIZE * AXES + i])
+        looked_at *= float(layout.count[i]) * float(layout.kernel[i])
     return int(max(WORK / (work + looked_at), 1.0))
 
 
@@ -164,18 +162,18 @@ def plan(kernel_address: int, job_address: int) -> int:
     """Check the shape; the sizes of the outputs."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
-    memory = malloc(8 * FIELDS * AXES)
+    memory = malloc(LAYOUT_BYTES)
     if memory == 0:
         return NO_MEMORY
-    table = array_at(memory, FIELDS * AXES, np.int64)
-    lead = write_table(table, attributes, job, SELF)
+    layout = record_at(memory, LAYOUT)
+    lead = write_windows(layout, attributes, job, SELF)
     if lead > 0:
         for k in range(2):
             job.output_rank[k] = job.rank[SELF]
             for axis in range(job.rank[SELF]):
                 size = job.dims[SELF, axis]
-                job.output_dims[k, axis] = size if axis < lead else table[COUNT * AXES + AXES - job.rank[SELF] + axis]
-        step = planes_per_task(table)
+                job.output_dims[k, axis] = size if axis < lead else layout.count[AXES - job.rank[SELF] + axis]
+        step = planes_per_task(layout)
         job.tasks = (volume(job, SELF, 0, lead) + step - 1) // step
     free(memory)
     return OK if lead > 0 else REFUSED
@@ -194,23 +192,21 @@ def steps_within(begin: int, kernel: int, dilation: int, size: int) -> int:
 
 
 @helper
-def pool(x: Any, table: Any, out: Any, at: Any, least: Any) -> None:
+def pool(x: Any, layout: Any, out: Any, at: Any, least: Any) -> None:
     """One plane. What is greater is chosen, not branched to: that would be guessed wrong every other time."""
-    depth, height, width = table[SIZE * AXES], table[SIZE * AXES + 1], table[SIZE * AXES + 2]
-    layers, rows, columns = table[COUNT * AXES], table[COUNT * AXES + 1], table[COUNT * AXES + 2]
-    z_kernel, y_kernel, x_kernel = (
-        table[KERNEL_SIZE * AXES],
-        table[KERNEL_SIZE * AXES + 1],
-        table[KERNEL_SIZE * AXES + 2],
-    )
-    z_dilation, y_dilation, x_dilation = table[DILATION * AXES], table[DILATION * AXES + 1], table[DILATION * AXES + 2]
-    x_stride, x_padding = table[STRIDE * AXES + 2], table[PADDING * AXES + 2]
+    size, counts, kernel, stride = layout.size, layout.count, layout.kernel, layout.stride
+    padding, dilation = layout.padding, layout.dilation
+    depth, height, width = size[0], size[1], size[2]
+    layers, rows, columns = counts[0], counts[1], counts[2]
+    z_kernel, y_kernel, x_kernel = kernel[0], kernel[1], kernel[2]
+    z_dilation, y_dilation, x_dilation = dilation[0], dilation[1], dilation[2]
+    x_stride, x_padding = stride[2], padding[2]
     for i in range(layers):
-        z_begin = i * table[STRIDE * AXES] - table[PADDING * AXES]
+        z_begin = i * stride[0] - padding[0]
         z_first = steps_before(z_begin, z_dilation)
         z_last = steps_within(z_begin, z_kernel, z_dilation, depth)
         for j in range(rows):
-            y_begin = j * table[STRIDE * AXES + 1] - table[PADDING * AXES + 1]
+            y_begin = j * stride[1] - padding[1]
             y_first = steps_before(y_begin, y_dilation)
             y_last = steps_within(y_begin, y_kernel, y_dilation, height)
             for o in range(columns):
@@ -234,37 +230,36 @@ def pool(x: Any, table: Any, out: Any, at: Any, least: Any) -> None:
 
 
 def task(job_address: int, number: int) -> None:
-    """Some planes; those of 16 bits in double."""
+    """Some planes; those of 16 bits in float64."""
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[SELF], item_size(kernel.element_type[SELF])
-    table_address = malloc(8 * FIELDS * AXES)
-    if table_address == 0:
+    layout_address = malloc(LAYOUT_BYTES)
+    if layout_address == 0:
         job.failed = NO_MEMORY
         return
-    table = array_at(table_address, FIELDS * AXES, np.int64)
-    lead = write_table(table, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
-    plane, windows, step = product(table, SIZE), product(table, COUNT), planes_per_task(table)
-    x_address = malloc(8 * (plane + windows))
-    if x_address == 0:
-        free(table_address)
+    layout = record_at(layout_address, LAYOUT)
+    lead = write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
+    plane, windows, step = product(layout.size), product(layout.count), planes_per_task(layout)
+    memory, x, out = allocate((plane, np.float64), (windows, np.float64))
+    if memory == 0:
+        free(layout_address)
         job.failed = NO_MEMORY
         return
-    out_address = x_address + 8 * plane
     for p in range(number * step, min((number + 1) * step, volume(job, SELF, 0, lead))):
         source, target = job.data[SELF] + p * plane * size, job.output[OUT] + p * windows * size
         at = array_at(job.output[INDEX] + 8 * p * windows, windows, np.int64)
         if element_type == FLOAT:
             least = np.float32(-np.inf)
-            pool(array_at(source, plane, np.float32), table, array_at(target, windows, np.float32), at, least)
+            pool(array_at(source, plane, np.float32), layout, array_at(target, windows, np.float32), at, least)
         elif element_type == DOUBLE:
-            pool(array_at(source, plane, np.float64), table, array_at(target, windows, np.float64), at, -np.inf)
+            pool(array_at(source, plane, np.float64), layout, array_at(target, windows, np.float64), at, -np.inf)
         else:
-            read_numbers(kernel.read, source, element_type, plane, x_address)
-            pool(array_at(x_address, plane, np.float64), table, array_at(out_address, windows, np.float64), at, -np.inf)
-            write_numbers(kernel.write, out_address, element_type, windows, target)
-    free(x_address)
-    free(table_address)
+            read_numbers(kernel.read, source, element_type, plane, address_of(x))
+            pool(x, layout, out, at, -np.inf)
+            write_numbers(kernel.write, address_of(out), element_type, windows, target)
+    free(memory)
+    free(layout_address)
 
 
 def kernel(call: Call) -> Tasks:

@@ -36,15 +36,15 @@ from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attribut
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
     AXES,
-    COUNT,
-    FIELDS,
+    LAYOUT,
+    LAYOUT_BYTES,
     PLANAR,
     check_rank,
     pooled_shape,
     spatial_rank,
     window_attributes,
     windows_of,
-    write_table,
+    write_windows,
 )
 from onnx_ops.ops.references import rounded
 
@@ -159,13 +159,13 @@ def plan(kernel_address: int, job_address: int) -> int:
     if not same_sizes(job, GRAD, SELF, lead) or not same_shape(job, INDEX, GRAD):
         return REFUSED
     if attributes.kernel_size_count > 0:
-        memory = malloc(8 * FIELDS * AXES)
+        memory = malloc(LAYOUT_BYTES)
         if memory == 0:
             return NO_MEMORY
-        table = array_at(memory, FIELDS * AXES, np.int64)
-        fits = write_table(table, attributes, job, SELF) == lead
+        layout = record_at(memory, LAYOUT)
+        fits = write_windows(layout, attributes, job, SELF) == lead
         for axis in range(lead, rank):
-            fits = fits and job.dims[GRAD, axis] == table[COUNT * AXES + AXES - rank + axis]
+            fits = fits and job.dims[GRAD, axis] == layout.count[AXES - rank + axis]
         free(memory)
         if not fits:
             return REFUSED
