@@ -7,12 +7,16 @@ WEB := scripts/web/node_modules/.package-lock.json
 
 # The versions that are the lower bounds in pyproject.toml.
 OLDEST := .venv-oldest
+# The newest of everything, PyTorch included, which is a download of some gigabytes.
+NEWEST := .venv-newest
+# With RECORD=1 a run without a failure is noted in docs/versions.json, for the table of versions in README.md.
+RECORDED = $(if $(RECORD),--record "make $@")
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -33,10 +37,13 @@ unit: $(VENV)/ready ## the tests: up to 9 minutes, of which captures are a third
 	$(RUN) -m pytest -q $(PARALLEL)
 
 test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
-	$(RUN) -m pytest -q $(PARALLEL) --full
+	$(RUN) -m pytest -q $(PARALLEL) --full $(RECORDED)
 
 test-oldest: $(OLDEST)/ready ## the tests with the lower bounds of pyproject.toml (Python 3.11)
-	$(OLDEST)/bin/python -m pytest -q $(PARALLEL)
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(RECORDED)
+
+test-newest: $(NEWEST)/ready ## captures, and what another version may break, with the newest PyTorch (some gigabytes)
+	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) $(RECORDED)
 
 smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE)
@@ -85,6 +92,12 @@ $(OLDEST)/ready: pyproject.toml scripts/oldest.py
 	$(OLDEST)/bin/python -m pip install --quiet --only-binary :all: --constraint $(OLDEST)/constraints.txt --editable '.[demo,test]'
 	touch $@
 
+$(NEWEST)/ready: pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet --editable '.[demo,test,torch]'
+	touch $@
+
 web-packages: $(WEB) ## what test-web and web need from npm
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
@@ -92,4 +105,4 @@ $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	touch $@
 
 clean: ## removes environments, packages from npm and caches
-	rm -rf $(VENV) $(OLDEST) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

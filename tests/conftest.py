@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from known_failures import expect_known_failures
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`, which is no part of the package
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models` and `scripts`, which are no part of the package
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")
@@ -36,3 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked `full` too")
     parser.addoption("--fuzz-seconds", type=float, default=0.0, help="how long test_fuzz.py tries; 0: a few cases")
     parser.addoption("--fuzz-seed", type=int, default=0, help="of the cases in test_fuzz.py")
+    parser.addoption("--record", default="", help="the command that docs/versions.json names, if no test fails")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    command = session.config.getoption("--record")
+    if command and exitstatus == 0 and not hasattr(session.config, "workerinput"):
+        from scripts import versions
+
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
+        versions.record(command, passed=len(reporter.stats["passed"]))
