@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.export.dynamic_shapes import _DimHint
 
 from onnx_ops.core.step_format import INPUT
 from onnx_ops.torch.base.errors import CaptureError
 
-Dimension: TypeAlias = torch.export.Dim | _DimHint
+if TYPE_CHECKING:
+    from torch.export.dynamic_shapes import _DimHint
+
+Dimension: TypeAlias = "torch.export.Dim | _DimHint"
 """A dynamic dimension as torch.export denotes it: Dim("batch"), or a hint such as Dim.AUTO."""
 DynamicShapes: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
 """The argument dynamic_shapes of torch.export.export."""
