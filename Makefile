@@ -34,7 +34,7 @@ types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
 unit: $(VENV)/ready ## the tests: up to 9 minutes, of which captures are a third where PyTorch is installed
-	$(RUN) -m pytest -q $(PARALLEL)
+	$(RUN) -m pytest -q $(PARALLEL) $(RECORDED)
 
 test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
 	$(RUN) -m pytest -q $(PARALLEL) --full $(RECORDED)

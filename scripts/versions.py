@@ -1,6 +1,6 @@
 """The versions that the tests were run with, which README.md shows as a table.
 
-`make test-full`, `make test-oldest` and `make test-newest` add a run to docs/versions.json if they are given RECORD=1.
+`make unit`, `make test-full`, `make test-oldest` and `make test-newest` add a run to docs/versions.json if they are given RECORD=1.
 """
 
 from __future__ import annotations
