@@ -1,6 +1,7 @@
 """The versions that the tests were run with, which README.md shows as a table.
 
-`make unit`, `make test-full`, `make test-oldest` and `make test-newest` add a run to docs/versions.json if they are given RECORD=1.
+With RECORD=1, `make unit`, `make test-full`, `make test-oldest` and `make test-newest` add a run without a failure to
+docs/versions.json.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
