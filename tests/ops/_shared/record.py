@@ -391,7 +391,7 @@ class Record:
             if not given.optional:
                 yield Refusal(f"no_{name}", (f"'{name}'", "missing"), {name: None}, status=MISSING)
             others = sorted(everything - set(given.dtypes), key=lambda dtype: dtype.name)
-            wrong = {np.dtype(np.uint64), *others[:1], *([] if others else [np.dtype(np.int32)])}
+            wrong = {np.dtype(np.uint64), *(others[:1] or {np.dtype(np.int32)} - set(given.dtypes))}
             for dtype in sorted(wrong, key=lambda dtype: dtype.name):
                 words = (f"'{name}'", onnx_name(dtype), "expected one of")
                 yield Refusal(f"{name}_of_{dtype.name}", words, {name: np.zeros(array.shape, dtype)})

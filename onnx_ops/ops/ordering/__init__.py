@@ -1,0 +1,1 @@
+"""Ordering of execution where data alone does not determine it."""
