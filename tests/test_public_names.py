@@ -53,7 +53,7 @@ TABLES: dict[str, dict[str, str]] = {
         "StepError": "Error, ValueError",
         "Trainer": (
             "(step, sess_options=None, providers=None, *, communicator=None, batch_dimension=None,"
-            " synchronize_batch_norm=False, check_finite=True)"
+            " synchronize_batch_norm=False, check_finite=True, keep_previous=False)"
         ),
         "Trainer.step": "(self, /, **batch)",
         "Trainer.has_inference_graph": "property",

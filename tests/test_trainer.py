@@ -108,9 +108,16 @@ def test_what_is_reported_is_the_callers_own() -> None:
     assert found == [[1, 3, 3], [2, 3, 3], [4, 3, 3], [8, 3, 3]]
 
 
-def test_state_is_in_two_places_in_turn(trainer: Trainer) -> None:
+def test_state_is_updated_in_place(trainer: Trainer) -> None:
+    places = {name: tensor.array.ctypes.data for name, tensor in trainer._state.now.items()}
+    for _ in range(2):
+        trainer.step(**steps.batch())
+        assert {name: tensor.array.ctypes.data for name, tensor in trainer._state.now.items()} == places
+
+
+def test_previous_state_is_in_another_place(model: onnx.ModelProto) -> None:
     """What has no next value is in one."""
-    places = []
+    trainer, places = Trainer(model, kernel_options(), keep_previous=True), []
     for _ in range(5):
         places.append({name: tensor.array.ctypes.data for name, tensor in trainer._state.now.items()})
         trainer.step(**steps.batch())

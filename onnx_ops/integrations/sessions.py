@@ -120,17 +120,21 @@ def _host() -> ModuleType:
     return aside(imported)
 
 
+def kernels_registered() -> bool:
+    """Whether sessions of this process can have the kernels."""
+    try:
+        return bool(_host().is_registered())
+    except ImportError:
+        return False
+
+
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
     """Compile the kernels of calls on all cores.
 
     Calls with unknown dtypes are skipped: a session compiles their kernels when it is made. Kernels do not depend on
     shapes.
     """
-    try:
-        registered = _host().is_registered()
-    except ImportError:
-        return
-    if registered:
+    if kernels_registered():
         from onnx_ops.runtime.ahead import compile_ahead as compile_functions
         from onnx_ops.runtime.kernels import functions_of
 

@@ -13,6 +13,10 @@ class StepError(Error, ValueError):
     """A model that is no training step, or a state, batch, checkpoint or inference graph that does not fit one."""
 
 
+class StateLostError(StepError):
+    """A state that a step has updated only in part before it failed; another one must be loaded."""
+
+
 class WorkerError(Error, RuntimeError):
     """Workers that cannot continue: one has failed, or they differ in what they train or with what settings."""
 

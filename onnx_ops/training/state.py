@@ -1,4 +1,4 @@
-"""The state of a training in onnxruntime's memory, double-buffered so that it changes as a whole or not at all."""
+"""The state of a training in onnxruntime's memory: one set of tensors that steps update in place, or two sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.binding import Tensor, Tensors
+from onnx_ops.training.errors import StateLostError
 
 Sets = tuple[Tensors, Tensors]
-"""Two sets of tensors of the state, by name: a step reads one and writes the other."""
+"""Two sets of tensors of the state, by name: a step reads one and writes the other. Updated in place, they are one."""
 
 
 class Version(NamedTuple):
@@ -32,67 +34,104 @@ class Version(NamedTuple):
 
 
 class State:
-    """The current values of the state, and the memory for the next ones.
+    """The current values of the state.
+
+    Steps update them in place, until `keep_previous` adds the memory for the next ones.
 
     Args:
         types: of the state, by name.
         start: an array for each of them.
-        changing: the names that have a next value. The tensors of all others are shared by both sets.
+        changing: the names that have a next value.
 
     Attributes:
-        sets: both sets of tensors.
+        sets: both sets of tensors; the tensors of names without a next value are shared.
     """
 
     def __init__(
         self, types: Mapping[str, TensorType], start: Mapping[str, np.ndarray], changing: Collection[str]
     ) -> None:
-        def tensor(name: str) -> Tensor:
-            element = types[name].dtype
-            assert element is not None  # by the checks of a step
-            return Tensor.holding(start[name], element)
-
-        now = {name: tensor(name) for name in types}
-        self.sets: Sets = (now, now | {name: tensor(name) for name in types if name in changing})
+        self._types = types
         self._changing = frozenset(changing)
+        now = {name: self._tensor(name, start[name]) for name in types}
+        self.sets: Sets = (now, now)
         self._version = Version()
+        self._lost = ""
+
+    def _tensor(self, name: str, array: np.ndarray) -> Tensor:
+        element = self._types[name].dtype
+        assert element is not None  # by the checks of a step
+        return Tensor.holding(array, element)
+
+    @property
+    def keeps_previous(self) -> bool:
+        """Whether a step leaves the values that it reads unchanged."""
+        return self.sets[0] is not self.sets[1]
+
+    def keep_previous(self) -> None:
+        """Let steps write to a second set of tensors."""
+        now, _ = self.sets
+        self.sets = (now, {**now, **{name: self._tensor(name, now[name].array) for name in self._changing}})
+
+    def next_values(self) -> Sets:
+        """For each set, the tensors that a step writes, by the names of outputs."""
+        first, second = self.sets
+        names = [name for name in first if name in self._changing]
+        return {NEXT + name: second[name] for name in names}, {NEXT + name: first[name] for name in names}
 
     @property
     def version(self) -> Version:
-        """The current version, with nothing pending."""
+        """The current version, with nothing pending; StateLostError after `lose`."""
+        if self._lost:
+            raise self.lost
+        return self._settled()
+
+    def _settled(self) -> Version:
         version = self._version
         if version.pending:
             for name, array in version.pending.items():
                 self.sets[version.turn][name].array[...] = array
             version = version._replace(pending=Version().pending)
             self._version = version
+            self._lost = ""
         return version
 
     @property
     def now(self) -> Tensors:
-        """The current set of tensors."""
+        """The current set of tensors; StateLostError after `lose`."""
         return self.sets[self.version.turn]
 
     def stepped(self) -> None:
-        """Make the other set, which a step has written, the current one."""
+        """Make the set that a step has written the current one."""
         version = self.version
         self._version = version._replace(turn=1 - version.turn, steps=version.steps + 1)
 
+    @property
+    def lost(self) -> StateLostError:
+        """The error of a state that is lost."""
+        return StateLostError(self._lost)
+
+    def lose(self, reason: str) -> None:
+        """Refuse to read the state until another one is loaded: a step has failed in the middle of its update."""
+        self._lost = reason
+
     def load(self, arrays: Mapping[str, np.ndarray], loaded: int) -> None:
-        """Replace the whole state.
+        """Replace the whole state. After an interrupt the arrays are read once more, when the state is used next.
 
         Args:
             arrays: for all names, of the right dtypes and shapes.
             loaded: `Version.loaded` afterwards.
         """
-        version = self.version
-        other = self.sets[1 - version.turn]
-        for name in self._changing:
-            other[name].array[...] = arrays[name]
-        pending = {name: array.copy() for name, array in arrays.items() if name not in self._changing}
-        self._version = version._replace(turn=1 - version.turn, loaded=loaded, pending=pending)
-        _ = self.version
+        version = self._settled()
+        if self.keeps_previous:
+            other = self.sets[1 - version.turn]
+            for name in self._changing:
+                other[name].array[...] = arrays[name]
+            arrays = {name: array for name, array in arrays.items() if name not in self._changing}
+            version = version._replace(turn=1 - version.turn)
+        self._version = version._replace(loaded=loaded, pending=arrays)
+        self._settled()
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the values of some names."""
         self._version = self.version._replace(pending=arrays)
-        _ = self.version
+        self._settled()

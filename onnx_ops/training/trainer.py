@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import write_model
-from onnx_ops.integrations.sessions import InferenceSession, registered_options
+from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.arrays import check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
@@ -26,11 +26,12 @@ from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.state import State
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import Captured, open_step
-from onnx_ops.training.step_runner import SessionStepRunner, StepRunner
+from onnx_ops.training.step_runner import SessionStepRunner, StepRunner, UpdateFailedError
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
 from onnx_ops.training.workers.step_runner import DistributedStepRunner
 
+CPU = "CPUExecutionProvider"
 SPINNING = "session.intra_op.allow_spinning"
 """Session option: whether waiting threads keep their cores busy."""
 
@@ -38,8 +39,14 @@ SPINNING = "session.intra_op.allow_spinning"
 class Trainer:
     """Trains with a training step, in onnxruntime alone.
 
-    Parameters, buffers and optimizer state stay in onnxruntime's memory: a step reads one set of tensors and writes
-    another, and nothing is copied between steps. A step that is refused, or fails, leaves the state as it was.
+    Parameters, buffers and optimizer state stay in onnxruntime's memory, where steps update them in place. A step that
+    is refused leaves the state as it was: batches are checked before the step, and what the loss depends on before the
+    first update. A step that fails during its update, for want of memory, say, raises a StateLostError: another state
+    must be loaded. An interrupt leaves the state before a step or the one after it.
+
+    With `keep_previous` there are two sets of tensors, of which a step reads one and writes the other, so that no step
+    that fails changes the state. So there are without kernels, with other providers than that of the CPU, and for a
+    loss of unknown shape.
 
     A trainer is not thread-safe.
 
@@ -61,6 +68,7 @@ class Trainer:
             can be synchronized; a step without a BatchNormStats is refused.
         check_finite: whether a step whose loss is NaN or infinite raises a StepError and leaves the state as it was.
             The loss is the first reported output, if it is one floating number.
+        keep_previous: whether steps write to a second set of tensors, which needs the memory of the state once more.
 
     Attributes:
         batch_inputs: types of the arguments of `step`, by name.
@@ -84,6 +92,7 @@ class Trainer:
         batch_dimension: str | None = None,
         synchronize_batch_norm: bool = False,
         check_finite: bool = True,
+        keep_previous: bool = False,
     ) -> None:
         if communicator is not None:
             end_all_by_exceptions(communicator)
@@ -94,7 +103,6 @@ class Trainer:
         self._check_state(start)
         self._model = model
         self._is_distributed = communicator is not None
-        self._check_finite = check_finite
         registered = registered_options(sess_options, stacklevel=3)
         if communicator is not None and sess_options is None:
             # Threads that spin until their session's next run slow down other workers and other parts of the step.
@@ -106,18 +114,22 @@ class Trainer:
         )
         outputs = {value.name for value in model.graph.output}
         self._state = State(self._types, start, [name for name in self._types if NEXT + name in outputs])
+        if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
+            self._state.keep_previous()
 
         def session(model: onnx.ModelProto) -> InferenceSession:
-            with refusals_as_step_errors("the step cannot be run"):
+            with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(registered):
                 return InferenceSession(model, registered, providers)
 
         self._runner: StepRunner
         if communicator is None:
-            self._runner = SessionStepRunner(model, self._state.sets, session)
+            self._runner = SessionStepRunner(model, self._state, session, check_finite)
         else:
             self._runner = DistributedStepRunner(
-                model, self._state.sets, session, communicator, counted, synchronize_batch_norm
+                model, self._state, session, communicator, counted, synchronize_batch_norm, check_finite
             )
+        self._checkpoint: Path | None = None
+        """The last checkpoint that was written or loaded."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of '{self._name}': {summary(self._model)}>"
@@ -138,13 +150,18 @@ class Trainer:
                 sizes outside the bounds of the capture; masked arrays; labels or other indices that are out of range; a
                 batch without samples, with a communicator on all workers together; a loss that is NaN or infinite,
                 unless `check_finite` is False.
+            StateLostError: a step that has failed during its update, now or before.
             WorkerError: another worker has failed in this step; workers that differ in learning rates, seed, or the
                 state that was loaded.
             onnxruntime exceptions: a call that a kernel refuses; the message names op and input.
         """
-        reported = self._runner.run(self._state.version, lambda: self._checked(batch))
-        if self._check_finite:
-            self._check_loss(reported)
+        try:
+            reported = self._runner.run(self._state.version, lambda: self._checked(batch))
+        except UpdateFailedError as failure:
+            reason = f"the state is lost, as a step has failed during its update: {failure.__cause__}"
+            checkpoint = "load_state_dict" if self._checkpoint is None else f"load, the last one is {self._checkpoint}"
+            self._state.lose(f"{reason}; give the trainer a state by {checkpoint}")
+            raise self._state.lost from failure.__cause__
         self._state.stepped()
         return reported
 
@@ -221,6 +238,7 @@ class Trainer:
             StepError: a path that is no regular file.
         """
         write_checkpoint(Path(path), self._arrays, metadata or {})
+        self._checkpoint = Path(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, str]:
         """Replace the state by that in a safetensors file, as by `load_state_dict`.
@@ -234,6 +252,7 @@ class Trainer:
         """
         state, metadata = read_checkpoint(Path(path))
         self.load_state_dict(state)
+        self._checkpoint = Path(path)
         return metadata
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -249,7 +268,7 @@ class Trainer:
 
     @property
     def _arrays(self) -> dict[str, np.ndarray]:
-        """The state without copying; the next step but one overwrites it."""
+        """The state without copying; the next step overwrites it."""
         return {name: tensor.array for name, tensor in self._state.now.items()}
 
     def _rate_names(self) -> list[str]:
@@ -262,16 +281,6 @@ class Trainer:
     def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
         check_state(self._types, state)
         check_rates(learning_rate_names(self._types), state)
-
-    def _check_loss(self, reported: Mapping[str, np.ndarray]) -> None:
-        """Raise StepError for a loss that is NaN or infinite; the loss is the same on all workers."""
-        loss = reported.get(self._runner.loss or "")
-        if loss is not None and loss.size == 1 and not math.isfinite(loss.reshape(())):
-            raise StepError(
-                f"'{self._runner.loss}' is {loss.reshape(())}, and the state is as before the step: expected a finite"
-                " number; look for NaN and infinity in the batch, or lower the learning rate. Steps with such a loss"
-                " are made with Trainer(..., check_finite=False)"
-            )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Raise TypeError for copy.copy and pickle: a copy would share the tensors, but not the state's version."""
@@ -291,6 +300,17 @@ class Trainer:
     def _checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The arrays of a batch, checked and contiguous; none if a worker passes none."""
         return {} if not batch and self._is_distributed else self._batches.checked(batch)
+
+
+@contextlib.contextmanager
+def _without_memory_patterns(options: ort.SessionOptions) -> Iterator[None]:
+    """Sessions allocate each value by itself: a block for all of them would be added to what the first run has used."""
+    before = options.enable_mem_pattern
+    options.enable_mem_pattern = False
+    try:
+        yield
+    finally:
+        options.enable_mem_pattern = before
 
 
 def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, needed: bool) -> tuple[str, int] | None:

@@ -12,9 +12,9 @@ from onnx import TensorProto
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.errors import refusals_as_step_errors
-from onnx_ops.training.state import Sets, Version
+from onnx_ops.training.state import State, Version
 from onnx_ops.training.step import Step
-from onnx_ops.training.step_runner import MakeSession, loss_output, next_values, reported_dtypes
+from onnx_ops.training.step_runner import MakeSession, UpdateSession, check_loss, loss_output, reported_dtypes
 from onnx_ops.training.workers.agreement import check_agreement, checksum
 from onnx_ops.training.workers.communicator import Communicator, broadcast
 from onnx_ops.training.workers.ending import call_at_exit
@@ -30,24 +30,23 @@ class DistributedStepRunner:
 
     Args:
         model: the step.
-        sets: both sets of tensors of the state; those of worker 0 are copied to all.
+        state: the state; that of worker 0 is copied to all.
         session: makes the session of a part.
         communicator: of all workers.
         counted: the input, and its axis, whose size is the number of samples; None if all workers have as many.
         synchronize_batch_norm: whether batch norm normalizes with the samples of all workers.
-
-    Attributes:
-        loss: as in StepRunner; None for an output that differs between workers.
+        check_finite: whether a loss that is NaN or infinite is refused, unless it differs between workers.
     """
 
     def __init__(
         self,
         model: onnx.ModelProto,
-        sets: Sets,
+        state: State,
         session: MakeSession,
         communicator: Communicator,
         counted: tuple[str, int] | None,
         synchronize_batch_norm: bool,
+        check_finite: bool,
     ) -> None:
         step = Step.of(model)
         with refusals_as_step_errors("the step cannot be shared by workers"):
@@ -57,11 +56,11 @@ class DistributedStepRunner:
         models = [*(local.model for local in parts.local), parts.shared]
         contents = (part.SerializeToString(deterministic=True) for part in models)
         check_agreement(communicator, checksum(contents), "the step that they make")
-        broadcast(communicator, (tensor.array for tensor in sets[0].values()))
-        for name, tensor in sets[1].items():
-            tensor.array[...] = sets[0][name].array
+        now, then = state.sets
+        broadcast(communicator, (tensor.array for tensor in now.values()))
+        for name, tensor in then.items():
+            tensor.array[...] = now[name].array
 
-        self._sets = sets
         self._rank = communicator.rank
         self._exchanges = [Exchange(communicator, local.exchanged) for local in parts.local]
         self._next_exchange = 0
@@ -74,28 +73,27 @@ class DistributedStepRunner:
 
         self._reported = reported_dtypes(model)
         self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
-        same = {*self._averages, *(value.name for value in parts.shared.graph.output)}
-        self.loss = loss if (loss := loss_output(model)) in same else None
+        loss = loss_output(model)
+        self._loss = loss if check_finite and loss in self._averages else None
         self._buffers = [name.removeprefix(NEXT) for name in self._averages if name.startswith(NEXT)]
-        self._seeds = {n: Tensor.holding(sets[0][n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
+        self._seeds = {n: Tensor.holding(now[n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._compared = step.names(InputRole.SEED, InputRole.SETTING)
 
+        given = loss if loss in {value.name for value in parts.shared.graph.output} else None
+        self._shared = UpdateSession(
+            parts.shared, state, session, lambda own: {**own, **combined, **gradients}, given, check_finite
+        )
+        self._sets = state.sets
         self._local = [
             BoundSession(
                 session(local.model),
-                [{**now, **self._seeds, **combined, **sent} for now in sets],
+                [{**own, **self._seeds, **combined, **sent} for own in self._sets],
                 [sent, sent],
                 {name: dtype for name, dtype in self._reported.items() if name not in sent},
                 local.passed - sent.keys(),
             )
             for local in parts.local
         ]
-        self._shared = BoundSession(
-            session(parts.shared),
-            [{**now, **combined, **gradients} for now in sets],
-            next_values(sets),
-            self._reported,
-        )
 
     def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """Make a step. If it fails on one worker it fails on all of them, so that none waits."""
@@ -123,10 +121,12 @@ class DistributedStepRunner:
                 self._next_exchange = 0  # no worker continues this step
                 raise
         self._next_exchange = 0
-        for name in self._buffers:
-            then[name].array[...] = self._averages[NEXT + name].array
+        if self._loss is not None:
+            check_loss(self._loss, self._averages[self._loss].array)
         found |= {name: self._averages[name].array.copy() for name in self._scalars}
         found |= self._shared.run(turn, {})
+        for name in self._buffers:  # last, as the shared part may read their previous values
+            then[name].array[...] = self._averages[NEXT + name].array
         return {name: found[name] for name in self._reported if name in found}
 
     def _checksum(self, version: Version, now: Tensors) -> int:
