@@ -146,13 +146,20 @@ def reference(
 VAR, M, V, POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON, GRAD, LARGEST = range(12)
 VAR_OUT, M_OUT, V_OUT, LARGEST_OUT = range(4)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-BLOCK = 4096
-"""Elements per task."""
+BLOCK, MOST_TASKS, LARGEST_BLOCK = 4096, 64, 131072
+"""Elements per task: BLOCK up to MOST_TASKS tasks, then more, since longer contiguous reads are faster."""
 
 
 @helper
-def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: Any, factors: Any, count: int) -> None:
-    """`count` elements in the dtype of the arrays; factors: in the order of `task`."""
+def step(var: Any, m: Any, v: Any, grad: Any, outs: Any, factors: Any, count: int) -> None:
+    """`count` elements in the dtype of the arrays.
+
+    Args:
+        outs: new var, m and v; None: in place. LLVM vectorizes a loop that reads and writes one array, but no loop over
+            two arrays that overlap at run time.
+        factors: in the order of `task`.
+    """
+    new_var, new_m, new_v = (var, m, v) if outs is None else outs
     kept, size, entering, remembered, square_entering, epsilon, sign = (
         factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
@@ -166,11 +173,9 @@ def step(var: Any, m: Any, v: Any, grad: Any, new_var: Any, new_m: Any, new_v: A
 
 
 @helper
-def step_by_largest(
-    var: Any, m: Any, v: Any, grad: Any, largest: Any, new_var: Any, new_m: Any, new_v: Any, new_largest: Any,
-    factors: Any, count: int,
-) -> None:  # fmt: skip
-    """`step` with the largest v so far in place of v (AMSGrad)."""
+def step_by_largest(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any, factors: Any, count: int) -> None:
+    """`step` with the largest v so far, the last of `outs`, in place of v (AMSGrad)."""
+    new_var, new_m, new_v, new_largest = (var, m, v, largest) if outs is None else outs
     kept, size, entering, remembered, square_entering, epsilon, sign = (
         factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
     )  # fmt: skip
@@ -195,11 +200,17 @@ def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at:
         numbers_at(places[3], count),
     )
     new_var, new_m, new_v = numbers_at(places[5], count), numbers_at(places[6], count), numbers_at(places[7], count)
+    in_place = places[0] == places[5] and places[1] == places[6] and places[2] == places[7]
     if by_largest:
         largest, new_largest = numbers_at(places[4], count), numbers_at(places[8], count)
-        step_by_largest(var, m, v, grad, largest, new_var, new_m, new_v, new_largest, factors, count)
+        if in_place and places[4] == places[8]:
+            step_by_largest(var, m, v, grad, largest, None, factors, count)
+        else:
+            step_by_largest(var, m, v, grad, largest, (new_var, new_m, new_v, new_largest), factors, count)
+    elif in_place:
+        step(var, m, v, grad, None, factors, count)
     else:
-        step(var, m, v, grad, new_var, new_m, new_v, factors, count)
+        step(var, m, v, grad, (new_var, new_m, new_v), factors, count)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -213,8 +224,15 @@ def plan(kernel_address: int, job_address: int) -> int:
             return REFUSED
     for k in range(4):
         give_shape(job, k, VAR)
-    job.tasks = (size_of(job, VAR) + BLOCK - 1) // BLOCK
+    block = block_of(size_of(job, VAR))
+    job.tasks = (size_of(job, VAR) + block - 1) // block
     return OK
+
+
+@helper
+def block_of(size: int) -> int:
+    """Elements per task, a multiple of BLOCK."""
+    return min(max(size // MOST_TASKS // BLOCK, 1) * BLOCK, LARGEST_BLOCK)
 
 
 @helper
@@ -228,11 +246,13 @@ def task(job_address: int, number: int) -> None:
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, by_largest = kernel.element_type[VAR], kernel.element_type[LARGEST] != 0
-    start = number * BLOCK
-    count = min(BLOCK, size_of(job, VAR) - start)
+    block = block_of(size_of(job, VAR))
+    start = number * block
+    count = min(block, size_of(job, VAR) - start)
     offset = start * item_size(element_type)
+    unwanted = by_largest and kernel.output_type[LARGEST_OUT] == 0
     # Factors in float64 and float32, and memory for an omitted output.
-    memory = malloc(128 + count * item_size(element_type))
+    memory = malloc(128 + (count * item_size(element_type) if unwanted else 0))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -248,7 +268,6 @@ def task(job_address: int, number: int) -> None:
     factors[6] = -1.0 if attributes.maximize != 0 else 1.0
     for k in range(7):
         short[k] = np.float32(factors[k])
-    unwanted = kernel.output_type[LARGEST_OUT] == 0
     places = (
         job.data[VAR] + offset,
         job.data[M] + offset,
