@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import filecmp
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx.serialization import registry
 
 from onnx_ops.core.errors import Error, LinkError
 from onnx_ops.graph import reading
 from onnx_ops.graph.staging import staging_folder
+from onnx_ops.graph.stored import OpenFile, StoredTensor
 from onnx_ops.graph.walk import tensors
+
+STORED_DTYPES: dict[int, np.dtype] = {
+    element: np.dtype(helper.tensor_dtype_to_np_dtype(element))
+    for element in (
+        *(TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
+        *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    )
+}
+"""The dtypes whose elements have the same bytes in a file as in an array."""
 
 
 class ModelFileError(Error, ValueError):
@@ -106,13 +119,47 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[str]:
 
 def embed_external_data(model: onnx.ModelProto, path: Path) -> None:
     """Read the external data of a model at `path` into the model, after a check by `external_files`."""
-    for tensor in _external_tensors(model):
+    ExternalData(path).embed_all(model)
+
+
+class ExternalData:
+    """The external data of a model at `path`, to be read after a check by `external_files`.
+
+    Args:
+        path: the model's file.
+        own: that file, if it is open already.
+    """
+
+    def __init__(self, path: Path, own: OpenFile | None = None) -> None:
+        self._folder = path.parent
+        self._files = {} if own is None else {path.name: own}
+
+    def embed_all(self, model: onnx.ModelProto) -> None:
+        """Read the data of all tensors of the model into it."""
+        for tensor in _external_tensors(model):
+            self.embed(tensor)
+
+    def embed(self, tensor: TensorProto) -> None:
+        """Read the data of a tensor into it."""
+        file, extent = self._file(tensor)
+        tensor.raw_data = bytes(file.read(extent.offset, extent.length_in(file)))
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+
+    def stored(self, tensor: TensorProto) -> StoredTensor | None:
+        """A tensor without reading its data; None if they are not the elements of an array of its dtype and shape."""
+        file, extent = self._file(tensor)
+        dtype = STORED_DTYPES.get(tensor.data_type)
+        shape = tuple(tensor.dims)
+        if dtype is None or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != extent.length_in(file):
+            return None
+        return StoredTensor(file, extent.offset, dtype, shape)
+
+    def _file(self, tensor: TensorProto) -> tuple[OpenFile, _Extent]:
         extent = _extent(tensor)
-        with (path.parent / extent.location).open("rb") as file:
-            file.seek(extent.offset)
-            tensor.raw_data = file.read(extent.length)
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
+        if extent.location not in self._files:
+            self._files[extent.location] = OpenFile(self._folder / extent.location)
+        return self._files[extent.location], extent
 
 
 def _external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -138,6 +185,10 @@ class _Extent:
     @property
     def end(self) -> int:
         return self.offset + (self.length or 0)
+
+    def length_in(self, file: OpenFile) -> int:
+        """The length in a file that is not shorter than `end`."""
+        return max(file.size - self.offset, 0) if self.length is None else self.length
 
 
 def _extent(tensor: TensorProto) -> _Extent:

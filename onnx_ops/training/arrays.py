@@ -8,6 +8,7 @@ import numpy as np
 from onnx import helper
 
 from onnx_ops.core.types import TensorType, shape_text
+from onnx_ops.graph.stored import Source, StoredTensor
 from onnx_ops.training.errors import StepError
 
 
@@ -23,7 +24,7 @@ def tensor_text(tensor: TensorType) -> str:
     return f"{dtype} of unknown shape" if tensor.shape is None else f"{dtype} {shape_text(tensor.shape)}"
 
 
-def array_text(array: np.ndarray) -> str:
+def array_text(array: Source) -> str:
     """The type of an array in messages, as in `tensor_text`."""
     return f"{array.dtype} {shape_text(array.shape)}"
 
@@ -35,11 +36,11 @@ def conversion_hint(dtype: np.dtype) -> str:
 
 
 def check_state(wanted: Mapping[str, TensorType], state: Mapping[str, object]) -> None:
-    """Raise StepError unless the state has an array of the right dtype and shape for each name, and no other names."""
+    """Raise StepError unless the state has a tensor of the right dtype and shape for each name, and no other names."""
     check_names("the state", wanted, state)
     for name, tensor in wanted.items():
         array = state[name]
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, np.ndarray | StoredTensor):
             raise StepError(f"'{name}' is a {type(array).__name__}, expected an array, {tensor_text(tensor)}")
         check_unmasked(name, array)
         if array.dtype != numpy_dtype(tensor) or array.shape != tensor.shape:
@@ -59,7 +60,7 @@ def check_names(what: str, wanted: Mapping[str, TensorType], given: Iterable[str
         raise StepError(f"{what} {' and '.join(problems)}")
 
 
-def check_unmasked(name: str, array: np.ndarray) -> None:
+def check_unmasked(name: str, array: Source) -> None:
     """Raise StepError for a masked array: its mask would be ignored."""
     if isinstance(array, np.ma.MaskedArray):
         raise StepError(

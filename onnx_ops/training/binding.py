@@ -15,6 +15,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
+from onnx_ops.graph.stored import Source, copy_into
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -31,11 +33,11 @@ class Tensor:
     array: np.ndarray
 
     @classmethod
-    def holding(cls, array: np.ndarray, element: int) -> Tensor:
-        """A tensor with a copy of an array; `element` is its TensorProto.DataType."""
-        value = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element)
-        tensor = cls(value, _view(value, array.shape, array.dtype))
-        tensor.array[...] = array
+    def holding(cls, source: Source, element: int) -> Tensor:
+        """A copy of an array, or of a tensor in a file; `element` is its TensorProto.DataType."""
+        value = ort.OrtValue.ortvalue_from_shape_and_type(list(source.shape), element)
+        tensor = cls(value, _view(value, source.shape, source.dtype))
+        copy_into(tensor.array, source)
         return tensor
 
     def part(self, elements: slice, shape: Sequence[int]) -> Tensor:

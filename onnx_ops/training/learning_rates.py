@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_ops.graph.stored import Source
 from onnx_ops.training.errors import StepError
 
 
@@ -40,10 +41,10 @@ def cast_rate(rate: Any, dtype: np.dtype) -> np.ndarray:
     return cast
 
 
-def check_rates(names: Collection[str], state: Mapping[str, np.ndarray]) -> None:
+def check_rates(names: Collection[str], state: Mapping[str, Source]) -> None:
     """Raise StepError for a state with learning rates that are not finite numbers of at least 0."""
     for name in names:
         try:
-            cast_rate(float(state[name]), state[name].dtype)
+            cast_rate(float(np.asarray(state[name])), state[name].dtype)
         except StepError as error:
             raise StepError(f"'{name}': {error}") from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import TensorType
+from onnx_ops.graph.stored import Source
 from onnx_ops.training.binding import Tensor, Tensors
 from onnx_ops.training.errors import StateLostError
 
@@ -40,16 +41,14 @@ class State:
 
     Args:
         types: of the state, by name.
-        start: an array for each of them.
+        start: an array, or a tensor in a file, for each of them.
         changing: the names that have a next value.
 
     Attributes:
         sets: both sets of tensors; the tensors of names without a next value are shared.
     """
 
-    def __init__(
-        self, types: Mapping[str, TensorType], start: Mapping[str, np.ndarray], changing: Collection[str]
-    ) -> None:
+    def __init__(self, types: Mapping[str, TensorType], start: Mapping[str, Source], changing: Collection[str]) -> None:
         self._types = types
         self._changing = frozenset(changing)
         now = {name: self._tensor(name, start[name]) for name in types}
@@ -57,7 +56,7 @@ class State:
         self._version = Version()
         self._lost = ""
 
-    def _tensor(self, name: str, array: np.ndarray) -> Tensor:
+    def _tensor(self, name: str, array: Source) -> Tensor:
         element = self._types[name].dtype
         assert element is not None  # by the checks of a step
         return Tensor.holding(array, element)

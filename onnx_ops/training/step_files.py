@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.graph.files import embed_external_data, external_files
+from onnx_ops.graph.files import ExternalData, external_files
+from onnx_ops.graph.light import read_light
 from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.stored import Source
 from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
@@ -66,31 +68,38 @@ def step_model(
 
 def open_step(
     step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
-) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
     """Read a step.
 
     Returns:
-        A copy of the model without start values, external data embedded; and the start values, by name.
+        A copy of the model without start values, external data embedded; and the start values, by name. Those of a file
+        are read from it later, unless they are small.
 
     Raises:
         OSError, ModelFileError: a file, or external data, that cannot be read.
         LinkError: no model.
         StepError: no training step; start values that cannot be read.
     """
+    start: dict[str, Source]
     if isinstance(step, str | os.PathLike | bytes | onnx.ModelProto):
-        model = load_model(step)
+        data = None
         if isinstance(step, str | os.PathLike):
             path = Path(step)
+            model, file = read_light(path)
             external_files(model, path)
-            embed_external_data(model, path)
+            data = ExternalData(path, file)
+        else:
+            model = load_model(step)
         own = Step.of(model)
-        start = {tensor.name: _start(tensor) for tensor in model.graph.initializer if tensor.name in own.roles}
+        start = {tensor.name: _start(tensor, data) for tensor in model.graph.initializer if tensor.name in own.roles}
+        _remove_state(model, own)
+        if data is not None:
+            data.embed_all(model)
     else:
         model, start = load_model(step.model), dict(step.state)
         if step.inference is not None and inference_function(model) is None:
             model = with_inference(model, step.inference)
-        own = Step.of(model)
-    _remove_state(model, own)
+        _remove_state(model, Step.of(model))
     return model, start
 
 
@@ -101,8 +110,12 @@ def _remove_state(model: onnx.ModelProto, step: Step) -> None:
     model.graph.initializer.extend(kept)
 
 
-def _start(tensor: TensorProto) -> np.ndarray:
+def _start(tensor: TensorProto, data: ExternalData | None) -> Source:
     if tensor.data_location == TensorProto.EXTERNAL:
-        raise StepError(f"'{tensor.name}' has its data in another file, which is found only if the path is given")
+        if data is None:
+            raise StepError(f"'{tensor.name}' has its data in another file, which is found only if the path is given")
+        if (stored := data.stored(tensor)) is not None:
+            return stored
+        data.embed(tensor)
     with refusals_as_step_errors(f"the start of '{tensor.name}' cannot be read"):
         return numpy_helper.to_array(tensor)

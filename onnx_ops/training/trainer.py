@@ -15,6 +15,7 @@ import onnxruntime as ort
 from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import write_model
+from onnx_ops.graph.stored import Source
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.arrays import check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
@@ -278,7 +279,7 @@ class Trainer:
             raise StepError(f"the step has no setting '{LEARNING_RATE}'")
         return names
 
-    def _check_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def _check_state(self, state: Mapping[str, Source]) -> None:
         check_state(self._types, state)
         check_rates(learning_rate_names(self._types), state)
 

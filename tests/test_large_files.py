@@ -1,0 +1,213 @@
+"""Step files whose tensors are read and written one by one, directly from or into the state."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import steps
+from backends import assert_same_bits
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_ops import Trainer
+from onnx_ops.core.errors import Error
+from onnx_ops.graph import light, reading
+from onnx_ops.graph.files import ExternalData
+from onnx_ops.graph.stored import StoredTensor
+from onnx_ops.training.step_files import open_step
+
+ROOT = Path(__file__).parents[1]
+SETS = 2
+"""Sets of tensors of the state that a trainer has."""
+
+
+@pytest.fixture(autouse=True)
+def all_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(light, "SMALL_FILE", 0)
+    monkeypatch.setattr(light, "LARGE_TENSOR", 1)
+
+
+def same_bytes(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [12, 2**16])
+def test_light_model_is_the_model_without_contents(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(light, "WINDOW", window)
+    model, path = steps.whole_step(), tmp_path / "step.onnx"
+    onnx.save(model, path)
+    found, file = light.read_light(path)
+    assert not any(tensor.raw_data for tensor in found.graph.initializer)
+    ExternalData(path, file).embed_all(found)
+    assert same_bytes(found, model)
+
+
+@pytest.mark.parametrize("encoding", ["raw", "typed", "external"])
+def test_start_values_in_every_encoding(encoding: str, tmp_path: Path) -> None:
+    model, path = steps.whole_step(), tmp_path / "step.onnx"
+    if encoding == "typed":
+        for tensor in model.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(helper.make_tensor(tensor.name, tensor.data_type, tensor.dims, array.reshape(-1)))
+    elsewhere = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save_model(model, path, **elsewhere if encoding == "external" else {})
+    _, start = open_step(path)
+    for name, array in steps.start().items():
+        assert isinstance(start[name], StoredTensor) == (encoding != "typed")
+        assert_same_bits(np.asarray(start[name]), array)
+
+
+def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "step.onnx"
+    onnx.save(steps.whole_step(), path)
+    _, start = open_step(path)
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / "other").replace(path)
+    assert_same_bits(np.asarray(start["linear.weight"]), steps.start()["linear.weight"])
+
+
+def test_a_file_that_is_shortened_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "step.onnx"
+    onnx.save(steps.whole_step(), path)
+    _, start = open_step(path)
+    with path.open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(OSError, match=f"the file was shortened while it was read: '{path}'"):
+        np.asarray(start["linear.weight"])
+
+
+def outcome(step: Path | bytes) -> str:
+    """What becomes of opening a step: its start values, or an error without the name of the file."""
+    try:
+        _, start = open_step(step)
+    except Error as error:
+        return f"{type(error).__name__} {error}".replace(str(step) if isinstance(step, Path) else "this", "it")
+    return str({name: np.asarray(source).tobytes() for name, source in start.items()})
+
+
+def test_damaged_files_are_refused_as_when_they_are_read_whole(tmp_path: Path) -> None:
+    content, rng, found = steps.whole_step().SerializeToString(), random.Random(0), set()
+    path = tmp_path / "step.onnx"
+    for trial in range(300):
+        damaged = bytearray(content)
+        if trial % 3:
+            damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        else:
+            del damaged[rng.randrange(len(content)) :]
+        path.write_bytes(damaged)
+        expected = outcome(bytes(damaged))
+        if "external" not in expected and "its data in" not in expected:  # which only a path has
+            assert outcome(path) == expected, f"trial {trial}"
+        found.add(expected.split()[0])
+    assert {"LinkError", "StepError"} <= found
+
+
+def test_initializers_of_an_unusual_encoding_are_read_whole(tmp_path: Path) -> None:
+    """Fields that are given twice, of which the last one counts; a graph in two parts; a group."""
+    model, path = steps.whole_step(inference=False), tmp_path / "step.onnx"
+    content = model.SerializeToString()
+    twice = TensorProto(name="linear.bias", data_type=TensorProto.FLOAT, dims=[2], raw_data=bytes(8))
+    again = light.delimited(light.RAW_DATA, np.float32([1, 2]).tobytes())
+    del model.graph.initializer[1]
+    more = light.delimited(light.INITIALIZER, twice.SerializeToString() + again)
+    path.write_bytes(model.SerializeToString() + light.delimited(light.GRAPH, more))
+    assert np.asarray(open_step(path)[1]["linear.bias"]).tolist() == [1, 2]
+    path.write_bytes(content + light.varint(99 << 3 | 3) + light.varint(99 << 3 | 4))
+    assert np.asarray(open_step(path)[1]["seed"]) == 7
+    assert same_bytes(light.read_light(path)[0], reading.read(path))
+
+
+def test_steps_from_a_file_and_from_its_bytes(tmp_path: Path) -> None:
+    model, path = steps.whole_step(), tmp_path / "step.onnx"
+    onnx.save(model, path)
+    one, other = Trainer(path), Trainer(model.SerializeToString())
+    assert_same_bits(one.step(**steps.batch())["loss"], other.step(**steps.batch())["loss"])
+    for name, array in one.state_dict().items():
+        assert_same_bits(array, other.state_dict()[name])
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+MEASURED = """
+    import sys
+    from pathlib import Path
+
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper
+
+    from onnx_ops import InputRole, Step, Trainer, step_model
+
+    MIB, COUNT = 2**20, 4
+    folder = Path(sys.argv[1])
+
+    def memory(key):
+        status = Path("/proc/self/status").read_text()
+        return int(status.split(key + ":")[1].split()[0]) / 1024
+
+    def reset():
+        Path("/proc/self/clear_refs").write_text("5")
+        return memory("VmRSS")
+
+    def halving(shape):
+        names = [f"w{i}" for i in range(COUNT)]
+        typed = lambda name, dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+        nodes = [helper.make_node("Mul", [name, "half"], ["next." + name]) for name in names]
+        nodes.append(helper.make_node("ReduceSum", ["x"], ["loss"], keepdims=0))
+        inputs = [*(typed(name, shape) for name in names), typed("x", [2])]
+        outputs = [typed("loss", []), *(typed("next." + name, shape) for name in names)]
+        half = helper.make_tensor("half", TensorProto.FLOAT, [], [0.5])
+        graph = helper.make_graph(nodes, "halving", inputs, outputs, [half])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        Step(dict.fromkeys(names, InputRole.PARAMETER)).write_into(model)
+        typed_state = {name: np.full(shape, number, np.float32) for number, name in enumerate(names, 1)}
+        return model, typed_state
+
+    def trained(trainer):
+        trainer.step(x=np.ones(2, np.float32))
+
+    trained(Trainer(step_model(*halving([2]))))  # loads kernels and libraries
+    SHAPE = [12, 1024, 1024]  # 48 MiB
+    SIZE = COUNT * 48
+"""
+
+
+def measured(program: str, folder: Path) -> list[float]:
+    """The numbers that a program prints, in a process of its own."""
+    source = textwrap.dedent(MEASURED) + textwrap.dedent(program)
+    command = [sys.executable, "-c", source, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [float(number) for number in done.stdout.split()]
+
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
+
+
+@needs_proc
+def test_memory_of_loading(tmp_path: Path) -> None:
+    """One copy of the state for each set of tensors that the trainer has, and nothing else of that size."""
+    written = """
+        model, state = halving(SHAPE)
+        onnx.save(step_model(model, state), folder / "step.onnx")
+    """
+    loaded = """
+        before = reset()
+        trainer = Trainer(folder / "step.onnx")
+        print((memory("VmHWM") - before) / SIZE)
+        assert [float(array.max()) for array in trainer.state_dict().values()] == [1, 2, 3, 4]
+    """
+    measured(written, tmp_path)
+    (ratio,) = measured(loaded, tmp_path)
+    assert ratio < SETS + 0.1
