@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from linear_oracle import DECAY, MOMENTUM, State
@@ -11,6 +13,7 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
+from onnx_ops.training.checkpoints import open_checkpoint
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_files import step_model
 
@@ -94,6 +97,12 @@ def inference_graph(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     y = b.op("Hardshrink", b.op("Sigmoid", _logits(b, x, mean, weight, bias)), domain=DOMAIN)
     b.output("probabilities", y, TensorType(dtype, ("N", CLASSES)))
     return _model(b.graph("classifier"))
+
+
+def read_checkpoint(path: Path) -> tuple[State, dict[str, str]]:
+    """The arrays of a checkpoint, and its metadata."""
+    tensors, metadata = open_checkpoint(path)
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}, metadata
 
 
 def whole_step(

@@ -54,7 +54,6 @@ TORCH = (
 # watches a process of MPI must not be one.
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
-    "training": {"safetensors"},
     "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
     "": {"onnx_ops.cli", "mpi4py"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from onnx_ops.core.errors import Error
 from onnx_ops.graph import light, reading
 from onnx_ops.graph.files import ExternalData
 from onnx_ops.graph.stored import StoredTensor
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.safetensors_format import DTYPES, open_safetensors, write_safetensors
 from onnx_ops.training.step_files import open_step
 
 ROOT = Path(__file__).parents[1]
@@ -211,3 +214,90 @@ def test_memory_of_loading(tmp_path: Path) -> None:
     measured(written, tmp_path)
     (ratio,) = measured(loaded, tmp_path)
     assert ratio < SETS + 0.1
+
+
+@needs_proc
+def test_memory_of_checkpoints(tmp_path: Path) -> None:
+    """Neither writing nor reading one needs memory for it: a block is read at a time, and tensors go where they are."""
+    program = """
+        trainer = Trainer(step_model(*halving(SHAPE)))
+        trained(trainer)
+        before = reset()
+        trainer.save(folder / "checkpoint.safetensors")
+        print((memory("VmHWM") - before) / SIZE)
+        trained(trainer)
+        before = reset()
+        trainer.load(folder / "checkpoint.safetensors")
+        print((memory("VmHWM") - before) / SIZE)
+        assert [float(array.max()) for array in trainer.state_dict().values()] == [0.5, 1, 1.5, 2]
+    """
+    writing, reading = measured(program, tmp_path)
+    assert writing < 0.05
+    assert reading < 0.05
+
+
+def test_checkpoints_are_written_as_by_safetensors(tmp_path: Path) -> None:
+    """The same bytes, except that its library writes metadata in random order."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    rng = np.random.default_rng(0)
+    names = ["b", "a", "é", "Z", "10", "9"]
+    for text in ("", "x" * 7, "\u00fc\n\x1f\u2028"):
+        arrays = {
+            f"{name}{dtype}": rng.integers(0, 2, (2, number)).astype(dtype)
+            for number, name in enumerate(names)
+            for dtype in DTYPES.values()
+            if dtype.isbuiltin == 1
+        }
+        write_safetensors(tmp_path / "file", arrays | {"scalar": np.array(3.5)}, {"text": text})
+        assert (tmp_path / "file").read_bytes() == numpy.save(arrays | {"scalar": np.array(3.5)}, {"text": text})
+
+
+def header(**entries: object) -> dict[str, object]:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}} | entries
+
+
+TENSOR = {"dtype": "I32", "shape": [], "data_offsets": [8, 12]}
+
+
+@pytest.mark.parametrize(
+    ("damaged", "problem"),
+    [
+        (header(b=TENSOR), None),
+        (header(__metadata__=None, b=TENSOR), None),
+        (header(), "its tensors end at byte"),
+        (header(b=TENSOR | {"data_offsets": [4, 8]}), "its tensors do not follow one another"),
+        (header(b=TENSOR | {"data_offsets": [12, 16]}), "its tensors do not follow one another"),
+        (header(b=TENSOR | {"shape": [2]}), "'b' has 4 bytes"),
+        (header(b=TENSOR | {"shape": [-1, -1]}), "'b' is .*, expected dtype, shape and data_offsets"),
+        (header(b=TENSOR | {"shape": None}), "'b' is .*, expected dtype"),
+        (header(b=TENSOR | {"data_offsets": [8]}), "'b' is .*, expected dtype"),
+        (header(b=TENSOR | {"dtype": 7}), "'b' is .*, expected dtype"),
+        (header(b=[]), "'b' is .*, expected dtype"),
+        (header(b=TENSOR, __metadata__={"epoch": 3}), "its '__metadata__' is no object of strings"),
+        ([], "its header is no object"),
+        ("[" * 100_000, "its header is no JSON"),
+        ("\udcff", "its header is no JSON"),
+        (None, "its header would have 255"),
+        (b"", "it is too short for a header"),
+    ],
+)
+def test_damaged_headers(damaged: object, problem: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    if isinstance(damaged, bytes):
+        path.write_bytes(damaged)
+    else:
+        text = damaged if isinstance(damaged, str) else json.dumps(damaged)
+        content = text.encode(errors="surrogateescape")
+        length = 255 if damaged is None else len(content)
+        path.write_bytes(length.to_bytes(8, "little") + content + bytes(12))
+    if problem is None:
+        assert list(open_safetensors(path)[0]) == ["a", "b"]
+    else:
+        with pytest.raises(StepError, match=f"{path} is no safetensors file: {problem}"):
+            open_safetensors(path)
+    library = pytest.importorskip("safetensors.numpy")
+    if problem is None:
+        library.load_file(path)
+    else:
+        with pytest.raises(Exception, match=r"deserializ|header|numpy"):
+            library.load_file(path)

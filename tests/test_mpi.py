@@ -22,7 +22,6 @@ from linear_oracle import Oracle
 
 from models.perceptron import perceptron_step
 from onnx_ops import Trainer
-from onnx_ops.training.checkpoints import read_checkpoint
 
 TESTS = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -53,7 +52,7 @@ def check_training(folder: Path, workers: int, first: int = 0, last: int = STEPS
     for rank in range(workers):
         # Sums of eight products, weighted, divided and rounded, for twenty steps.
         np.testing.assert_allclose(json.loads((folder / f"{rank}.json").read_text()), expected[first:], atol=4e-6)
-    state, _ = read_checkpoint(folder / "0.safetensors")
+    state, _ = steps.read_checkpoint(folder / "0.safetensors")
     for name, array in state.items():
         assert_close(array, oracle.state[name].astype(array.dtype), rtol=4e-6, atol=4e-6, what=name)
 
@@ -155,7 +154,7 @@ def check_norms(folder: Path, workers: int, first: int, last: int) -> None:
         np.testing.assert_allclose(losses, alone[first:], rtol=1e-5)  # sums in another order
         np.testing.assert_allclose(losses, kept[first:last], rtol=1e-4)  # by other kernels
     assert len({(folder / f"{rank}.safetensors").read_bytes() for rank in range(workers)}) == 1
-    state, _ = read_checkpoint(folder / "0.safetensors")
+    state, _ = steps.read_checkpoint(folder / "0.safetensors")
     for name, array in trainer.state_dict().items():
         assert_close(state[name], array, rtol=1e-5, atol=1e-5, what=name)
 

@@ -20,7 +20,7 @@ from test_cli import FAILED, answer, run
 
 from onnx_ops import StepError, Trainer
 from onnx_ops.core.step_format import RUN_METADATA
-from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+from onnx_ops.training.checkpoints import write_checkpoint
 from onnx_ops.training.run import Checkpoint, Run
 from onnx_ops.training.samples import Samples
 
@@ -46,7 +46,7 @@ def train(step: Path, data: Path, out: Path, *more: str | Path, code: int = 0) -
 
 
 def content(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
-    arrays, metadata = read_checkpoint(path)
+    arrays, metadata = steps.read_checkpoint(path)
     return {name: array.tobytes() for name, array in arrays.items()}, metadata
 
 
@@ -71,7 +71,7 @@ def test_training_follows_the_formulas(step: Path, data: Path, tmp_path: Path) -
         "plot": None,
         "export": str(trained),
     }
-    state, metadata = read_checkpoint(out)
+    state, metadata = steps.read_checkpoint(out)
     for name, array in state.items():
         assert_close(array, oracle.state[name].astype(array.dtype), rtol=2e-6, atol=2e-6)
     assert list(metadata) == [RUN_METADATA]
@@ -102,10 +102,10 @@ def test_learning_rate(step: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(step, data, out, "--learning-rate", "0")
     train(step, data, out, "--epochs", "2", "--resume")
-    state, _ = read_checkpoint(out)
+    state, _ = steps.read_checkpoint(out)
     assert_same_bits(state["linear.weight"], steps.start()["linear.weight"])
     train(step, data, out, "--epochs", "3", "--resume", "--learning-rate", "0.25")
-    state, _ = read_checkpoint(out)
+    state, _ = steps.read_checkpoint(out)
     assert state["learning_rate"] == 0.25
     assert (state["linear.weight"] != steps.start()["linear.weight"]).any()
 

@@ -749,7 +749,7 @@ def test_checkpoints_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> Non
         checkpoints.write_checkpoint(tmp_path / str(i), arrays, texts)
     first, *others = (path.read_bytes() for path in tmp_path.iterdir())
     assert others == [first] * 4
-    found, metadata = checkpoints.read_checkpoint(tmp_path / "0")
+    found, metadata = steps.read_checkpoint(tmp_path / "0")
     assert metadata == texts
     assert {name: array.tolist() for name, array in found.items()} == {n: a.tolist() for n, a in arrays.items()}
 
@@ -777,7 +777,7 @@ FULL = """
     import resource, signal, sys
     from pathlib import Path
     import numpy as np
-    from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+    from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 
     path = Path(sys.argv[1]) / "checkpoint"
     write_checkpoint(path, {"a": np.zeros(10)}, {})
@@ -787,7 +787,7 @@ FULL = """
         write_checkpoint(path, {"a": np.zeros(100_000)}, {})
     except OSError as error:
         print(error)
-    assert len(read_checkpoint(path)[0]["a"]) == 10
+    assert open_checkpoint(path)[0]["a"].shape == (10,)
     assert list(path.parent.iterdir()) == [path]
 """
 
@@ -797,15 +797,14 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"cannot write {tmp_path / 'checkpoint'}: ")
-    assert "FileTooLarge" in done.stdout or "File too large" in done.stdout
+    assert done.stdout.strip().endswith(f"File too large: '{tmp_path / 'checkpoint'}'")
 
 
 KILLED = """
     import os, random, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+    from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 
     folder = Path(sys.argv[1])
     path, rng = folder / "checkpoint", random.Random(0)
@@ -826,7 +825,8 @@ KILLED = """
         time.sleep(rng.uniform(0, 6 * duration))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        arrays, metadata = read_checkpoint(path)
+        tensors, metadata = open_checkpoint(path)
+        arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
         assert sorted(arrays) == [str(i) for i in range(8)]
         assert all((array == float(metadata["value"])).all() and len(array) == 100_000 for array in arrays.values())
         found.add(metadata["value"])

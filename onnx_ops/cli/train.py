@@ -87,6 +87,7 @@ def train(
         samples = run.samples
         rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
         before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
+        del checkpoint  # closes the file, which some systems replace only then
         say(f"{counted(samples.count, 'sample')}, {samples.batch_size} in a step{rest}{before}")
         with progress_bar("training") as advance, Stopping() as stopping:
             while run.epoch < epochs and stopping.signal is None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from onnx_ops.core.step_format import RUN_METADATA
-from onnx_ops.training.checkpoints import read_checkpoint
+from onnx_ops.graph.stored import StoredTensor
+from onnx_ops.training.checkpoints import open_checkpoint
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.samples import Samples
 from onnx_ops.training.trainer import Trainer
@@ -113,15 +114,20 @@ class Record:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a training in epochs."""
+    """A checkpoint of a training in epochs.
 
-    state: Mapping[str, np.ndarray]
+    Attributes:
+        state: read from the file when it is loaded; until then the file is open.
+        record: the progress.
+    """
+
+    state: Mapping[str, StoredTensor]
     record: Record
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint; errors as `Trainer.load`, and StepError for one without the progress of a training."""
-        state, metadata = read_checkpoint(path)
+        """Open a checkpoint; errors as `Trainer.load`, and StepError for one without the progress of a training."""
+        state, metadata = open_checkpoint(path)
         if RUN_METADATA not in metadata:
             raise StepError(f"{path} is no checkpoint of a training in epochs: its metadata have no '{RUN_METADATA}'")
         try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.stored import Source
+from onnx_ops.graph.stored import Source, copy_into
 from onnx_ops.training.binding import Tensor, Tensors
 from onnx_ops.training.errors import StateLostError
 
@@ -31,7 +31,7 @@ class Version(NamedTuple):
     turn: int = 0
     steps: int = 0
     loaded: int = 0
-    pending: Mapping[str, np.ndarray] = MappingProxyType({})
+    pending: Mapping[str, Source] = MappingProxyType({})
 
 
 class State:
@@ -88,7 +88,7 @@ class State:
         version = self._version
         if version.pending:
             for name, array in version.pending.items():
-                self.sets[version.turn][name].array[...] = array
+                copy_into(self.sets[version.turn][name].array, array)
             version = version._replace(pending=Version().pending)
             self._version = version
             self._lost = ""
@@ -113,21 +113,21 @@ class State:
         """Refuse to read the state until another one is loaded: a step has failed in the middle of its update."""
         self._lost = reason
 
-    def load(self, arrays: Mapping[str, np.ndarray], loaded: int) -> None:
+    def load(self, arrays: Mapping[str, Source], loaded: int) -> None:
         """Replace the whole state. After an interrupt the arrays are read once more, when the state is used next.
 
         Args:
-            arrays: for all names, of the right dtypes and shapes.
+            arrays: arrays, or tensors in a file, for all names, of the right dtypes and shapes.
             loaded: `Version.loaded` afterwards.
         """
-        version = self._settled()
+        version = self._version._replace(loaded=loaded, pending=arrays)
         if self.keeps_previous:
             other = self.sets[1 - version.turn]
             for name in self._changing:
-                other[name].array[...] = arrays[name]
-            arrays = {name: array for name, array in arrays.items() if name not in self._changing}
-            version = version._replace(turn=1 - version.turn)
-        self._version = version._replace(loaded=loaded, pending=arrays)
+                copy_into(other[name].array, arrays[name])
+            shared = {name: np.array(array) for name, array in arrays.items() if name not in self._changing}
+            version = version._replace(turn=1 - version.turn, pending=shared)
+        self._version = version
         self._settled()
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:

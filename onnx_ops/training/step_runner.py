@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
@@ -41,7 +42,7 @@ class StepRunner(Protocol):
             UpdateFailedError: the state has been updated in part.
         """
 
-    def checksum_after_load(self, before: int, state: Mapping[str, np.ndarray]) -> int:
+    def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
         """`Version.loaded` after loading a state; `before` is the value before it."""
 
 
@@ -136,7 +137,7 @@ class SessionStepRunner:
     def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         return self._updates.run(version.turn, batch())
 
-    def checksum_after_load(self, before: int, state: Mapping[str, np.ndarray]) -> int:
+    def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
         return before
 
 

@@ -15,11 +15,11 @@ import onnxruntime as ort
 from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import write_model
-from onnx_ops.graph.stored import Source
+from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.arrays import check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
-from onnx_ops.training.checkpoints import read_checkpoint, write_checkpoint
+from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, inference_model
 from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_groups
@@ -198,7 +198,7 @@ class Trainer:
         """Copies of the whole state: parameters, buffers, optimizer state, seed and settings, by name."""
         return {name: array.copy() for name, array in self._arrays.items()}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, Source]) -> None:
         """Replace the state. All workers must load the same one.
 
         After an exception, also that of an interrupt, the state is the old one or the new one, never a mixture.
@@ -251,7 +251,7 @@ class Trainer:
             OSError: a file that cannot be read.
             StepError: no safetensors file, or a state that does not fit. The state is then as it was.
         """
-        state, metadata = read_checkpoint(Path(path))
+        state, metadata = open_checkpoint(Path(path))
         self.load_state_dict(state)
         self._checkpoint = Path(path)
         return metadata
@@ -290,7 +290,7 @@ class Trainer:
             " state_dict() by load_state_dict"
         )
 
-    def _untied(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _untied(self, state: Mapping[str, Source]) -> dict[str, Source]:
         """The state by names of inputs; StepError for tied names with different values."""
         untied = {name: array for name, array in state.items() if name not in self._step.tied}
         for other, first in self._step.tied.items():
@@ -325,11 +325,5 @@ def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, need
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two arrays agree in every bit."""
-    return (
-        isinstance(one, np.ndarray)
-        and isinstance(other, np.ndarray)
-        and one.dtype == other.dtype
-        and one.shape == other.shape
-        and one.tobytes() == other.tobytes()
-    )
+    """Whether two tensors agree in every bit."""
+    return isinstance(one, Source) and isinstance(other, Source) and same_bits(one, other)

@@ -17,7 +17,7 @@ CHECKSUMS = 2**24
 """Checksums are less than this: float32 represents the integers below it exactly."""
 
 
-def checksum(contents: Iterable[bytes]) -> int:
+def checksum(contents: Iterable[bytes | memoryview]) -> int:
     """CRC-32 of the contents, modulo CHECKSUMS."""
     crc = 0
     for content in contents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -10,6 +10,7 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
+from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.state import State, Version
@@ -135,9 +136,14 @@ class DistributedStepRunner:
         settings = (now[name].array.tobytes() for name in self._compared)
         return checksum([*(number.to_bytes(8, "little") for number in numbers), *settings])
 
-    def checksum_after_load(self, before: int, state: Mapping[str, np.ndarray]) -> int:
-        contents = (text for name, array in sorted(state.items()) for text in (name.encode(), array.tobytes()))
-        return checksum([before.to_bytes(4, "little"), *contents])
+    def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
+        def contents() -> Iterator[bytes | memoryview]:
+            yield before.to_bytes(4, "little")
+            for name, source in sorted(state.items()):
+                yield name.encode()
+                yield from blocks(source)
+
+        return checksum(contents())
 
     def _samples(self, arrays: Arrays) -> int:
         """The weight of this worker's batch in averages: its number of samples."""
