@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import steps
-from backends import assert_same_bits
+from backends import assert_close, assert_same_bits, options
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
-from onnx_ops import Trainer
+from onnx_ops import InputRole, Step, Trainer
+from onnx_ops.cli.app import app
 from onnx_ops.core.errors import Error
+from onnx_ops.core.step_format import WEIGHTS_METADATA
 from onnx_ops.graph import light, reading
-from onnx_ops.graph.files import ExternalData
+from onnx_ops.graph.files import ExternalData, ModelFileError
 from onnx_ops.graph.stored import StoredTensor
+from onnx_ops.training import weights
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.safetensors_format import DTYPES, open_safetensors, write_safetensors
-from onnx_ops.training.step_files import open_step
+from onnx_ops.training.step_files import open_step, save_step
 
 ROOT = Path(__file__).parents[1]
 SETS = 2
@@ -301,3 +309,216 @@ def test_damaged_headers(damaged: object, problem: str | None, tmp_path: Path) -
     else:
         with pytest.raises(Exception, match=r"deserializ|header|numpy"):
             library.load_file(path)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, *, external: bool = True, inference: bool = True, **changes: np.ndarray) -> Path:
+    """A step file, and its weights file if they are external."""
+    folder.mkdir(exist_ok=True)
+    given = steps.inference_graph() if inference else None
+    save_step(steps.bare_step(), steps.start() | changes, given, folder / "step.onnx", external=external)
+    return folder / "step.onnx"
+
+
+def test_step_file_has_the_bytes_of_its_model(tmp_path: Path) -> None:
+    """One whose initializers are among others, and one whose state has no elements."""
+    path = saved(tmp_path, external=False)
+    assert path.read_bytes() == steps.whole_step().SerializeToString()
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("suffix", ["onnxtxt", "json", "textproto"])
+def test_step_file_in_another_format(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"step.{suffix}"
+    save_step(steps.bare_step(), steps.start(), steps.inference_graph(), path, external=False)
+    assert_same_bits(Trainer(path).state_dict()["linear.weight"], steps.start()["linear.weight"])
+
+
+def test_step_with_its_state_in_a_second_file(tmp_path: Path) -> None:
+    """Read by this package, by safetensors, by plain onnx, and as a checkpoint."""
+    path = saved(tmp_path)
+    weights = tmp_path / "step.safetensors"
+    assert sorted(tmp_path.iterdir()) == [path, weights]
+    trainer, other = Trainer(path), Trainer(steps.whole_step())
+    for number in range(2):
+        assert_same_bits(
+            trainer.step(**steps.batch(seed=number))["loss"], other.step(**steps.batch(seed=number))["loss"]
+        )
+    assert trainer.load(weights) == {"format": "pt"}
+    read = pytest.importorskip("safetensors.numpy").load_file(weights)
+    whole = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    for name, array in steps.start().items():
+        for found in (trainer.state_dict(), read, whole):
+            assert_same_bits(found[name], array)
+    session = ort.InferenceSession(path, options(), providers=["CPUExecutionProvider"])
+    (loss,) = session.run(["loss"], steps.batch())
+    assert_close(loss, Trainer(steps.whole_step()).step(**steps.batch())["loss"], rtol=1e-6)
+
+
+def test_state_without_elements(tmp_path: Path) -> None:
+    vector = helper.make_tensor_value_info("w", TensorProto.FLOAT, [0])
+    loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
+    nodes = [helper.make_node("ReduceSum", ["w"], ["loss"], keepdims=0)]
+    graph = helper.make_graph(nodes, "empty", [vector], [loss])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    for external in (False, True):
+        save_step(model, {"w": np.empty(0, np.float32)}, None, tmp_path / "step.onnx", external=external)
+        assert Trainer(tmp_path / "step.onnx").step()["loss"] == 0
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def truncated(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"z")
+
+
+def no_safetensors(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def of_another_capture(path: Path) -> None:
+    other = saved(path.parent / "other", mean=np.ones(3, np.float32))
+    other.with_suffix(".safetensors").replace(path)
+
+
+def of_other_shapes(path: Path) -> None:
+    """With the right checksum in its metadata."""
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"shape":[3,2]', b'"shape":[2,3]'))
+
+
+def without_metadata(path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file(numpy.load_file(path), path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (missing, "tensor '.*' has its data in {}, which does not exist"),
+        (a_folder, "tensor '.*' has its data in {}, which does not exist"),
+        (truncated, "tensor '.*' has its data in {} up to byte .*, which ends at|{} is no safetensors file"),
+        (longer, "{} is no safetensors file: its tensors end at byte"),
+        (no_safetensors, "{} is no safetensors file"),
+        (of_another_capture, "{} does not belong to .*step.onnx, expected the weights that were saved with it"),
+        (of_other_shapes, "{} does not belong to .*step.onnx"),
+        (without_metadata, "{} does not belong to .*step.onnx|has its data in {} up to byte"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_step(damage: Callable[[Path], None], problem: str, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    weights = path.with_suffix(".safetensors")
+    damage(weights)
+    with pytest.raises((StepError, ModelFileError), match=problem.replace("{}", re.escape(str(weights)))):
+        Trainer(path)
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"file": 3}', "[" * 100_000])
+def test_damaged_record_of_the_weights(record: str, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    (entry,) = (entry for entry in model.metadata_props if entry.key == WEIGHTS_METADATA)
+    entry.value = record
+    onnx.save(model, path)
+    with pytest.raises(StepError, match=r"the entry 'onnx_ops\.weights' of the model's metadata cannot be read"):
+        Trainer(path)
+
+
+def test_step_that_another_program_has_rewritten(tmp_path: Path) -> None:
+    """As one file, or with external data of its own; the record of the weights does not count then."""
+    path = saved(tmp_path)
+    for elsewhere in ({}, {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}):
+        onnx.save_model(onnx.load(path), tmp_path / "other.onnx", **elsewhere)
+        assert_same_bits(Trainer(tmp_path / "other.onnx").state_dict()["linear.weight"], steps.start()["linear.weight"])
+
+
+def test_step_is_saved_again(tmp_path: Path) -> None:
+    """Also a model that names weights already, of which the new ones count."""
+    path = saved(tmp_path)
+    model = onnx.load(path)
+    save_step(model, steps.start() | {"mean": np.ones(3, np.float32)}, None, path, external=True)
+    assert Trainer(path).state_dict()["mean"].tolist() == [1, 1, 1]
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "step.safetensors"]
+
+
+def test_what_exists_is_replaced_only_if_it_is_a_file(tmp_path: Path) -> None:
+    for name in ("step.onnx", "step.safetensors"):
+        folder = tmp_path / name
+        (folder / name).mkdir(parents=True)
+        with pytest.raises(ModelFileError, match=f"cannot write {folder / name}: it is not a regular file"):
+            saved(folder)
+        assert list(folder.iterdir()) == [folder / name]
+    with pytest.raises(FileNotFoundError) as raised:
+        save_step(steps.bare_step(), steps.start(), None, tmp_path / "nowhere" / "step.onnx", external=True)
+    assert raised.value.filename == str(tmp_path / "nowhere" / "step.onnx")
+    with pytest.raises(ModelFileError, match="the model keeps external data in a file of that name"):
+        save_step(steps.bare_step(), steps.start(), None, tmp_path / "step.safetensors", external=True)
+
+
+def test_limit_of_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(steps.whole_step().SerializeToString())
+    for most in (size, size - 1):
+        monkeypatch.setattr(weights, "MOST_BYTES", most)
+        path = saved(tmp_path / str(most), external=False)
+        assert path.with_suffix(".safetensors").exists() == (most < size)
+        assert_same_bits(Trainer(path).state_dict()["linear.weight"], steps.start()["linear.weight"])
+    monkeypatch.setattr(weights, "MOST_BYTES", 1000)
+    with pytest.raises(ModelFileError, match="its constants alone exceed 2 GiB, which is protobuf's limit"):
+        saved(tmp_path)
+
+
+def test_commands_on_a_step_with_two_files(tmp_path: Path) -> None:
+    """`check` and `link` read the graph; a copy in another folder gets the weights too."""
+    path = saved(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    for arguments in (["check", path, "--linked"], ["link", path, tmp_path / "two" / "step.onnx"]):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+    assert_same_bits(Trainer(tmp_path / "two" / "step.onnx").state_dict()["mean"], steps.start()["mean"])
+    of_another_capture(path.with_suffix(".safetensors"))
+    for arguments in (["check", path], ["link", path, tmp_path / "step.onnx"]):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 1
+        assert "does not belong to" in " ".join(result.output.split())
+
+
+@needs_proc
+@pytest.mark.parametrize("external", [False, True])
+def test_memory_of_saving(external: bool, tmp_path: Path) -> None:
+    program = f"""
+        from onnx_ops.training.step_files import save_step
+
+        model, state = halving(SHAPE)
+        before = reset()
+        save_step(model, state, None, folder / "step.onnx", external={external})
+        print((memory("VmHWM") - before) / SIZE)
+        before = reset()
+        trainer = Trainer(folder / "step.onnx")
+        print((memory("VmHWM") - before) / SIZE)
+        assert [float(array.max()) for array in trainer.state_dict().values()] == [1, 2, 3, 4]
+    """
+    saving, loading = measured(program, tmp_path)
+    assert saving < 0.05
+    assert loading < SETS + 0.1

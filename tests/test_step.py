@@ -36,7 +36,7 @@ def test_metadata_are_read_as_written() -> None:
     model = steps.bare_step()
     assert Step.of(model) == steps.STEP
     assert json.loads(model.metadata_props[0].value) == {
-        "format": "1.0",
+        "format": "1.1",
         "roles": {
             "linear.weight": "parameter",
             "linear.bias": "parameter",
@@ -68,7 +68,7 @@ def test_other_keys_are_ignored(version: str | None) -> None:
     """Those that a later minor version may add; files of before 1.0 was named have no version."""
     model = steps.bare_step()
     record = json.loads(model.metadata_props[0].value)
-    assert record.pop("format") == "1.0"
+    assert record.pop("format") == "1.1"
     bounds = {"bounds": {"N": {"min": 2, "max": None, "multiple": 2}}}
     named = {} if version is None else {"format": version}
     model.metadata_props[0].value = json.dumps(named | record | bounds | {"more": []})
@@ -90,10 +90,10 @@ def test_written_twice_is_there_once() -> None:
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
         ("[]", 'expected an object {"format": ..., "roles": ..., "tied": ...}'),
         ('{"roles": {}}', 'expected an object {"format": ..., "roles": ..., "tied": ...}'),
-        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.0"'),
-        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.0"'),
-        ('{"format": "one", "roles": {}, "tied": {}}', 'its format version is "one", expected a string such as "1.0"'),
-        ('{"format": "2.0", "parts": []}', "its format version is 2.0, expected at most 1.0: update onnx_ops"),
+        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.1"'),
+        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.1"'),
+        ('{"format": "one", "roles": {}, "tied": {}}', 'its format version is "one", expected a string such as "1.1"'),
+        ('{"format": "2.0", "parts": []}', "its format version is 2.0, expected at most 1.1: update onnx_ops"),
         ('{"roles": {}, "tied": {}, "bounds": []}', "'bounds' is not an object"),
         ('{"roles": {}, "tied": {}, "bounds": {"N": 3}}', "'bounds' has 3 for 'N', expected {\"min\": ..., \"max\""),
         ('{"roles": {}, "tied": {}, "bounds": {"N": {"min": 3, "max": 2}}}', 'has {"min": 3, "max": 2} for \'N\''),

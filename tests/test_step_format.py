@@ -16,7 +16,7 @@ from onnx_ops.core.step_format import InputRole
 ROOT = Path(__file__).parents[1]
 JAVASCRIPT = ROOT / "scripts" / "web" / "training"
 SPELLED_ONCE = re.compile(
-    r"(next|grad)\.(?!\s|$).*|next\.|grad\.|optimizer\.|learning_rate(\.\d*)?|onnx_ops\.(step|training|format|sha256)"
+    r"(next|grad)\.(?!\s|$).*|next\.|grad\.|optimizer\.|learning_rate(\.\d*)?|onnx_ops\.(step|training|weights|format|sha256)"
 )
 
 

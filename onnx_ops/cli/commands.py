@@ -104,9 +104,11 @@ def link(
     minimum_opset, the oldest that its ops support (null if there are no nodes); copied, a list of the files copied.
     """
     from onnx_ops.graph.files import read_model, write_model
+    from onnx_ops.training.weights import check_files
 
     with refusals(as_json):
         model = read_model(source)
+        check_files(model, source)
         result = onnx_ops.inline(model) if inline else onnx_ops.link(model)
         copied = write_model(result, target, source)
     restore(model)
@@ -146,7 +148,7 @@ def check(
 ) -> None:
     """Check a model, and show what its nodes run on here.
 
-    Problems are the reasons for which `link` refuses the model, and missing external data.
+    Problems are the reasons for which `link` refuses the model, and external data that is missing or not its own.
 
     JSON: model; ok; opset, that it imports; minimum_opset, the oldest that its ops support (null if there are no
     nodes); linked: "current", "stale" (its functions differ from those that this version adds), "broken" (it has nodes
@@ -159,15 +161,17 @@ def check(
     omitted), attributes, and outputs; tensors are objects of dtype and shape, null where unknown.
     """
     from onnx_ops.cli.diagnosis import kernels
-    from onnx_ops.graph.files import ModelFileError, external_files, read_model
+    from onnx_ops.graph.files import ModelFileError, read_model
+    from onnx_ops.training.errors import StepError
+    from onnx_ops.training.weights import check_files
 
     with refusals(as_json):
         proto = read_model(model)
     inspection = inspect(proto)
     problems = [*inspection.problems]
     try:
-        external_files(proto, model)
-    except ModelFileError as error:
+        check_files(proto, model)
+    except (ModelFileError, StepError) as error:
         problems.append(str(error))
     if linked and inspection.linked in (Linked.STALE, Linked.BROKEN, Linked.ABSENT):
         problems.append(f"{model} is not linked by this version")

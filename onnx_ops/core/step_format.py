@@ -28,7 +28,7 @@ class FormatVersion(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-FORMAT = FormatVersion(1, 0)
+FORMAT = FormatVersion(1, 1)
 """What is written, and the newest version that can be read."""
 
 UNVERSIONED = FormatVersion(1, 0)
@@ -53,6 +53,9 @@ STEP_METADATA = "onnx_ops.step"
 
 RUN_METADATA = "onnx_ops.training"
 """Of a checkpoint: the progress of a training in epochs."""
+
+WEIGHTS_METADATA = "onnx_ops.weights"
+"""Of a model: the safetensors file with its external data, and the checksum in that file."""
 
 FORMAT_METADATA = "onnx_ops.format"
 """Of a checkpoint: the version of its format."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import filecmp
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from onnx.serialization import registry
 
 from onnx_ops.core.errors import Error, LinkError
 from onnx_ops.graph import reading
@@ -127,12 +126,12 @@ class ExternalData:
 
     Args:
         path: the model's file.
-        own: that file, if it is open already.
+        opened: files that are open already, by their paths relative to its folder.
     """
 
-    def __init__(self, path: Path, own: OpenFile | None = None) -> None:
+    def __init__(self, path: Path, opened: Mapping[str, OpenFile] | None = None) -> None:
         self._folder = path.parent
-        self._files = {} if own is None else {path.name: own}
+        self._files = dict(opened or {})
 
     def embed_all(self, model: onnx.ModelProto) -> None:
         """Read the data of all tensors of the model into it."""
@@ -220,8 +219,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
     try:
         onnx.save_model(model, path)
         # A text format may lose information; a file that reads back differently must not replace the model.
-        binary = registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
-        faithful = binary or same_model(reading.read(path), model)
+        faithful = reading.is_protobuf(path) or same_model(reading.read(path), model)
     except OSError:
         raise
     except Exception as error:  # each format raises exceptions of its own

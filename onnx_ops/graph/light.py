@@ -1,4 +1,4 @@
-"""Reading models without the contents of their large initializers.
+"""Reading and writing models without a copy of their large initializers in memory.
 
 A file in protobuf is scanned for them by its wire format, and what remains is parsed. In the result they are external
 data, as ONNX has it, in the model's own file.
@@ -6,16 +6,15 @@ data, as ONNX has it, in the model's own file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import onnx
-from onnx import ModelProto, TensorProto
-from onnx.serialization import registry
+from onnx import ModelProto, TensorProto, helper
 
 from onnx_ops.graph import reading
-from onnx_ops.graph.stored import OpenFile
+from onnx_ops.graph.stored import OpenFile, Source
 
 SMALL_FILE = 2**20
 """Bytes up to which a file is read as a whole."""
@@ -39,25 +38,76 @@ RAW_DATA = field_number(TensorProto, "raw_data")
 EXTERNAL = {field_number(TensorProto, "external_data"), field_number(TensorProto, "data_location")}
 
 
-def read_light(path: Path) -> tuple[ModelProto, OpenFile | None]:
+def read_light(path: Path) -> tuple[ModelProto, dict[str, OpenFile]]:
     """A model in the format of the file's extension.
 
     Returns:
-        The model; and the file, if initializers of the graph are external data in it.
+        The model; and the file by its name, if initializers of the graph are external data in it.
 
     Raises:
         OSError: a file that cannot be read.
         LinkError: not a model.
     """
-    binary = (registry.get_format_from_file_extension(path.suffix) or "protobuf") == "protobuf"
-    if not binary or not path.is_file() or path.stat().st_size <= SMALL_FILE:
-        return reading.read(path), None
+    if not reading.is_protobuf(path) or not path.is_file() or path.stat().st_size <= SMALL_FILE:
+        return reading.read(path), {}
     file = OpenFile(path)
     try:
         content = _light(file, path.name.encode().decode())
     except ValueError:  # what protobuf refuses, or merges; a name that is no text
-        return reading.read(path), None
-    return reading.parse(content, what=str(path)), file
+        return reading.read(path), {}
+    return reading.parse(content, what=str(path)), {path.name: file}
+
+
+def with_contents(model: ModelProto, tensors: Mapping[str, Source]) -> tuple[list[bytes | Source], int]:
+    """The bytes of a model with the contents of initializers that it lacks.
+
+    Args:
+        model: its initializers with the names of `tensors` are as by `placeholder`.
+        tensors: their contents, by name.
+
+    Returns:
+        The parts of the bytes, and their total length. Parts that are tensors contribute their contents.
+    """
+    content = model.SerializeToString()
+    scanner = _Scanner(_Memory(content))
+    graph = _only(field for field in scanner.fields(0, len(content)) if field.number == GRAPH)
+    fields = (field for field in scanner.fields(graph.value, graph.end) if field.number == INITIALIZER)
+    parts: list[bytes | Source] = []
+    copied = graph.value
+    for field, tensor in zip(fields, model.graph.initializer, strict=True):
+        if (source := tensors.get(tensor.name)) is not None:
+            own = content[field.value : field.end] + varint(RAW_DATA << 3 | DELIMITED) + varint(source.nbytes)
+            start = varint(INITIALIZER << 3 | DELIMITED) + varint(len(own) + source.nbytes) + own
+            parts += [content[copied : field.start] + start, source]
+            copied = field.end
+    parts.append(content[copied : graph.end])
+    start = content[: graph.start] + varint(GRAPH << 3 | DELIMITED) + varint(_length(parts))
+    parts = [start, *parts, content[graph.end :]]
+    return parts, _length(parts)
+
+
+def placeholder(name: str, source: Source) -> TensorProto:
+    """An initializer without contents."""
+    element = helper.np_dtype_to_tensor_dtype(source.dtype)
+    return TensorProto(name=name, data_type=element, dims=source.shape)
+
+
+def set_external(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a part of a file, in the folder of the model, the contents of a tensor."""
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def location(tensor: TensorProto) -> str | None:
+    """The file of a tensor that is external data; None for other tensors."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), None)
+
+
+def _length(parts: Iterable[bytes | Source]) -> int:
+    return sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
 
 
 class _Field(NamedTuple):
@@ -84,10 +134,8 @@ def _light(file: OpenFile, location: str) -> bytes:
         raw = next((inner for inner in fields if inner.number == RAW_DATA), None)
         if raw is None or len(fields) > 1 or raw.end - raw.value < LARGE_TENSOR:
             continue
-        extent = {"location": location, "offset": raw.value, "length": raw.end - raw.value}
-        tensor = TensorProto(data_location=TensorProto.EXTERNAL)
-        for key, value in extent.items():
-            tensor.external_data.add(key=key, value=str(value))
+        tensor = TensorProto()
+        set_external(tensor, location, raw.value, raw.end - raw.value)
         own = file.read(field.value, raw.start - field.value) + file.read(raw.end, field.end - raw.end)
         pieces += [file.read(copied, field.start - copied), delimited(INITIALIZER, own + tensor.SerializeToString())]
         copied = field.end
@@ -104,12 +152,32 @@ def _only(fields: Iterator[_Field]) -> _Field:
     return field
 
 
-class _Scanner:
-    """Finds the fields of messages in a file."""
+class _Readable(Protocol):
+    """Bytes that can be read in parts."""
 
-    def __init__(self, file: OpenFile) -> None:
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, length: int) -> bytes | bytearray: ...
+
+
+class _Memory:
+    """Bytes in memory, as a `_Readable`."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self.size = content, len(content)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._content[offset : offset + length]
+
+
+class _Scanner:
+    """Finds the fields of messages."""
+
+    def __init__(self, file: _Readable) -> None:
         self._file = file
-        self._window, self._start = bytearray(), 0
+        self._window: bytes | bytearray = b""
+        self._start = 0
 
     def fields(self, position: int, end: int) -> Iterator[_Field]:
         """The fields of the message between two positions; ValueError for bytes that are no message."""

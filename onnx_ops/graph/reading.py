@@ -24,6 +24,11 @@ MOST_TEXT = 1000
 """Limit, in characters, for the message of another package within an error message."""
 
 
+def is_protobuf(path: Path) -> bool:
+    """Whether the extension of a file is none of ONNX's text formats."""
+    return registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
+
+
 def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
     """A copy of a model; external data stays external.
 

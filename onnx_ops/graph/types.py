@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 from onnx import TensorProto, helper, shape_inference
@@ -70,7 +70,12 @@ def declared_types(values: Iterable[onnx.ValueInfoProto]) -> dict[str, TensorTyp
 
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model without the data of large initializers."""
+    """A copy of the model without the data of large initializers, and without metadata."""
+    return without_data(model, lambda t: t.data_location == TensorProto.EXTERNAL or math.prod(t.dims) > LARGE)
+
+
+def without_data(model: onnx.ModelProto, left_out: Callable[[TensorProto], bool]) -> onnx.ModelProto:
+    """A copy of the model without the data of those initializers, and without metadata."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     for field, value in graph.ListFields():
@@ -79,8 +84,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
                 light.graph, field.name, value
             )
     for tensor in graph.initializer:
-        external = tensor.data_location == TensorProto.EXTERNAL
-        if external or math.prod(tensor.dims) > LARGE:
+        if left_out(tensor):
             light.graph.initializer.append(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type))
         else:
             light.graph.initializer.append(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from onnx_ops.torch.verification.tolerances import compare
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.verify import Graph, Updates, Verification, arrays
 from onnx_ops.training.step import Bounds, Step, summary
-from onnx_ops.training.step_files import step_model
+from onnx_ops.training.step_files import save_step
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,24 @@ class Capture:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {summary(self.model)}>"
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained, linked file, in which the initial state is the default values of the inputs."""
-        onnx.save(step_model(self.model, self.state, self.inference), path)
+    def save(self, path: str | os.PathLike[str], *, external: bool = False) -> None:
+        """Write a self-contained, linked step file, in which the initial state is the default values of the inputs.
+
+        Above 2 GiB, which is protobuf's limit, or with `external`, the state is written into a second file, as external
+        data of ONNX. It is a safetensors file, a checkpoint of the initial state: its tensors have the names of the
+        inputs, those of the module's state_dict among them. Both files belong into the same folder. An existing file is
+        replaced once the new one is complete; of two files the step file is replaced last, and does not accept other
+        weights.
+
+        Args:
+            path: the step file, a new one or one to replace, such as "step.onnx"; the second one is "step.safetensors".
+            external: whether to write the state into the second file in any case.
+
+        Raises:
+            OSError: a file that cannot be written.
+            ModelFileError: a path that is no regular file; constants of the graph that exceed 2 GiB.
+        """
+        save_step(self.model, self.state, self.inference, Path(path), external=external)
 
 
 def gradients(

@@ -24,13 +24,17 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Source], metadata: Mappin
         OSError: a file that cannot be written.
         StepError: a path that is no regular file; a dtype that safetensors files do not have.
     """
-    texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
-    texts[CHECKSUM_METADATA] = _checksum(tensors, texts)
     try:
         with _replacing(path) as staged:
-            write_safetensors(staged, tensors, texts)
+            write_safetensors(staged, tensors, checkpoint_metadata(tensors, metadata))
     except OSError as error:  # which names a temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def checkpoint_metadata(tensors: Mapping[str, Source], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a checkpoint: those given, format version and checksum."""
+    texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
+    return {**texts, CHECKSUM_METADATA: _checksum(tensors, texts)}
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:

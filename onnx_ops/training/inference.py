@@ -12,8 +12,8 @@ from onnx_ops.core.step_format import CARRIED_DOMAIN, INFERENCE, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.functions import Key, add_function_imports, called_key, function_key, functions_needed
 from onnx_ops.graph.imports import add_import, default_opset
-from onnx_ops.graph.reading import load_model
-from onnx_ops.graph.types import declared_types
+from onnx_ops.graph.reading import check, load_model
+from onnx_ops.graph.types import declared_types, without_data
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.link import link
@@ -44,12 +44,14 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
         LinkError: no model.
         StepError: a step that has an inference graph already; parameters or buffers of other types.
     """
-    whole, brought = load_model(model), load_model(inference)
+    whole = load_model(model)
     restore(whole)
-    restore(brought)
     if inference_function(whole) is not None:
         raise StepError("the step has an inference graph already")
     step = Step.of(whole)
+    brought = without_data(inference, lambda tensor: tensor.name in _parameters_and_buffers(step))
+    check(brought)
+    restore(brought)
     _separate_functions(brought, whole)
     parameters = {n: t for n, t in step.state(whole).items() if n in _parameters_and_buffers(step)}
     graph = brought.graph

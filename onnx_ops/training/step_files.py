@@ -11,15 +11,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.graph.files import ExternalData, external_files
-from onnx_ops.graph.light import read_light
-from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.files import ExternalData
+from onnx_ops.graph.light import placeholder, read_light
+from onnx_ops.graph.reading import is_protobuf, load_model
 from onnx_ops.graph.stored import Source
 from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, with_inference
 from onnx_ops.training.step import Step
+from onnx_ops.training.weights import check_files, fill, save_model
 
 
 class Captured(Protocol):
@@ -58,11 +59,45 @@ def step_model(
         StepError: a model that is no step; a state or an inference graph that does not fit it.
         OpError, LinkError: as `link`.
     """
+    whole = _light_step_model(model, state, inference)
+    fill(whole, state)
+    return whole
+
+
+def save_step(
+    model: onnx.ModelProto,
+    state: Mapping[str, np.ndarray],
+    inference: onnx.ModelProto | None,
+    path: Path,
+    *,
+    external: bool,
+) -> None:
+    """Write the model of a step file, as of `step_model`, without a copy of the state.
+
+    Args:
+        model, state, inference: as for `step_model`.
+        path, external: as for `save_model`; the safetensors file has the name of the model's with another extension. If
+            the extension is that of a text format of ONNX, the state is written as text.
+
+    Raises:
+        As `step_model` and `save_model`.
+    """
+    if is_protobuf(path):
+        whole = _light_step_model(model, state, inference)
+        save_model(whole, state, path, f"{path.stem}.safetensors", external=external)
+    else:
+        onnx.save(step_model(model, state, inference), path)
+
+
+def _light_step_model(
+    model: onnx.ModelProto, state: Mapping[str, np.ndarray], inference: onnx.ModelProto | None
+) -> onnx.ModelProto:
+    """As `step_model`, with placeholders for the start values."""
     step = Step.of(model)
     check_state(step.state(model), state)
     whole = link(model if inference is None else with_inference(model, inference))
     _remove_state(whole, step)
-    whole.graph.initializer.extend(numpy_helper.from_array(state[name], name) for name in step.roles)
+    whole.graph.initializer.extend(placeholder(name, state[name]) for name in step.roles)
     return whole
 
 
@@ -85,9 +120,8 @@ def open_step(
         data = None
         if isinstance(step, str | os.PathLike):
             path = Path(step)
-            model, file = read_light(path)
-            external_files(model, path)
-            data = ExternalData(path, file)
+            model, opened = read_light(path)
+            data = ExternalData(path, opened | check_files(model, path))
         else:
             model = load_model(step)
         own = Step.of(model)

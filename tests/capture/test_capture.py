@@ -284,6 +284,30 @@ def test_a_saved_file_is_whole(tmp_path: Path) -> None:
     assert str(Path.home()).encode() not in content
 
 
+def test_weights_have_the_names_of_the_state_dict(tmp_path: Path) -> None:
+    """The file of the weights is read by safetensors into a module, a tied parameter and a buffer among its state."""
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def made() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        return model
+
+    torch.manual_seed(0)
+    model, other, x = made(), made(), torch.randn(6, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    capture = training_step(model, lambda model, x: model(x).square().mean(), (x,), optimizer, check=False)
+    capture.save(tmp_path / "step.onnx", external=True)
+    safetensors.load_model(other, tmp_path / "step.safetensors", strict=False)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    read = safetensors.load_file(tmp_path / "step.safetensors")
+    assert read.keys() == capture.state.keys() > model.state_dict().keys() - {"2.weight"}
+    trainer = onnx_ops.Trainer(tmp_path / "step.onnx")
+    for name, array in trainer.state_dict().items():
+        assert torch.equal(torch.from_numpy(array), read[name])
+
+
 def test_a_capture_shows_its_parameters_state_and_batch() -> None:
     model = nn.Linear(4, 3)
     capture = gradients(model, lambda model, x: model(x).sum(), (torch.randn(2, 4),), dynamic_shapes=(BATCH,))

@@ -4,7 +4,7 @@
  */
 
 /** The newest supported version. */
-export const FORMAT = "1.0";
+export const FORMAT = "1.1";
 
 /** The version of files without one. */
 export const UNVERSIONED = "1.0";
