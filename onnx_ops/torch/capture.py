@@ -130,12 +130,14 @@ def training_step(
         model, loss, args, dynamic_shapes, opset_version, check, inference: as for `gradients`.
         optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides only `__init__`, of parameters of the
             model; its state is the initial state of the graph.
-        clip_grad_norm: maximal total norm of the gradients, as for torch.nn.utils.clip_grad_norm_.
+        clip_grad_norm: maximal total norm of the gradients of the optimizer's parameters, as for
+            torch.nn.utils.clip_grad_norm_.
 
     Returns:
         A Capture. Further inputs of its graph: `optimizer.<state>.<parameter>`, and `learning_rate` (`learning_rate.0`
         and so on for several groups). Outputs: `loss`, further outputs of the loss, `next.<input>` for each input that
-        the step changes. A parameter without a gradient is not changed.
+        the step changes. A parameter without a gradient, or that is not in the optimizer, is an input without optimizer
+        state; the graph does not compute its gradient.
 
     Raises:
         CaptureError: as for `gradients`; the optimizer is not supported.
@@ -166,6 +168,7 @@ def _captured(
         if plan is not None:
             found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
             outputs |= {GRADIENT + name: tensor for name, tensor in found.items()}
+            found = {member.name: found[member.name] for member in plan.members}
             if clip_grad_norm is not None:
                 found = clipped(found, clip_grad_norm)
             reached = {name: outputs[NEXT + name] for name in seen.changed}
