@@ -16,7 +16,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training beside-torch models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch models accuracy docs clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -62,6 +62,9 @@ bench: $(VENV)/ready ## times of the kernels, for docs/speed.md
 
 bench-training: $(VENV)/ready ## times of whole training steps beside PyTorch's (needs onnx-ops[torch])
 	$(RUN) -m scripts.bench_training
+
+bench-memory: $(VENV)/ready ## peak memory of training steps beside PyTorch's, on Linux (needs onnx-ops[torch])
+	$(RUN) -m scripts.bench_memory
 
 beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs onnx-ops[torch])
 	$(RUN) -m scripts.trainings.beside_torch

@@ -180,10 +180,10 @@ def recordings() -> tuple[Tensor, ...]:
 class Recurrent(nn.Module):
     """An LSTM with a linear layer on its last hidden state."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = 16, width: int = 32, classes: int = 4) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(16, 32, batch_first=True)
-        self.head = nn.Linear(32, 4)
+        self.lstm = nn.LSTM(features, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x)[0][:, -1])

@@ -1,0 +1,1 @@
+"""What `scripts.bench_memory` measures: networks, and programs that train them and read their own peak memory."""
