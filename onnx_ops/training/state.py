@@ -56,10 +56,10 @@ class State:
         self._version = Version()
         self._lost = ""
 
-    def _tensor(self, name: str, array: Source) -> Tensor:
+    def _tensor(self, name: str, source: Source) -> Tensor:
         element = self._types[name].dtype
         assert element is not None  # by the checks of a step
-        return Tensor.holding(array, element)
+        return Tensor.holding(source, element)
 
     @property
     def keeps_previous(self) -> bool:
