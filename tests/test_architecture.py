@@ -42,6 +42,7 @@ TORCH = (
     "simplifying",
     "randomness",
     "tracing",
+    "recomputation",
     "steps",
     "optimizers",
     "exchange",

@@ -19,10 +19,11 @@ Storages = dict[int, StorageWeakRef]
 
 def storage_of(tensor: torch.Tensor) -> int | None:
     """The address of a tensor's storage; None for a tensor that is not strided, such as a sparse one."""
-    return next(iter(_storages([tensor])), None)
+    return next(iter(storages([tensor])), None)
 
 
-def _storages(values: Iterable[Any]) -> Storages:
+def storages(values: Iterable[Any]) -> Storages:
+    """The storages of the strided tensors among some values."""
     found: Storages = {}
     for value in values:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -44,10 +45,10 @@ class Effects(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._read |= _storages(tree_leaves((args, kwargs)))
-        self._written |= _storages(tree_leaves(list(_written(func, args, kwargs))))
+        self._read |= storages(tree_leaves((args, kwargs)))
+        self._written |= storages(tree_leaves(list(written(func, args, kwargs))))
         result = func(*args, **kwargs)
-        self._returned |= _storages(tree_leaves(result))
+        self._returned |= storages(tree_leaves(result))
         return result
 
     def wrote(self, tensor: torch.Tensor) -> bool:
@@ -66,7 +67,7 @@ class Effects(TorchDispatchMode):
         return key in self._written or storage.expired()
 
 
-def _written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """The arguments that an operator writes to."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -89,7 +90,7 @@ class Unregistered:
             storage: f"{path}.{name}" if path else name
             for path, module in model.named_modules()
             for name, value in vars(module).items()
-            for storage in _storages(tree_leaves(value))
+            for storage in storages(tree_leaves(value))
         }
 
     def refuse(self, second: Effects) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ class Random(TorchDispatchMode):
         seed: () int64, another number for each step.
 
     Attributes:
-        closed: whether random operators are refused, as in the backward pass, in which recomputed ones would draw other
-            numbers than in the loss.
+        closed: whether random operators are refused, as in the backward pass.
     """
 
     def __init__(self, seed: Tensor) -> None:
@@ -35,6 +35,22 @@ class Random(TorchDispatchMode):
     def used(self) -> int:
         """The number of draws."""
         return self._generator.used
+
+    @contextlib.contextmanager
+    def repeated(self, first: int, zero: Tensor | None) -> Iterator[None]:
+        """A context that repeats draws.
+
+        Args:
+            first: `used` before the first draw to repeat.
+            zero: () int64, a zero that is added to the seed, to be available before it draws; None for no zero.
+        """
+        seed, used, closed = self._generator.seed, self._generator.used, self.closed
+        self._generator.seed, self._generator.used = seed if zero is None else seed + zero, first
+        self.closed = False
+        try:
+            yield
+        finally:
+            self._generator.seed, self._generator.used, self.closed = seed, used, closed
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,8 +65,7 @@ class Random(TorchDispatchMode):
             )
         if self.closed:
             raise CaptureError(
-                f"{func} draws random numbers within the gradient, where they would be others than in the loss;"
-                " leave out activation checkpointing around what draws"
+                f"{func} draws random numbers within the gradient, where they would be others than in the loss"
             )
         return TABLE.draws[func](self._generator, *args, **kwargs)
 

@@ -15,6 +15,7 @@ from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions,
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Effects, storage_of
 from onnx_ops.torch.randomness import Random
+from onnx_ops.torch.recomputation import ordered_recomputation
 from onnx_ops.torch.tracing import Tensors
 
 
@@ -158,7 +159,12 @@ class JointStep:
             filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
             return outputs | {GRADIENT + name: gradient for name, gradient in filled.items()}
 
-        with random, info.effects if changed is None else contextlib.nullcontext(), _FirstCall(self.model, info):
+        with (
+            random,
+            info.effects if changed is None else contextlib.nullcontext(),
+            _FirstCall(self.model, info),
+            ordered_recomputation(random, given.values()),
+        ):
             outputs, after = torch.func.functional_call(
                 self._call,
                 {f"model.{name}": tensor for name, tensor in given.items()},

@@ -36,6 +36,7 @@ from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.explanations import Locations, RefuseAutocast, explained
 from onnx_ops.torch.indices import index_ranges
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
@@ -276,6 +277,7 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
         simplify(model)
     rename(model.graph, list(examples), outputs)
     take_out_marks(model)
+    lower_barriers(model)
     _rename_dimensions(model.graph, traced.dynamic)
     return model
 
