@@ -95,6 +95,11 @@ class State:
         return version
 
     @property
+    def loaded(self) -> int:
+        """`Version.loaded`, also after `lose`."""
+        return self._version.loaded
+
+    @property
     def now(self) -> Tensors:
         """The current set of tensors; StateLostError after `lose`."""
         return self.sets[self.version.turn]

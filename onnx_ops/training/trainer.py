@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import onnx
@@ -17,7 +17,8 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import write_model
 from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
-from onnx_ops.training.arrays import check_state, numpy_dtype
+from onnx_ops.training.adapters import adapter_names
+from onnx_ops.training.arrays import check_names, check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
@@ -35,6 +36,18 @@ from onnx_ops.training.workers.step_runner import DistributedStepRunner
 CPU = "CPUExecutionProvider"
 SPINNING = "session.intra_op.allow_spinning"
 """Session option: whether waiting threads keep their cores busy."""
+
+
+class IncompatibleKeys(NamedTuple):
+    """The result of loading a state.
+
+    Attributes:
+        missing_keys: the names that the loaded state lacks; their values have not changed.
+        unexpected_keys: the names that the step does not have.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Trainer:
@@ -114,7 +127,8 @@ class Trainer:
             self.batch_inputs, self._step.bounds, self._step.ranges, counted, may_be_empty=self._is_distributed
         )
         outputs = {value.name for value in model.graph.output}
-        self._state = State(self._types, start, [name for name in self._types if NEXT + name in outputs])
+        self._changing = [name for name in self._types if NEXT + name in outputs]
+        self._state = State(self._types, start, self._changing)
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 
@@ -198,22 +212,34 @@ class Trainer:
         """Copies of the whole state: parameters, buffers, optimizer state, seed and settings, by name."""
         return {name: array.copy() for name, array in self._arrays.items()}
 
-    def load_state_dict(self, state: Mapping[str, Source]) -> None:
+    def load_state_dict(self, state: Mapping[str, Source], *, strict: bool = True) -> IncompatibleKeys:
         """Replace the state. All workers must load the same one.
 
         After an exception, also that of an interrupt, the state is the old one or the new one, never a mixture.
 
         Args:
-            state: an array of the right dtype and shape for each name in `state_dict()`. A tied parameter or buffer can
+            state: arrays of the right dtypes and shapes, by the names in `state_dict()`. A tied parameter or buffer can
                 have any of its names.
+            strict: whether the names must be those of the whole state. Otherwise names that are missing keep their
+                values, and others are ignored, as in PyTorch's `load_state_dict`.
+
+        Returns:
+            The missing and the unexpected names, both empty if `strict`.
 
         Raises:
             StepError: names, dtypes or shapes that do not fit; masked arrays; tied names with different values;
                 learning rates that are not finite or less than 0. The state is then as it was.
         """
         untied = self._untied(state)
-        self._check_state(untied)
-        self._state.load(untied, self._runner.checksum_after_load(self._state.version.loaded, untied))
+        keys = IncompatibleKeys(
+            [name for name in self._types if name not in untied], [name for name in untied if name not in self._types]
+        )
+        if not strict:
+            untied = {name: array for name, array in untied.items() if name in self._types}
+        self._check_state(untied, () if strict else keys.missing_keys)
+        whole = untied if strict else {**self._arrays, **untied}
+        self._state.load(whole, self._runner.checksum_after_load(self._state.loaded, untied))
+        return keys
 
     def weights(self) -> dict[str, np.ndarray]:
         """Copies of parameters and buffers, tied ones under each of their names, as in a torch module's state_dict."""
@@ -222,8 +248,10 @@ class Trainer:
         state = self._state.now
         return {other: state[name].array.copy() for other, name in names.items()}
 
-    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-        """Write the whole state to a safetensors file.
+    def save(
+        self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None, *, frozen: bool = True
+    ) -> None:
+        """Write the state to a safetensors file.
 
         The file is replaced atomically: whenever and however the process ends, the old or the new one is complete. A
         folder that it may leave beside the file begins with ".onnx_ops_", and is removed by the next process that
@@ -233,16 +261,27 @@ class Trainer:
         Args:
             path: a new file, or one to replace.
             metadata: strings to store in the file.
+            frozen: whether to write the parameters and buffers that the step does not change. A file without them is
+                loaded with `load(path, strict=False)`, into a trainer that has them.
 
         Raises:
             OSError: a file that cannot be written.
             StepError: a path that is no regular file.
         """
-        write_checkpoint(Path(path), self._arrays, metadata or {})
+        arrays = self._arrays
+        if not frozen:
+            fixed = set(self._step.names(InputRole.PARAMETER, InputRole.BUFFER)).difference(self._changing)
+            arrays = {name: array for name, array in arrays.items() if name not in fixed}
+        write_checkpoint(Path(path), arrays, metadata or {})
         self._checkpoint = Path(path)
 
-    def load(self, path: str | os.PathLike[str]) -> dict[str, str]:
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True) -> dict[str, str]:
         """Replace the state by that in a safetensors file, as by `load_state_dict`.
+
+        Args:
+            path: the file.
+            strict: whether the file must have the whole state and nothing else. Otherwise names that it lacks keep
+                their values, and names that the step lacks are ignored, but not all of them.
 
         Returns:
             The metadata of the file.
@@ -252,9 +291,53 @@ class Trainer:
             StepError: no safetensors file, or a state that does not fit. The state is then as it was.
         """
         state, metadata = open_checkpoint(Path(path))
-        self.load_state_dict(state)
+        if state and not strict and not any(name in self._types or name in self._step.tied for name in state):
+            first, wanted = next(iter(state)), next(iter(self._types), None)
+            raise StepError(
+                f"{path} has no name of the step: it has '{first}' and {len(state) - 1} others, expected names such as"
+                f" '{wanted}'"
+            )
+        self.load_state_dict(state, strict=strict)
         self._checkpoint = Path(path)
         return metadata
+
+    def save_adapter(self, path: str | os.PathLike[str], adapter_name: str = "default") -> None:
+        """Write the trained parameters to a safetensors file, such as peft's adapter_model.safetensors.
+
+        Parameters of an adapter of peft, such as `base_model.model.q.lora_A.default.weight`, have the names that
+        `PeftModel.save_pretrained` gives them, here `base_model.model.q.lora_A.weight`; other trained parameters have
+        their own. `PeftModel.from_pretrained` also needs adapter_config.json, which `save_pretrained` writes. The file
+        is replaced atomically, as by `save`.
+
+        Args:
+            path: a new file, or one to replace.
+            adapter_name: of the adapter in the captured model.
+
+        Raises:
+            OSError: a file that cannot be written.
+            StepError: a path that is no regular file; parameters that have the same name in the file.
+        """
+        arrays = self._arrays
+        names = self._adapter_names(adapter_name)
+        write_checkpoint(Path(path), {filed: arrays[name] for filed, name in names.items()}, {"format": "pt"})
+
+    def load_adapter(self, path: str | os.PathLike[str], adapter_name: str = "default") -> None:
+        """Replace the parameters that `save_adapter` writes by those in a file of peft, or of `save_adapter`.
+
+        All other state keeps its values.
+
+        Args:
+            path: a safetensors file.
+            adapter_name: of the adapter in the captured model.
+
+        Raises:
+            OSError: a file that cannot be read.
+            StepError: no safetensors file; names, dtypes or shapes that do not fit. The state is then as it was.
+        """
+        names = self._adapter_names(adapter_name)
+        arrays, _ = open_checkpoint(Path(path))
+        check_names(str(path), {filed: self._types[name] for filed, name in names.items()}, arrays)
+        self.load_state_dict({names[filed]: array for filed, array in arrays.items()}, strict=False)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the inference graph with the current parameters and buffers, as a model of its own.
@@ -279,9 +362,14 @@ class Trainer:
             raise StepError(f"the step has no setting '{LEARNING_RATE}'")
         return names
 
-    def _check_state(self, state: Mapping[str, Source]) -> None:
-        check_state(self._types, state)
-        check_rates(learning_rate_names(self._types), state)
+    def _check_state(self, state: Mapping[str, Source], omitted: Collection[str] = ()) -> None:
+        types = {name: tensor for name, tensor in self._types.items() if name not in omitted}
+        check_state(types, state)
+        check_rates(learning_rate_names(types), state)
+
+    def _adapter_names(self, adapter: str) -> dict[str, str]:
+        """The parameters of an adapter, by their names in files."""
+        return adapter_names(self._step.names(InputRole.PARAMETER), self._changing, adapter)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Raise TypeError for copy.copy and pickle: a copy would share the tensors, but not the state's version."""
