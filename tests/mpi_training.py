@@ -3,7 +3,8 @@
 The configuration is JSON: "first" and "last" step, the "counts" of samples that the workers take of each batch, the
 "folder" for the results, a "checkpoint" to resume from, and what the last worker does "instead" of step 3, or "before"
 it has a trainer. With "norms" the step is that of models/batch_norm_workers, with synchronized batch norm; what is done
-instead is done amid it. With "protected" the program imports onnx_ops.mpi.
+instead is done amid it. With "accumulated" the step changes no buffer, and worker k takes its share in k + 1 batches.
+With "protected" the program imports onnx_ops.mpi.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def with_norms() -> tuple[onnx_ops.Trainer, Callable[[int], Batch]]:
     return trainer, lambda number: samples.batch(samples.order(0, 0), number)
 
 
+def accumulated() -> tuple[onnx_ops.Trainer, Callable[[int], Batch]]:
+    trainer = onnx_ops.Trainer(steps.whole_step(changes_mean=False), communicator=MPI.COMM_WORLD)
+    return trainer, lambda number: steps.batch(steps.SHARED, seed=number)
+
+
 def end(how: str, batch: Batch) -> None:
     match how:
         case "die":
@@ -61,7 +67,7 @@ def main() -> None:
     rank, folder = communicator.rank, Path(told["folder"])
     if rank == communicator.size - 1:
         end(told.get("before", ""), {})
-    trainer, whole = with_norms() if told.get("norms") else plain()
+    trainer, whole = with_norms() if told.get("norms") else accumulated() if told.get("accumulated") else plain()
     if told.get("checkpoint"):
         trainer.load(told["checkpoint"])
     ends = np.cumsum([0, *told["counts"]])
@@ -73,6 +79,11 @@ def main() -> None:
                 trainer._runner._local[2].run = lambda *given, how=how, batch=batch: end(how, batch)
             else:
                 end(how, batch)
+        if told.get("accumulated"):
+            cuts = {name: np.array_split(array, rank + 1) for name, array in batch.items()}
+            *others, batch = (dict(zip(cuts, arrays, strict=True)) for arrays in zip(*cuts.values(), strict=True))
+            for other in others:
+                trainer.accumulate(**other)
         losses.append(float(trainer.step(**batch)["loss"]))
     if rank == 0:  # which trains something else besides, alone
         other = onnx_ops.Trainer(steps.whole_step(), communicator=MPI.COMM_SELF)

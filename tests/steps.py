@@ -106,11 +106,20 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def whole_step(
-    dtype: np.dtype | type = np.float32, samples: int | str = "N", *, inference: bool = True
+    dtype: np.dtype | type = np.float32,
+    samples: int | str = "N",
+    *,
+    inference: bool = True,
+    changes_mean: bool = True,
 ) -> onnx.ModelProto:
     """What a step's file holds."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    return step_model(bare_step(element, samples), start(dtype), inference_graph(element) if inference else None)
+    bare = bare_step(element, samples)
+    if not changes_mean:
+        kept = [value for value in bare.graph.output if value.name != "next.mean"]
+        del bare.graph.output[:]
+        bare.graph.output.extend(kept)
+    return step_model(bare, start(dtype), inference_graph(element) if inference else None)
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:

@@ -66,6 +66,22 @@ def test_processes_make_the_steps_of_the_whole_batch(counts: list[int], tmp_path
     check_training(tmp_path, len(counts))
 
 
+@pytest.mark.parametrize("counts", [[5, 3], [3, 1, 4]], ids=str)
+def test_processes_accumulate_gradients(counts: list[int], tmp_path: Path) -> None:
+    """Each another number of batches, some without samples; the reported losses are those of the last ones."""
+    done = launch(counts, tmp_path, accumulated=True)
+    assert done.returncode == 0, done.stderr
+    oracle = Oracle.of(steps.start())
+    for number in range(STEPS):
+        oracle.step(**steps.batch(steps.SHARED, seed=number))
+        oracle.state["mean"] = steps.start()["mean"]
+    files = [(tmp_path / f"{rank}.safetensors").read_bytes() for rank in range(len(counts))]
+    assert set(files) == {files[0]}, "the same bits on all workers"
+    state, _ = steps.read_checkpoint(tmp_path / "0.safetensors")
+    for name, array in state.items():
+        assert_close(array, oracle.state[name].astype(array.dtype), rtol=4e-6, atol=4e-6, what=name)
+
+
 @pytest.mark.full
 def test_training_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("before", "after")]

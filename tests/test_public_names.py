@@ -56,6 +56,7 @@ TABLES: dict[str, dict[str, str]] = {
             " synchronize_batch_norm=False, check_finite=True, keep_previous=False)"
         ),
         "Trainer.step": "(self, /, **batch)",
+        "Trainer.accumulate": "(self, /, **batch)",
         "Trainer.has_inference_graph": "property",
         "Trainer.learning_rate": "property that can be set",
         "Trainer.state_dict": "(self)",

@@ -42,6 +42,26 @@ class StepRunner(Protocol):
             UpdateFailedError: the state has been updated in part.
         """
 
+    @property
+    def accumulated(self) -> int:
+        """Number of batches whose gradients the next step applies besides those of its own batch."""
+
+    def accumulate(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
+        """Add the gradients of a batch to those that the next step applies.
+
+        Args:
+            version, batch: as for `run`.
+
+        Returns:
+            The reported outputs that do not depend on the gradients, by name.
+
+        Raises:
+            StepError: a batch or loss that is refused, a step that cannot be cut at its gradients.
+        """
+
+    def discard_accumulated(self) -> None:
+        """Forget the accumulated gradients."""
+
     def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
         """`Version.loaded` after loading a state; `before` is the value before it."""
 
@@ -126,19 +146,6 @@ class UpdateSession:
     def _check(self, found: Mapping[str, np.ndarray]) -> None:
         if self._check_finite and self._loss is not None and self._loss in found:
             check_loss(self._loss, found[self._loss])
-
-
-class SessionStepRunner:
-    """Runs a step in one session."""
-
-    def __init__(self, model: onnx.ModelProto, state: State, session: MakeSession, check_finite: bool) -> None:
-        self._updates = UpdateSession(model, state, session, lambda now: now, loss_output(model), check_finite)
-
-    def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
-        return self._updates.run(version.turn, batch())
-
-    def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
-        return before
 
 
 def check_loss(name: str, loss: np.ndarray) -> None:

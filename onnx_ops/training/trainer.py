@@ -25,10 +25,11 @@ from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, inference_model
 from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_groups
 from onnx_ops.training.samples import counted_axis
+from onnx_ops.training.session_step_runner import SessionStepRunner
 from onnx_ops.training.state import State
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import Captured, open_step
-from onnx_ops.training.step_runner import SessionStepRunner, StepRunner, UpdateFailedError
+from onnx_ops.training.step_runner import StepRunner, UpdateFailedError
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
 from onnx_ops.training.workers.step_runner import DistributedStepRunner
@@ -138,7 +139,13 @@ class Trainer:
 
         self._runner: StepRunner
         if communicator is None:
-            self._runner = SessionStepRunner(model, self._state, session, check_finite)
+            self._runner = SessionStepRunner(
+                model,
+                self._state,
+                session,
+                lambda: counted_axis(self.batch_inputs, batch_dimension),
+                check_finite,
+            )
         else:
             self._runner = DistributedStepRunner(
                 model, self._state, session, communicator, counted, synchronize_batch_norm, check_finite
@@ -179,6 +186,39 @@ class Trainer:
             raise self._state.lost from failure.__cause__
         self._state.stepped()
         return reported
+
+    def accumulate(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
+        """Add the gradients of a batch to those that the next `step` applies.
+
+        A step after some calls of `accumulate` makes one update, from the mean of the gradients over the samples of
+        their batches and its own, as if these were one batch: PyTorch's `backward` several times before
+        `optimizer.step()`, with losses that are weighted by the numbers of samples. It is a method of its own, for
+        `step` takes all its arguments as inputs of the batch, whatever their names.
+
+            for batch in batches[:-1]:
+                trainer.accumulate(**batch)
+            trainer.step(**batches[-1])
+
+        The loss must be the mean over the samples of a batch; clipping, weight decay and learning rates apply to the
+        mean of the gradients. Buffers, such as the running statistics of batch norm, change with each batch, and each
+        batch has other random numbers. `load` and `load_state_dict` discard accumulated gradients, and `save` does not
+        write them.
+
+        Args:
+            batch: as for `step`.
+
+        Returns:
+            The reported outputs of the batch, by name, without those that depend on the gradients. With a communicator
+            they are those of the worker.
+
+        Raises:
+            StepError: a batch or a loss that `step` refuses, after which the accumulated gradients are as before; a
+                batch that failed while its gradients were added, after which there are none; a step without values
+                named `grad.<parameter>`, or whose next state depends on the batch otherwise than through them; inputs
+                whose first axes have different names, without `batch_dimension`.
+            onnxruntime exceptions: as for `step`.
+        """
+        return self._runner.accumulate(self._state.version, lambda: self._checked(batch))
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -238,6 +278,7 @@ class Trainer:
             untied = {name: array for name, array in untied.items() if name in self._types}
         self._check_state(untied, () if strict else keys.missing_keys)
         whole = untied if strict else {**self._arrays, **untied}
+        self._runner.discard_accumulated()
         self._state.load(whole, self._runner.checksum_after_load(self._state.loaded, untied))
         return keys
 
@@ -388,7 +429,9 @@ class Trainer:
 
     def _checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The arrays of a batch, checked and contiguous; none if a worker passes none."""
-        return {} if not batch and self._is_distributed else self._batches.checked(batch)
+        if not batch and (self._is_distributed or self._runner.accumulated):
+            return {}
+        return self._batches.checked(batch)
 
 
 @contextlib.contextmanager

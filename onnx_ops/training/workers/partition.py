@@ -62,7 +62,7 @@ def partition(model: onnx.ModelProto, *, synchronize_batch_norm: bool = False) -
     gradients = {GRADIENT + name: state[name] for name in parameters if GRADIENT + name in computed}
     if not gradients:
         raise StepError(
-            f"the step cannot be shared by workers: no value in its graph is named '{GRADIENT}<parameter>', expected"
+            f"the step cannot be cut at its gradients: no value in its graph is named '{GRADIENT}<parameter>', expected"
             " the gradients under these names"
         )
     inner: list[Exchanged] = []
@@ -164,11 +164,11 @@ def _check_averaged(name: str, step: Step, tensor: TensorType) -> None:
     role = step.roles[before]
     if role is not InputRole.BUFFER:
         raise StepError(
-            f"the step cannot be shared by workers: '{name}' ({role}) depends on the batch otherwise than by values"
-            f" named '{GRADIENT}<parameter>', which workers average"
+            f"the step cannot be cut at its gradients: '{name}' ({role}) depends on the batch otherwise than by values"
+            f" named '{GRADIENT}<parameter>', which are averaged"
         )
     if tensor.dtype not in FLOATS:
         raise StepError(
-            f"the step cannot be shared by workers: '{name}' depends on the batch and is {tensor_text(tensor)},"
+            f"the step cannot be cut at its gradients: '{name}' depends on the batch and is {tensor_text(tensor)},"
             " expected a floating dtype, of which there is an average"
         )

@@ -13,6 +13,7 @@ from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.errors import refusals_as_step_errors
+from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import State, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import MakeSession, UpdateSession, check_loss, loss_output, reported_dtypes
@@ -76,6 +77,11 @@ class DistributedStepRunner:
         self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
         loss = loss_output(model)
         self._loss = loss if check_finite and loss in self._averages else None
+        self._own = self._exchanges[-1].own
+        self._own_gradients = {name: self._own[name] for name in gradients}
+        self._accumulated = _Accumulated()
+        self._last_scalars: Arrays = {}
+        """The reported scalars of the last accumulated batch."""
         self._buffers = [name.removeprefix(NEXT) for name in self._averages if name.startswith(NEXT)]
         self._seeds = {n: Tensor.holding(now[n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._compared = step.names(InputRole.SEED, InputRole.SETTING)
@@ -84,7 +90,7 @@ class DistributedStepRunner:
         self._shared = UpdateSession(
             parts.shared, state, session, lambda own: {**own, **combined, **gradients}, given, check_finite
         )
-        self._sets = state.sets
+        self._state, self._sets = state, state.sets
         self._local = [
             BoundSession(
                 session(local.model),
@@ -98,37 +104,92 @@ class DistributedStepRunner:
 
     def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """Make a step. If it fails on one worker it fails on all of them, so that none waits."""
-        turn = version.turn
-        now, then = self._sets[turn], self._sets[1 - turn]
+        found, _ = self._run_local(version, batch, update=True)
+        if self._loss is not None:
+            check_loss(self._loss, self._averages[self._loss].array)
+        self._accumulated.discard()
+        found |= {name: self._averages[name].array.copy() for name in self._scalars}
+        found |= self._shared.run(version.turn, {})
+        then = self._sets[1 - version.turn]
+        for name in self._buffers:  # last, as the shared part may read their previous values
+            then[name].array[...] = self._averages[NEXT + name].array
+        return {name: found[name] for name in self._reported if name in found}
+
+    @property
+    def accumulated(self) -> int:
+        return self._accumulated.batches
+
+    def accumulate(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
+        """Add the gradients of this worker's batch, without an exchange except for those of batch norm."""
+        found, samples = self._run_local(version, batch, update=False)
+        if not samples:
+            return {}
+        if self._loss is not None:
+            check_loss(self._loss, self._own[self._loss].array)
+        self._accumulated.add(self._own_gradients, samples)
+        self._state.assign({name: self._own[NEXT + name].array.copy() for name in self._buffers})
+        self._last_scalars = {name: self._own[name].array.copy() for name in self._scalars}
+        found |= self._last_scalars
+        return {name: found[name] for name in self._reported if name in found}
+
+    def discard_accumulated(self) -> None:
+        self._accumulated.discard()
+
+    def _run_local(self, version: Version, batch: Callable[[], Arrays], *, update: bool) -> tuple[Arrays, int]:
+        """Run the local parts, with an exchange after each; without an update, none after the last one.
+
+        Returns:
+            Reported outputs of this worker's batch that are not averaged, and its number of samples.
+        """
+        now = self._sets[version.turn]
         arrays: Arrays = {}
         found: Arrays = {}
         passed: dict[str, ort.OrtValue] = {}
         samples, state = 0, self._checksum(version, now)
+        last = len(self._local) - 1
         for number, (local, exchange) in enumerate(zip(self._local, self._exchanges, strict=True)):
-            self._next_exchange, failure = number, None
+            self._next_exchange, failure, weight = number, None, 0
             try:
                 if not number:
                     arrays = batch()
                     samples = self._samples(arrays)
                     for name, seed in self._seeds.items():
-                        seed.array[...] = _seed_of_worker(int(now[name].array), self._rank)
+                        seed.array[...] = derived_seed(int(now[name].array), self._rank, self._accumulated.batches)
                 if samples:
-                    found |= local.run(turn, arrays, passed)
+                    found |= local.run(version.turn, arrays, passed)
+                weight = self._with_accumulated(samples, now) if update and number == last else samples
             except Exception as error:
                 failure = error
+            if number == last and not update:
+                self._next_exchange = 0
+                if failure is not None:
+                    raise failure
+                break
             try:
-                exchange(samples, state, failure)
+                exchange(weight, state, failure)
             except Exception:
                 self._next_exchange = 0  # no worker continues this step
                 raise
         self._next_exchange = 0
-        if self._loss is not None:
-            check_loss(self._loss, self._averages[self._loss].array)
-        found |= {name: self._averages[name].array.copy() for name in self._scalars}
-        found |= self._shared.run(turn, {})
-        for name in self._buffers:  # last, as the shared part may read their previous values
-            then[name].array[...] = self._averages[NEXT + name].array
-        return {name: found[name] for name in self._reported if name in found}
+        return found, samples
+
+    def _with_accumulated(self, samples: int, now: Tensors) -> int:
+        """Include the accumulated gradients in this worker's own values.
+
+        Args:
+            samples: number of samples of this worker's batch.
+            now: the current set of tensors of the state.
+
+        Returns:
+            The number of samples, with the accumulated ones.
+        """
+        if not self._accumulated.batches:
+            return samples
+        if not samples:
+            kept = self._last_scalars | {NEXT + name: now[name].array for name in self._buffers}
+            for name, array in kept.items():
+                self._own[name].array[...] = array
+        return self._accumulated.combine(self._own_gradients, samples)
 
     def _checksum(self, version: Version, now: Tensors) -> int:
         """Of what must be equal on all workers: loaded states, number of steps, seed and settings."""
@@ -155,8 +216,38 @@ class DistributedStepRunner:
         return arrays[name].shape[axis]
 
 
-def _seed_of_worker(seed: int, rank: int) -> np.int64:
-    """The seed of a worker's random numbers; for worker 0 that of the step, as without other workers."""
-    if rank == 0:
-        return np.int64(seed)
-    return np.random.SeedSequence([seed % 2**64, rank]).generate_state(1, np.uint64).view(np.int64)[0]
+class _Accumulated:
+    """The mean of a worker's gradients over the batches since the last step.
+
+    Attributes:
+        batches: number of these batches.
+    """
+
+    def __init__(self) -> None:
+        self.batches = self._samples = 0
+        self._means: dict[str, np.ndarray] = {}
+
+    def discard(self) -> None:
+        """Forget the batches."""
+        self.batches = self._samples = 0
+
+    def add(self, gradients: Tensors, count: int) -> None:
+        """Add a batch of `count` samples."""
+        batches, samples = self.batches, self._samples
+        self.discard()  # so that an interrupt leaves no mixture
+        for name, tensor in gradients.items():
+            if not batches:
+                wide = np.float64 if tensor.array.dtype == np.float64 else np.float32
+                self._means.setdefault(name, np.empty(tensor.array.shape, wide))[...] = tensor.array
+            else:
+                mean = self._means[name]
+                mean += (tensor.array - mean) * (count / (samples + count))
+        self.batches, self._samples = batches + 1, samples + count
+
+    def combine(self, gradients: Tensors, count: int) -> int:
+        """Replace gradients of `count` further samples by the mean over all samples, whose number is returned."""
+        total = self._samples + count
+        for name, tensor in gradients.items():
+            mean = self._means[name]
+            tensor.array[...] = mean + (tensor.array - mean) * (count / total) if count else mean
+        return total

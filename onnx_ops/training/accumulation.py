@@ -1,0 +1,326 @@
+"""Accumulation of gradients: several batches, and one update from the mean of their gradients.
+
+The step is cut at its gradients, as it is for workers. The part that computes them gets further state: their mean over
+all samples so far, and the number of these samples. A batch of `count` samples updates both in place:
+
+    mean    += count / (samples + count) * (gradient - mean)
+    samples += count
+
+The part with the updates reads the mean in place of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.edits import Names
+from onnx_ops.graph.reading import one_line
+from onnx_ops.graph.slices import following, part
+from onnx_ops.graph.types import declared_types
+from onnx_ops.training.arrays import numpy_dtype
+from onnx_ops.training.binding import Arrays, BoundSession, Tensor
+from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.seeds import derived_seed
+from onnx_ops.training.state import State, Version
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_runner import (
+    MakeSession,
+    UpdateFailedError,
+    UpdateSession,
+    check_loss,
+    is_of_onnxruntime,
+    loss_output,
+)
+from onnx_ops.training.workers.partition import partition
+
+
+class Accumulation:
+    """The gradients of the batches since the last update, and the update from their mean.
+
+    Args:
+        model: the step.
+        state: the state of the training.
+        session: makes a session.
+        counted: the input, and its axis, whose size is the number of samples; None if all batches have as many.
+        check_finite: whether a loss that is NaN or infinite is refused.
+
+    Attributes:
+        batches: number of batches since the last update.
+
+    Raises:
+        StepError: a step that cannot be cut at its gradients.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        state: State,
+        session: MakeSession,
+        counted: tuple[str, int] | None,
+        check_finite: bool,
+    ) -> None:
+        with refusals_as_step_errors("the step cannot be cut at its gradients"):
+            parts = partition(model)
+        (local,) = parts.local
+        read = {value.name for value in parts.shared.graph.input}
+        gradients = {
+            value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
+        }
+        loss = loss_output(model)
+        own_loss = loss if loss in declared_types(local.model.graph.output) else None
+        averaging = _averaging(local.model, gradients, own_loss if check_finite else None)
+
+        self._state, self._counted, self._loss = state, counted, own_loss
+        self._means = {name: _zero(_wide(tensor)) for name, tensor in gradients.items()}
+        self._samples, self._count, self._checked, self._value = (
+            _zero(TensorType(TensorProto.DOUBLE, ())) for _ in range(4)
+        )
+        seeds = Step.of(model).names(InputRole.SEED)
+        self._seeds = {name: _zero(TensorType(TensorProto.INT64, ())) for name in seeds}
+        given = {averaging.means[name]: tensor for name, tensor in self._means.items()} | {
+            averaging.samples: self._samples,
+            averaging.count: self._count,
+        }
+        written = {NEXT + name: tensor for name, tensor in given.items() if name != averaging.count} | {
+            averaging.checked: self._checked,
+            averaging.value: self._value,
+        }
+        outputs = {n: t for n, t in declared_types(local.model.graph.output).items() if n not in gradients}
+        self._buffers = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
+        self._gradients = BoundSession(
+            session(averaging.model),
+            [{**tensors, **self._seeds, **given} for tensors in state.sets],
+            [written, written],
+            {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
+        )
+        counters = _counters(model, parts.shared, gradients)
+        self._counters = (
+            None
+            if counters is None
+            else BoundSession(
+                session(counters),
+                state.sets,
+                [{}, {}],
+                {name: numpy_dtype(tensor) for name, tensor in declared_types(counters.graph.output).items()},
+            )
+        )
+
+        # Gradients of 16 bits are rounded once, from their mean.
+        self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
+        averages = self._means | self._rounded
+        later = loss if loss in declared_types(parts.shared.graph.output) else None
+        self._updates = UpdateSession(
+            parts.shared, state, session, lambda tensors: {**tensors, **averages}, later, check_finite
+        )
+        self.batches = 0
+
+    def discard(self) -> None:
+        """Forget the gradients of all batches since the last update."""
+        self.batches = 0
+
+    def add(self, version: Version, arrays: Arrays) -> Arrays:
+        """Add the gradients of a batch, and change the buffers.
+
+        Args:
+            version: the current version of the state.
+            arrays: the batch.
+
+        Returns:
+            The reported outputs that do not depend on the gradients, by name.
+
+        Raises:
+            StepError: a loss that is refused; a batch that failed while its gradients were added, after which there are
+                none.
+        """
+        found = self._added(version, arrays)
+        changed = {name: found.pop(NEXT + name) for name in self._buffers}
+        if self._counters is not None:
+            counted = self._counters.run(version.turn, {})
+            changed |= {name.removeprefix(NEXT): array for name, array in counted.items()}
+        self._state.assign(changed)
+        return found
+
+    def update(self, version: Version, arrays: Arrays | None) -> Arrays:
+        """Compute the update from the mean of the gradients, and forget them.
+
+        Args:
+            version: the current version of the state; the other set of tensors is written.
+            arrays: a last batch; None for no further one.
+
+        Returns:
+            The reported outputs, by name, without a last batch those that do not depend on it.
+
+        Raises:
+            StepError: as for `add`.
+            UpdateFailedError: the state has been updated in part.
+        """
+        found = {} if arrays is None else self._added(version, arrays)
+        now, then = self._state.sets[version.turn], self._state.sets[1 - version.turn]
+        changed = {name: found.pop(NEXT + name, now[name].array) for name in self._buffers}
+        for name, tensor in self._rounded.items():
+            tensor.array[...] = self._means[name].array
+        batches, self.batches = self.batches, 0  # first, so that an interrupt does not lead to a second update
+        try:
+            found |= self._updates.run(version.turn, {})
+        except UpdateFailedError:
+            raise
+        except Exception:
+            self.batches = batches
+            raise
+        for name, array in changed.items():
+            then[name].array[...] = array
+        return found
+
+    def _added(self, version: Version, arrays: Arrays) -> Arrays:
+        """Add the gradients of a batch: the reported outputs and the next values of buffers, by name."""
+        now = self._state.sets[version.turn]
+        if not self.batches:
+            for tensor in (*self._means.values(), self._samples):
+                tensor.array[...] = 0
+        for name, seed in self._seeds.items():
+            seed.array[...] = derived_seed(int(now[name].array), 0, self.batches)
+        self._count.array[...] = 1 if self._counted is None else arrays[self._counted[0]].shape[self._counted[1]]
+        self._checked.array[...] = self._value.array[...] = 0
+        try:
+            found = self._gradients.run(version.turn, arrays)
+        except Exception as error:
+            if is_of_onnxruntime(error):
+                if self._checked.array:
+                    self.discard()
+                    raise StepError(
+                        "the accumulated gradients are lost, as a batch has failed while its gradients were added:"
+                        f" {one_line(error)}"
+                    ) from error
+                if self._loss is not None:
+                    check_loss(self._loss, self._value.array)
+            raise
+        self.batches += 1
+        return found
+
+
+# --- the part with the gradients --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Averaging:
+    """A model that updates means of gradients.
+
+    Attributes:
+        model: the model. Each of the means, and `samples`, has an output `next.<name>` that can be bound to its memory.
+        means: inputs, by the names of the gradients.
+        samples, count: inputs, numbers of float64: the samples of earlier batches, and those of this one.
+        checked: an output, 1 in float64, which is computed before anything is written, and not for a refused loss.
+        value: an output, the loss in float64.
+    """
+
+    model: onnx.ModelProto
+    means: Mapping[str, str]
+    samples: str
+    count: str
+    checked: str
+    value: str
+
+
+def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss: str | None) -> _Averaging:
+    """Add the means of gradients to a model that computes them.
+
+    Args:
+        model: the part of a step with the gradients.
+        gradients: the outputs that are replaced by their means, and their types.
+        loss: the output for which a run fails if it is one number, NaN or infinite; None if there is none.
+    """
+    names = Names.of(model)
+    samples, count = names.new("samples"), names.new("count")
+    averaging = _Averaging(
+        onnx.ModelProto(),
+        {name: names.new(f"mean.{name}") for name in gradients},
+        samples,
+        count,
+        names.new("checked"),
+        names.new("loss_value"),
+    )
+    averaging.model.CopyFrom(model)
+    graph = averaging.model.graph
+    nodes: list[onnx.NodeProto] = []
+    wide: dict[int | None, str] = {}
+    kept = [value for value in graph.output if value.name not in gradients]
+    del graph.output[:]
+    graph.output.extend(kept)
+
+    def add(op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        nodes.append(helper.make_node(op_type, inputs, [output or names.new(op_type.lower())], **attributes))
+        return nodes[-1].output[0]
+
+    def constant(array: np.ndarray) -> str:
+        graph.initializer.append(numpy_helper.from_array(array, names.new("constant")))
+        return graph.initializer[-1].name
+
+    if loss is None:
+        index = constant(np.array(0, np.int64))
+        add("Identity", [constant(np.zeros(()))], averaging.value)
+    else:
+        value = add("ReduceSum", [add("Cast", [loss], to=TensorProto.DOUBLE)], averaging.value, keepdims=0)
+        refused = add("Or", [add("IsNaN", [value]), add("IsInf", [value])])
+        single = add("Equal", [add("Size", [loss]), constant(np.array(1, np.int64))])
+        index = add("Cast", [add("And", [refused, single])], to=TensorProto.INT64)
+    # An index out of range ends the run; the means depend on it.
+    checked = add("Gather", [constant(np.ones(1)), index], averaging.checked)
+    accepted = add("Mul", [count, checked])
+    total = add("Add", [samples, accepted], NEXT + samples)
+    fraction = add("Div", [accepted, total])
+    for name, tensor in gradients.items():
+        mean, dtype = averaging.means[name], _wide(tensor).dtype
+        gradient = name if tensor.dtype == dtype else add("Cast", [name], to=dtype)
+        if dtype not in wide:
+            wide[dtype] = add("Cast", [fraction], to=dtype)
+        change = add("Mul", [add("Sub", [gradient, mean]), wide[dtype]])
+        add("Add", [mean, change], NEXT + mean)
+    graph.node.extend(nodes)
+    number = TensorType(TensorProto.DOUBLE, ())
+    state = {mean: _wide(gradients[name]) for name, mean in averaging.means.items()} | {samples: number}
+    graph.input.extend(_info(name, tensor) for name, tensor in {**state, count: number}.items())
+    further = {NEXT + name: tensor for name, tensor in state.items()}
+    further |= {averaging.checked: number, averaging.value: number}
+    graph.output.extend(_info(name, tensor) for name, tensor in further.items())
+    return averaging
+
+
+def _counters(
+    model: onnx.ModelProto, update: onnx.ModelProto, gradients: Mapping[str, TensorType]
+) -> onnx.ModelProto | None:
+    """The part of an update with the buffers that change with each batch, such as `num_batches_tracked`; None if empty.
+
+    These are the buffers that depend on no gradient, and that the rest of the update does not read.
+    """
+    buffers = {NEXT + name for name in Step.of(model).names(InputRole.BUFFER)}
+    found = buffers - following(update.graph, gradients)
+    while True:
+        chosen = [value for value in update.graph.output if value.name in found]
+        others = [value for value in update.graph.output if value.name not in found]
+        read = {NEXT + value.name for value in part(update, update.graph.input, others).graph.input}
+        if read.isdisjoint(found):
+            return part(update, update.graph.input, chosen) if chosen else None
+        found -= read
+
+
+def _wide(tensor: TensorType) -> TensorType:
+    """The type of the mean of gradients: float64 for float64, else float32."""
+    return TensorType(TensorProto.DOUBLE if tensor.dtype == TensorProto.DOUBLE else TensorProto.FLOAT, tensor.shape)
+
+
+def _zero(tensor: TensorType) -> Tensor:
+    """A tensor of zeros of a known shape."""
+    shape = [size for size in tensor.shape or () if isinstance(size, int)]
+    return Tensor.holding(np.zeros(shape, numpy_dtype(tensor)), tensor.dtype or 0)
+
+
+def _info(name: str, tensor: TensorType) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, tensor.dtype or 0, tensor.shape)

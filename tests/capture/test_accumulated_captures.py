@@ -1,0 +1,125 @@
+"""Accumulated gradients against PyTorch's, in float64: sums of weighted gradients, and against one large batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from captures import training_step
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
+
+import onnx_ops
+
+ROWS = {0: Dim("rows")}
+Batch = tuple[Tensor, Tensor]
+# A dozen updates; sums of products in another order, of gradients of size 1.
+TOLERANCE = 1e-11
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def normalized() -> nn.Module:
+    """Batch norm with exponential and with cumulative averages, for which the number of batches counts."""
+    first, last = nn.BatchNorm1d(8), nn.BatchNorm1d(8, momentum=None)
+    # No biases before batch norm: their gradients are rounding errors, which AdamW enlarges.
+    layers = nn.Linear(6, 8, bias=False), nn.Linear(8, 8, bias=False)
+    return nn.Sequential(layers[0], first, nn.Tanh(), layers[1], last, nn.Linear(8, 3))
+
+
+def loss(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    logits = model(x)
+    return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+}
+SHARES = [(4, 4), (5, 2, 3), (8,), (3, 2, 2, 4)]
+"""The numbers of samples of the batches of an update; updates take turns."""
+
+
+def groups(updates: int) -> list[list[Batch]]:
+    torch.manual_seed(1)
+    sizes = [SHARES[number % len(SHARES)] for number in range(updates)]
+    return [[(torch.randn(n, 6).double(), torch.randint(3, (n,))) for n in shares] for shares in sizes]
+
+
+def arrays(batch: Batch) -> dict[str, np.ndarray]:
+    x, labels = batch
+    return {"x": x.numpy(), "labels": labels.numpy()}
+
+
+def whole(batches: Sequence[Batch]) -> Batch:
+    return torch.cat([x for x, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def check_weights(trainer: onnx_ops.Trainer, model: nn.Module, tolerance: float = TOLERANCE) -> None:
+    weights = trainer.weights()
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("network", "optimizer", "clip", "keep_previous"),
+    [
+        (plain, "SGD", None, False),
+        (plain, "AdamW", 0.05, False),
+        (normalized, "SGD", 0.05, False),
+        (normalized, "AdamW", None, False),
+        (normalized, "AdamW", 0.05, True),
+    ],
+)
+def test_accumulated_batches(
+    network: Callable[[], nn.Module], optimizer: str, clip: float | None, keep_previous: bool
+) -> None:
+    torch.manual_seed(0)
+    model = network().double()
+    steps = groups(12)
+    capture = training_step(
+        model, loss, steps[1][0], OPTIMIZERS[optimizer](model), dynamic_shapes=(ROWS, ROWS), clip_grad_norm=clip
+    )
+    trainer = onnx_ops.Trainer(capture, keep_previous=keep_previous)
+    twin = copy.deepcopy(model)
+    updating = OPTIMIZERS[optimizer](twin)
+    for batches in steps:
+        samples = sum(len(labels) for _, labels in batches)
+        updating.zero_grad()
+        for number, batch in enumerate(batches):
+            wanted = loss(twin, *batch)
+            (wanted["loss"] * len(batch[1]) / samples).backward()
+            last = number == len(batches) - 1
+            got = (trainer.step if last else trainer.accumulate)(**arrays(batch))
+            assert list(got) == ["loss", "logits"]
+            np.testing.assert_allclose(got["loss"], wanted["loss"].detach(), rtol=1e-10)
+            np.testing.assert_allclose(got["logits"], wanted["logits"].detach(), rtol=1e-9, atol=1e-11)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        updating.step()
+        check_weights(trainer, twin)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_accumulated_batches_are_one_large_batch(optimizer: str) -> None:
+    torch.manual_seed(0)
+    model = plain().double()
+    steps = groups(12)
+    capture = training_step(
+        model, loss, steps[0][0], OPTIMIZERS[optimizer](model), dynamic_shapes=(ROWS, ROWS), clip_grad_norm=0.05
+    )
+    trainer, other = onnx_ops.Trainer(capture), onnx_ops.Trainer(capture)
+    for batches in steps:
+        for batch in batches[:-1]:
+            trainer.accumulate(**arrays(batch))
+        trainer.step(**arrays(batches[-1]))
+        other.step(**arrays(whole(batches)))
+    state = other.state_dict()
+    for name, array in trainer.state_dict().items():
+        np.testing.assert_allclose(array, state[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
