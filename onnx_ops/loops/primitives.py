@@ -423,6 +423,11 @@ def free(address: int) -> None:
     _raw_free(address)
 
 
+def copy_bytes(source: int, target: int, size: int) -> None:
+    """Copy `size` bytes between memory addresses; the ranges do not overlap."""
+    ctypes.memmove(target, source, size)
+
+
 def address_of(array: Any) -> int:
     """Memory address of an array of `array_at` or `allocate`."""
     return int(array.ctypes.data)

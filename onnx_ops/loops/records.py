@@ -64,6 +64,7 @@ JOB = np.dtype(
         ("output", i8, (MAX_OUTPUTS,)),
         ("output_rank", i8, (MAX_OUTPUTS,)),
         ("output_dims", i8, (MAX_OUTPUTS, MAX_RANK)),
+        ("in_place", i8),  # whether an output has the memory of an input
         ("tasks", i8),
         ("scratch_bytes", i8),
         ("scratch", i8),

@@ -69,6 +69,7 @@ def compute(kernel_address, context):
     if refused != OK:
         return call(python.fail, (kernel_address, context, refused))
 
+    job.in_place = 0
     for k in range(kernel.outputs):
         job.output[k] = 0
         if kernel.output_type[k] == 0:
@@ -81,6 +82,8 @@ def compute(kernel_address, context):
             return status
         call(api[GET_DATA], (slot[0], slot_address))
         job.output[k] = slot[0]
+        for i in range(kernel.inputs):
+            job.in_place |= kernel.element_type[i] != 0 and job.data[i] == job.output[k]
 
     if job.scratch_bytes > 0:
         job.scratch = malloc(job.scratch_bytes)

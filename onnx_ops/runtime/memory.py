@@ -136,6 +136,16 @@ def free(typing: Any, address: Any) -> Any:
     return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
 
 
+@intrinsic
+def copy_bytes(typing: Any, source: Any, target: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 3), codegen
+
+
 def prefetch_line(builder: Any, address: Any) -> None:
     """Prefetch the cache line at an address, which may be invalid."""
     byte, i32 = ir.IntType(8), ir.IntType(32)
@@ -384,6 +394,11 @@ def _malloc(size):
 @overload(primitives.free, jit_options=OPTIONS)
 def _free(address):
     return lambda address: free(address)
+
+
+@overload(primitives.copy_bytes, jit_options=OPTIONS)
+def _copy_bytes(source, target, size):
+    return lambda source, target, size: copy_bytes(source, target, size)
 
 
 @intrinsic

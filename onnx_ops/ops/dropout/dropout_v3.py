@@ -17,6 +17,7 @@ from onnx_ops.loops.primitives import (
     FLOAT,
     ZERO,
     array_at,
+    copy_bytes,
     free,
     item_size,
     malloc,
@@ -156,9 +157,12 @@ def task(job_address: int, number: int) -> None:
             kept[WORDS * i + 3] = w3 >= threshold
         source, target = job.data[INPUT] + start * size, job.output[OUTPUT] + start * size
         if element_type == FLOAT:
-            x, out = array_at(source, count, np.float32), array_at(target, count, np.float32)
+            results = memory if job.in_place else target
+            x, out = array_at(source, count, np.float32), array_at(results, count, np.float32)
             for i in range(count):
                 out[i] = x[i] * scale if kept[i] else ZERO
+            if job.in_place:  # LLVM's vectors are not used where memory overlaps
+                copy_bytes(memory, target, 4 * count)
         else:
             read_numbers(kernel.read, source, element_type, count, memory)
             for i in range(count):

@@ -17,6 +17,7 @@ from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     DOUBLE,
     array_at,
+    copy_bytes,
     free,
     helper,
     item_size,
@@ -151,8 +152,9 @@ def task(job_address: int, number: int) -> None:
     size = item_size(element_type)
     step = rows_per_task(width)
     narrow, wide = width * size, GATES * width * size
-    # float32 copies of 16-bit rows: two of gates, the activated gates, cx, hy and cy.
-    is_narrow, row = size == 2, 4 * width
+    # float32 copies of 16-bit rows: two of gates, the activated gates, cx, hy and cy; in place, of the results.
+    is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
+    buffered = is_narrow or job.in_place != 0
     memory = malloc(15 * row)
     if memory == 0:
         job.failed = NO_MEMORY
@@ -161,39 +163,43 @@ def task(job_address: int, number: int) -> None:
         given, hidden = job.data[INPUT_GATES] + n * wide, job.data[HIDDEN_GATES] + n * wide
         before, hy, cy = job.data[CX] + n * narrow, job.output[HY] + n * narrow, job.output[CY] + n * narrow
         storage = job.output[STORAGE] + n * wide
+        gates_at, hy_at, cy_at = (
+            memory + 8 * row if buffered else storage,
+            memory + 13 * row if buffered else hy,
+            memory + 14 * row if buffered else cy,
+        )
+        if is_narrow:
+            read_floats(given, element_type, 4 * width, memory)
+            read_floats(hidden, element_type, 4 * width, memory + 4 * row)
+            read_floats(before, element_type, width, memory + 12 * row)
         if element_type == DOUBLE:
             step_of_doubles(
                 array_at(given, 4 * width, np.float64),
                 array_at(hidden, 4 * width, np.float64),
                 array_at(before, width, np.float64),
-                array_at(hy, width, np.float64),
-                array_at(cy, width, np.float64),
-                array_at(storage, 4 * width, np.float64),
+                array_at(hy_at, width, np.float64),
+                array_at(cy_at, width, np.float64),
+                array_at(gates_at, 4 * width, np.float64),
                 width,
             )
-            continue
-        if is_narrow:
-            read_floats(given, element_type, 4 * width, memory)
-            read_floats(hidden, element_type, 4 * width, memory + 4 * row)
-            read_floats(before, element_type, width, memory + 12 * row)
-        gates_at, hy_at, cy_at = (
-            memory + 8 * row if is_narrow else storage,
-            memory + 13 * row if is_narrow else hy,
-            memory + 14 * row if is_narrow else cy,
-        )
-        step_of_floats(
-            array_at(memory if is_narrow else given, 4 * width, np.float32),
-            array_at(memory + 4 * row if is_narrow else hidden, 4 * width, np.float32),
-            array_at(memory + 12 * row if is_narrow else before, width, np.float32),
-            array_at(hy_at, width, np.float32),
-            array_at(cy_at, width, np.float32),
-            array_at(gates_at, 4 * width, np.float32),
-            width,
-        )
+        else:
+            step_of_floats(
+                array_at(memory if is_narrow else given, 4 * width, np.float32),
+                array_at(memory + 4 * row if is_narrow else hidden, 4 * width, np.float32),
+                array_at(memory + 12 * row if is_narrow else before, width, np.float32),
+                array_at(hy_at, width, np.float32),
+                array_at(cy_at, width, np.float32),
+                array_at(gates_at, 4 * width, np.float32),
+                width,
+            )
         if is_narrow:
             write_floats(hy_at, element_type, width, hy)
             write_floats(cy_at, element_type, width, cy)
             write_floats(gates_at, element_type, 4 * width, storage)
+        elif buffered:
+            copy_bytes(hy_at, hy, narrow)
+            copy_bytes(cy_at, cy, narrow)
+            copy_bytes(gates_at, storage, wide)
     free(memory)
 
 

@@ -19,6 +19,7 @@ from onnx_ops.loops.primitives import (
     DOUBLE,
     ONE,
     array_at,
+    copy_bytes,
     free,
     helper,
     item_size,
@@ -179,8 +180,10 @@ def task(job_address: int, number: int) -> None:
     size, kept = item_size(element_type), kernel.output_type[GRAD_CX] != 0
     step = rows_per_task(width)
     is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
+    buffered = is_narrow or job.in_place != 0
     narrow, wide = width * size, GATES * width * size
-    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy), in float32 for 16-bit inputs.
+    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy), in float32 for 16-bit inputs. In place the
+    # results are there too until the inputs have been read.
     memory = malloc(15 * row)
     if memory == 0:
         job.failed = NO_MEMORY
@@ -201,8 +204,8 @@ def task(job_address: int, number: int) -> None:
             memory + 2 * row if is_narrow else job.data[CX] + n * narrow,
             memory + 3 * row if is_narrow else job.data[CY] + n * narrow,
             memory + 4 * row if is_narrow else job.data[STORAGE] + n * wide,
-            memory + 8 * row if is_narrow else job.output[GRAD_GATES] + n * wide,
-            memory + 12 * row if is_narrow or not kept else job.output[GRAD_CX] + n * narrow,
+            memory + 8 * row if buffered else job.output[GRAD_GATES] + n * wide,
+            memory + 12 * row if buffered or not kept else job.output[GRAD_CX] + n * narrow,
         )
         if element_type == DOUBLE:
             wide_cell, wide_shown = array_at(cell_at, width, np.float64), array_at(shown_at, width, np.float64)
@@ -219,25 +222,29 @@ def task(job_address: int, number: int) -> None:
                 array_at(own_at, width, np.float64),
                 width,
             )
-            continue
-        cell, shown = array_at(cell_at, width, np.float32), array_at(shown_at, width, np.float32)
-        for j in range(width):
-            shown[j] = tanh_of_float(cell[j])
-        gradients(
-            array_at(dh_at, width, np.float32),
-            array_at(dc_at, width, np.float32),
-            array_at(before_at, width, np.float32),
-            array_at(gates_at, 4 * width, np.float32),
-            shown,
-            array_at(d_at, width, np.float32),
-            array_at(result_at, 4 * width, np.float32),
-            array_at(own_at, width, np.float32),
-            width,
-        )
+        else:
+            cell, shown = array_at(cell_at, width, np.float32), array_at(shown_at, width, np.float32)
+            for j in range(width):
+                shown[j] = tanh_of_float(cell[j])
+            gradients(
+                array_at(dh_at, width, np.float32),
+                array_at(dc_at, width, np.float32),
+                array_at(before_at, width, np.float32),
+                array_at(gates_at, 4 * width, np.float32),
+                shown,
+                array_at(d_at, width, np.float32),
+                array_at(result_at, 4 * width, np.float32),
+                array_at(own_at, width, np.float32),
+                width,
+            )
         if is_narrow:
             write_floats(result_at, element_type, 4 * width, job.output[GRAD_GATES] + n * wide)
             if kept:
                 write_floats(own_at, element_type, width, job.output[GRAD_CX] + n * narrow)
+        elif buffered:
+            copy_bytes(result_at, job.output[GRAD_GATES] + n * wide, wide)
+            if kept:
+                copy_bytes(own_at, job.output[GRAD_CX] + n * narrow, narrow)
     free(memory)
 
 

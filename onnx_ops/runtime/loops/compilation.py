@@ -55,7 +55,7 @@ def task_of_sums(job_address, number):
 
 @njit(**OPTIONS)
 def run_map(kernel, loop, job, layout, number):
-    if layout.direct and not layout.past_caches:
+    if layout.direct and not layout.past_caches and not job.in_place:
         map_task(kernel, loop, job, layout, number, stack(DIRECT_BYTES))
         return
     memory = malloc(MAP_BYTES + LINE)

@@ -16,7 +16,7 @@ from onnx_ops.runtime.loops.chunks import (
 )
 from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, STRIDED
 from onnx_ops.runtime.loops.plan import ROW
-from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, store_fence
+from onnx_ops.runtime.memory import LINE, copy_bytes, copy_past_caches, i8_at, store_fence
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
 
@@ -35,13 +35,18 @@ COPY_BYTES = 2048
 def map_task(kernel, loop, job, layout, number, memory):
     """A block of elementwise outputs.
 
-    memory: address of DIRECT_BYTES for direct access without `past_caches`, else of MAP_BYTES.
+    In place, that is if an output has the memory of an input, results are written to a buffer, and copied when the core
+    has read all inputs of these elements: it may read an element again after it has written its result, and LLVM's
+    vectors are not used where memory overlaps.
+
+    memory: address of DIRECT_BYTES for direct access without `past_caches`, not in place; else of MAP_BYTES.
     """
     width, uniform, state = item_size(loop.compute_type), layout.uniform, memory + STATE_AT
-    start_task(layout, width, state, SMALL_BUFFER if layout.direct else BUFFER)
+    direct, past_caches = layout.direct and not job.in_place, layout.past_caches and not job.in_place
+    start_task(layout, width, state, SMALL_BUFFER if direct else BUFFER)
     core = loop.core_uniform if uniform else loop.core
-    step = layout.block if layout.direct else CHUNK
-    if layout.past_caches:
+    step = layout.block if direct else CHUNK
+    if past_caches:
         step = COPY_BYTES // width
     table, results = i8_at(memory), memory + RESULTS_AT
     position, stop = number * layout.block, min((number + 1) * layout.block, layout.size)
@@ -55,19 +60,21 @@ def map_task(kernel, loop, job, layout, number, memory):
                     count = min(count, inner - position % inner)
         for k in range(kernel.outputs):
             table[k] = results + k * BUFFER
-            if kernel.output_type[k] == loop.compute_type and not layout.past_caches:
+            if kernel.output_type[k] == loop.compute_type and not past_caches and not job.in_place:
                 table[k] = job.output[k] + position * width
         out = table[0] if kernel.outputs == 1 else memory
         evaluate(kernel, layout, position, count, loop.compute_type, loop.load, core, uniform, state, out)
-        if layout.past_caches:
+        if past_caches:
             write_past_caches(kernel, loop, job, layout, position, count, memory)
         for k in range(kernel.outputs):
             element_type = kernel.output_type[k]
             if element_type != loop.compute_type and element_type != 0:
                 target = job.output[k] + position * item_size(element_type)
                 call(loop.store, (table[k], element_type, count, target))
+            elif element_type != 0 and job.in_place:
+                copy_bytes(table[k], job.output[k] + position * width, count * width)
         position += count
-    if layout.past_caches:
+    if past_caches:
         store_fence()
 
 
