@@ -21,15 +21,16 @@ from backends import assert_close, assert_same_bits, options
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from onnx_ops import InputRole, Step, Trainer
+from onnx_ops import InferenceSession, InputRole, Step, Trainer
 from onnx_ops.cli.app import app
 from onnx_ops.core.errors import Error
 from onnx_ops.core.step_format import WEIGHTS_METADATA
 from onnx_ops.graph import light, reading
 from onnx_ops.graph.files import ExternalData, ModelFileError
 from onnx_ops.graph.stored import StoredTensor
-from onnx_ops.training import weights
+from onnx_ops.training import inference, weights
 from onnx_ops.training.errors import StepError
+from onnx_ops.training.inference import inference_model
 from onnx_ops.training.safetensors_format import DTYPES, open_safetensors, write_safetensors
 from onnx_ops.training.step_files import open_step, save_step
 
@@ -182,11 +183,23 @@ MEASURED = """
         graph = helper.make_graph(nodes, "halving", inputs, outputs, [half])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
         Step(dict.fromkeys(names, InputRole.PARAMETER)).write_into(model)
-        typed_state = {name: np.full(shape, number, np.float32) for number, name in enumerate(names, 1)}
-        return model, typed_state
+        state = {name: np.full(shape, number, np.float32) for number, name in enumerate(names, 1)}
+        return model, state
 
     def trained(trainer):
         trainer.step(x=np.ones(2, np.float32))
+
+    def scaling(shape):  # an inference graph: x times the sum of what the parameters have in their first rows
+        names = [f"w{i}" for i in range(COUNT)]
+        typed = lambda name, dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+        nodes = [helper.make_node("Gather", [name, "zero"], ["row " + name]) for name in names]
+        nodes += [helper.make_node("ReduceMax", ["row " + name], ["max " + name], keepdims=0) for name in names]
+        nodes.append(helper.make_node("Sum", ["max " + name for name in names], ["sum"]))
+        nodes.append(helper.make_node("Mul", ["x", "sum"], ["y"]))
+        zero = helper.make_tensor("zero", TensorProto.INT64, [], [0])
+        inputs = [*(typed(name, shape) for name in names), typed("x", [2])]
+        graph = helper.make_graph(nodes, "scaling", inputs, [typed("y", [2])], [zero])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     trained(Trainer(step_model(*halving([2]))))  # loads kernels and libraries
     SHAPE = [12, 1024, 1024]  # 48 MiB
@@ -522,3 +535,91 @@ def test_memory_of_saving(external: bool, tmp_path: Path) -> None:
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
     assert loading < SETS + 0.1
+
+
+# --- the trained model ------------------------------------------------------------------------------------------------
+
+
+def predictions(path: Path) -> np.ndarray:
+    """In a session of plain onnxruntime."""
+    session = ort.InferenceSession(path, options(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": steps.batch()["x"]})
+    return found
+
+
+def test_exported_model_has_the_bytes_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, trainer = tmp_path / "trained.onnx", Trainer(steps.whole_step())
+    expected = inference_model(steps.whole_step(), trainer.state_dict())
+    for large in (0, 1024):
+        monkeypatch.setattr(inference, "LARGE", large)
+        trainer.export(path)
+        assert path.read_bytes() == expected.SerializeToString()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_exported_model_with_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(steps.whole_step())
+    trainer.export(tmp_path / "whole.onnx")
+    monkeypatch.setattr(inference, "LARGE", 0)
+    monkeypatch.setattr(weights, "MOST_BYTES", (tmp_path / "whole.onnx").stat().st_size - 1)
+    path = tmp_path / "trained.onnx"
+    trainer.export(path)
+    assert (tmp_path / "trained.onnx.data").exists()
+    onnx.checker.check_model(path, full_check=True)
+    assert_same_bits(predictions(path), predictions(tmp_path / "whole.onnx"))
+    found = InferenceSession(path).run(None, {"x": steps.batch()["x"]})[0]
+    assert_close(found, predictions(path), rtol=1e-6)
+
+
+@needs_proc
+def test_memory_of_exporting(tmp_path: Path) -> None:
+    program = """
+        trainer = Trainer(step_model(*halving(SHAPE), scaling(SHAPE)))
+        before = reset()
+        trainer.export(folder / "trained.onnx")
+        print((memory("VmHWM") - before) / SIZE)
+    """
+    (exporting,) = measured(program, tmp_path)
+    assert exporting < 0.05
+    session = ort.InferenceSession(tmp_path / "trained.onnx", options(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [10, 10]
+
+
+# --- above 2 GiB ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_state_above_2_gib(tmp_path: Path) -> None:
+    """Saved, loaded, trained, as a checkpoint and as an exported model, in twice its size and a little more."""
+    program = """
+        from onnx_ops.training.step_files import save_step
+
+        SHAPE = [150, 1024, 1024]
+        SIZE = COUNT * 600
+        model, state = halving(SHAPE)
+        before = reset()
+        save_step(model, state, scaling(SHAPE), folder / "step.onnx", external=False)
+        print((memory("VmHWM") - before) / SIZE)
+        del state
+        before = reset()
+        trainer = Trainer(folder / "step.onnx")
+        print((memory("VmHWM") - before) / SIZE)
+        trained(trainer)
+        before = reset()
+        trainer.save(folder / "checkpoint.safetensors")
+        print((memory("VmHWM") - before) / SIZE)
+        trained(trainer)
+        before = reset()
+        trainer.load(folder / "checkpoint.safetensors")
+        print((memory("VmHWM") - before) / SIZE)
+        before = reset()
+        trainer.export(folder / "trained.onnx")
+        print((memory("VmHWM") - before) / SIZE)
+        assert [float(array[0].max()) for array in trainer._arrays.values()] == [0.5, 1, 1.5, 2]
+    """
+    saving, loading, writing, reading, exporting = measured(program, tmp_path)
+    assert max(saving, writing, reading, exporting) < 0.05
+    assert loading < SETS + 0.05
+    assert (tmp_path / "step.onnx").stat().st_size < 2**20
+    session = ort.InferenceSession(tmp_path / "trained.onnx", options(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [5, 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,16 +11,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_ops.core.step_format import CARRIED_DOMAIN, INFERENCE, InputRole
 from onnx_ops.core.types import TensorType
+from onnx_ops.graph.files import ModelFileError, write_model
 from onnx_ops.graph.functions import Key, add_function_imports, called_key, function_key, functions_needed
 from onnx_ops.graph.imports import add_import, default_opset
-from onnx_ops.graph.reading import check, load_model
-from onnx_ops.graph.types import declared_types, without_data
+from onnx_ops.graph.light import placeholder
+from onnx_ops.graph.reading import check, is_protobuf, load_model
+from onnx_ops.graph.types import LARGE, declared_types, without_data
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state, tensor_text
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
+from onnx_ops.training.weights import fill, save_model
 
 INFERENCE_FUNCTION: Key = (CARRIED_DOMAIN, INFERENCE, "")
 
@@ -141,6 +145,41 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
         StepError: a step without an inference graph; a state that does not fit it.
         OpError, LinkError: as `link`.
     """
+    whole, contents = _light_inference_model(model, state)
+    fill(whole, contents)
+    return whole
+
+
+def write_inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write the model of `inference_model`, without a copy of the state.
+
+    Above 2 GiB the large parameters and buffers are external data, in a file with ".data" appended to its name.
+
+    Args:
+        model, state: as for `inference_model`.
+        path: a new file or one to replace; its extension determines the format.
+
+    Raises:
+        ModelFileError: a file that cannot be written; a format that cannot represent the model.
+        As `inference_model`.
+    """
+    if not is_protobuf(path):
+        write_model(inference_model(model, state), path, path)
+        return
+    whole, contents = _light_inference_model(model, state)
+    try:
+        save_model(whole, contents, path, f"{path.name}.data", external=False)
+    except OSError as error:
+        raise ModelFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _light_inference_model(
+    model: onnx.ModelProto, state: Mapping[str, np.ndarray]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """As `inference_model`, with placeholders for the large initializers; and their contents, by name.
+
+    Small ones may be shapes, which `link` reads.
+    """
     function = inference_function(model)
     if function is None:
         raise StepError(
@@ -151,6 +190,7 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
     taken = [name for name in function.input if name in inferred]
     types = step.state(model)
     check_state({name: types[name] for name in taken}, {name: state[name] for name in taken if name in state})
+    contents = {name: state[name] for name in taken if state[name].size > LARGE}
     infos = {info.name: info for info in function.value_info}
     for name in (*function.input, *function.output):
         _check_typed(infos.get(name, onnx.ValueInfoProto(name=name)))
@@ -159,7 +199,10 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
         model.graph.name or INFERENCE,
         [infos[name] for name in function.input if name not in inferred],
         [infos[name] for name in function.output],
-        [numpy_helper.from_array(state[name], name) for name in taken],
+        [
+            placeholder(name, state[name]) if name in contents else numpy_helper.from_array(state[name], name)
+            for name in taken
+        ],
         function.doc_string or None,
         [info for info in function.value_info if info.name not in (*function.input, *function.output)],
     )
@@ -172,4 +215,4 @@ def inference_model(model: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> 
     )
     whole.functions.extend(functions_needed(graph, model.functions))
     add_function_imports(whole)
-    return link(whole)
+    return link(whole), contents

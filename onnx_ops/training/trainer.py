@@ -14,7 +14,6 @@ import onnxruntime as ort
 
 from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.files import write_model
 from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.adapters import adapter_names
@@ -22,7 +21,7 @@ from onnx_ops.training.arrays import check_names, check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
-from onnx_ops.training.inference import inference_function, inference_model
+from onnx_ops.training.inference import inference_function, write_inference_model
 from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_groups
 from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.session_step_runner import SessionStepRunner
@@ -383,11 +382,13 @@ class Trainer:
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the inference graph with the current parameters and buffers, as a model of its own.
 
+        A model above 2 GiB has them as external data, in a file with ".data" appended to its name.
+
         Raises:
             StepError: a step without an inference graph.
             ModelFileError: a file that cannot be written.
         """
-        write_model(inference_model(self._model, self._arrays), Path(path), Path(path))
+        write_inference_model(self._model, self._arrays, Path(path))
 
     # --- private ------------------------------------------------------------------------------------------------------
 
