@@ -13,7 +13,7 @@ from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link
 from onnx_ops.ops.info import op_infos
 from onnx_ops.ops.schemas import register_schemas
-from onnx_ops.training.errors import StepError, WorkerError
+from onnx_ops.training.errors import StateLostError, StepError, WorkerError
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_files import step_model
 from onnx_ops.training.trainer import Trainer
@@ -30,6 +30,7 @@ __all__ = [
     "ModelFileError",
     "OpError",
     "Reduction",
+    "StateLostError",
     "Status",
     "Step",
     "StepError",

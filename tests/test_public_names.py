@@ -50,6 +50,7 @@ TABLES: dict[str, dict[str, str]] = {
         "Step.names": "(self, *roles)",
         "Step.batch": "(self, model)",
         "Step.state": "(self, model)",
+        "StateLostError": "StepError",
         "StepError": "Error, ValueError",
         "Trainer": (
             "(step, sess_options=None, providers=None, *, communicator=None, batch_dimension=None,"

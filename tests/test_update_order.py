@@ -1,0 +1,272 @@
+"""Steps that update their state in place: what waits for what, and what failures leave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import steps
+from backends import assert_same_bits, kernel_options
+from onnx import TensorProto, parser
+from update_order import late_readers
+
+import models
+from onnx_ops import InferenceSession, StateLostError, StepError, Trainer
+from onnx_ops.core.step_format import InputRole
+from onnx_ops.graph.reading import load_model
+from onnx_ops.training import in_place as rewriting
+from onnx_ops.training.in_place import in_place
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_files import step_model
+
+HEADER = '<ir_version: 10, opset_import: ["" : 21]> step '
+
+
+def step_of(text: str, roles: dict[str, InputRole]) -> onnx.ModelProto:
+    """A step in ONNX's text format, which has no points in names: "next_" and "grad_" end with one in the model."""
+    model = parser.parse_model(HEADER + text)
+    for names in (*(node.input for node in model.graph.node), *(node.output for node in model.graph.node)):
+        names[:] = [re.sub("^(next|grad)_", r"\1.", name) for name in names]
+    for value in model.graph.output:
+        value.name = re.sub("^next_", "next.", value.name)
+    Step(roles).write_into(model)
+    return model
+
+
+# Backpropagation by hand: `w` is read in the forward pass and, for the gradient of `v`'s layer, after its own gradient.
+TWO_LAYERS = step_of(
+    """(float[4, 3] v, float[3, 2] w, float learning_rate, float[N, 4] x, float[N, 2] y)
+    => (float loss, float[4, 3] next_v, float[3, 2] next_w)
+    <float two = {2}, int64[1] whole = {-1}> {
+        h = MatMul(x, v)
+        p = MatMul(h, w)
+        d = Sub(p, y)
+        e = Mul(d, d)
+        loss = ReduceSum<keepdims = 0>(e)
+        g = Mul(d, two)
+        ht = Transpose<perm = [1, 0]>(h)
+        grad_w = MatMul(ht, g)
+        step_w = Mul(grad_w, learning_rate)
+        next_w = Sub(w, step_w)
+        same = Identity(w)
+        wt = Transpose<perm = [1, 0]>(same)
+        gh = MatMul(g, wt)
+        xt = Transpose<perm = [1, 0]>(x)
+        grad_v = MatMul(xt, gh)
+        step_v = Mul(grad_v, learning_rate)
+        next_v = Sub(v, step_v)
+    }""",
+    {"v": InputRole.PARAMETER, "w": InputRole.PARAMETER, "learning_rate": InputRole.SETTING},
+)
+
+
+def start() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    arrays = {"v": rng.normal(size=(4, 3)), "w": rng.normal(size=(3, 2)), "learning_rate": np.array(1e-3)}
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def batch(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(5, 4)).astype(np.float32), "y": rng.normal(size=(5, 2)).astype(np.float32)}
+
+
+def optimized(model: onnx.ModelProto, path: Path, level: ort.GraphOptimizationLevel) -> onnx.ModelProto:
+    """The graph that onnxruntime runs."""
+    options = kernel_options()
+    options.graph_optimization_level = level
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3  # it warns that the graph is for this processor
+    InferenceSession(model, options)
+    return onnx.load(path)
+
+
+FOLDER = Path(models.__file__).parent
+KEPT = {path.parent.name: path for path in FOLDER.glob("*/*.onnxtxt") if ".inference" not in path.name}
+LEVELS = ort.GraphOptimizationLevel
+EACH_LEVEL = pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_BASIC, LEVELS.ORT_ENABLE_ALL])
+
+
+@EACH_LEVEL
+@pytest.mark.parametrize("name", ["two_layers", "linear", *KEPT])
+def test_readers_run_before_updates(name: str, level: ort.GraphOptimizationLevel, tmp_path: Path) -> None:
+    model = load_model(KEPT[name]) if name in KEPT else TWO_LAYERS if name == "two_layers" else steps.bare_step()
+    assert late_readers(model) or name == "sparse_coding", "without rewriting, some readers may run last"
+    rewritten = in_place(model, "loss", True)
+    assert rewritten is not None
+    assert late_readers(rewritten.model) == []
+    assert late_readers(optimized(rewritten.model, tmp_path / "optimized.onnx", level)) == []
+
+
+def test_check_finds_a_reader_that_may_run_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewriting._Rewriting, "_reading", lambda self, name: iter(()))
+    rewritten = in_place(TWO_LAYERS, "loss", True)
+    assert rewritten is not None
+    assert late_readers(rewritten.model) == ["Transpose wt reads w after Sub"]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_results_are_those_of_two_sets(parallel: bool) -> None:
+    def trainer(keep_previous: bool) -> Trainer:
+        options = kernel_options()
+        if parallel:
+            options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+            options.inter_op_num_threads = 3
+        return Trainer(step_model(TWO_LAYERS, start()), options, keep_previous=keep_previous)
+
+    one, two = trainer(False), trainer(True)
+    assert not one._state.keeps_previous
+    for seed in range(6):
+        samples = batch(seed)
+        assert_same_bits(one.step(**samples)["loss"], two.step(**samples)["loss"])
+    for name, array in one.state_dict().items():
+        assert_same_bits(array, two.state_dict()[name])
+
+
+# --- states of all kinds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int64", "int32", "uint8", "int16", "bool", "float16", "bfloat16", "float", "double"]
+)
+def test_state_that_no_kernel_updates_in_place(dtype: str) -> None:
+    """A value that is selected: Where does not work in place."""
+    element = TensorProto.DataType.Value(dtype.upper())
+    model = step_of(
+        f"""({dtype}[3] x, float[N] y) => (float loss, {dtype}[3] next_x) <float one = {{1}}, float zero = {{0}}> {{
+            loss = ReduceMax<keepdims = 0>(y)
+            on = Greater(loss, zero)
+            before = Cast<to = 1>(x)
+            chosen = Where(on, one, before)
+            next_x = Cast<to = {element}>(chosen)
+        }}""",
+        {"x": InputRole.BUFFER},
+    )
+    zeros = np.zeros(3, onnx.helper.tensor_dtype_to_np_dtype(element))
+    trainer = Trainer(step_model(model, {"x": zeros}), kernel_options())
+    assert not trainer._state.keeps_previous
+    trainer.step(y=np.array([-1, -2], np.float32))
+    assert list(trainer.state_dict()["x"]) == [0, 0, 0]
+    trainer.step(y=np.array([-1, 2], np.float32))
+    assert list(trainer.state_dict()["x"]) == [1, 1, 1]
+
+
+def test_inputs_that_change_places_have_two_sets() -> None:
+    model = step_of(
+        """(float[2] a, float[2] b, float[N] y) => (float loss, float[2] next_a, float[2] next_b) {
+            loss = ReduceMax<keepdims = 0>(y)
+            next_a = Identity(b)
+            next_b = Identity(a)
+        }""",
+        {"a": InputRole.BUFFER, "b": InputRole.BUFFER},
+    )
+    assert in_place(model, "loss", True) is None
+    trainer = Trainer(step_model(model, {"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}), kernel_options())
+    trainer.step(y=np.ones(1, np.float32))
+    state = trainer.state_dict()
+    assert list(state["a"]) == [1, 1]
+    assert list(state["b"]) == [0, 0]
+
+
+def test_a_state_that_is_reported_has_two_sets() -> None:
+    model = step_of(
+        """(float[2] a, float[N] y) => (float loss, float[2] seen, float[2] next_a) <float one = {1}> {
+            loss = ReduceMax<keepdims = 0>(y)
+            seen = Identity(a)
+            next_a = Add(a, one)
+        }""",
+        {"a": InputRole.BUFFER},
+    )
+    assert in_place(model, "loss", True) is None
+    trainer = Trainer(step_model(model, {"a": np.zeros(2, np.float32)}), kernel_options())
+    assert list(trainer.step(y=np.ones(1, np.float32))["seen"]) == [0, 0]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def failing() -> onnx.ModelProto:
+    """TWO_LAYERS with a lookup that fails for some batches, on which the loss does not depend, but the update of v."""
+    model = onnx.ModelProto()
+    model.CopyFrom(TWO_LAYERS)
+    graph = model.graph
+    graph.input.append(onnx.helper.make_tensor_value_info("row", TensorProto.INT64, [1]))
+    graph.node.append(onnx.helper.make_node("Gather", ["next.w", "row"], ["looked_up"], axis=0))
+    graph.node.append(onnx.helper.make_node("ReduceSum", ["looked_up"], ["total"], keepdims=0))
+    graph.output.append(onnx.helper.make_tensor_value_info("total", TensorProto.FLOAT, []))
+    return model
+
+
+def test_a_failure_during_the_update_loses_the_state(tmp_path: Path) -> None:
+    trainer = Trainer(step_model(failing(), start()), kernel_options())
+    good, bad = {**batch(), "row": np.array([1])}, {**batch(), "row": np.array([7])}
+    trainer.step(**good)
+    kept, before = tmp_path / "kept.safetensors", trainer.state_dict()
+    with pytest.raises(StateLostError, match=r"failed during its update: .*out of data bounds.* by load_state_dict$"):
+        Trainer(step_model(failing(), start()), kernel_options()).step(**bad)
+    trainer.save(kept)
+    with pytest.raises(StateLostError, match=rf"the last one is {kept}$"):
+        trainer.step(**bad)
+    attempts: list[Callable[[], object]] = [
+        lambda: trainer.step(**good),
+        trainer.state_dict,
+        trainer.weights,
+        lambda: trainer.learning_rate,
+        lambda: trainer.save(tmp_path / "lost.safetensors"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(StateLostError, match="the state is lost"):
+            attempt()
+    assert not (tmp_path / "lost.safetensors").exists()
+    trainer.load(kept)
+    for name, array in trainer.state_dict().items():
+        assert_same_bits(array, before[name])
+    expected = Trainer(step_model(failing(), before), kernel_options()).step(**good)["loss"]
+    assert_same_bits(trainer.step(**good)["loss"], expected)
+
+
+def test_a_failure_with_two_sets_leaves_the_state() -> None:
+    trainer = Trainer(step_model(failing(), start()), kernel_options(), keep_previous=True)
+    before = trainer.state_dict()
+    with pytest.raises(Exception, match="out of data bounds") as raised:
+        trainer.step(**batch(), row=np.array([7]))
+    assert not isinstance(raised.value, StepError)
+    for name, array in trainer.state_dict().items():
+        assert_same_bits(array, before[name])
+
+
+def test_a_failure_before_the_update_leaves_the_state() -> None:
+    """The batch's matrix has two columns, where its type says any number, and the step needs four."""
+    model = onnx.ModelProto()
+    model.CopyFrom(TWO_LAYERS)
+    model.graph.input[3].type.tensor_type.shape.dim[1].dim_param = "columns"
+    trainer = Trainer(step_model(model, start()), kernel_options())
+    assert not trainer._state.keeps_previous
+    before = trainer.state_dict()
+    with pytest.raises(Exception, match="MatMul") as raised:
+        trainer.step(x=np.ones((5, 2), np.float32), y=np.ones((5, 2), np.float32))
+    assert not isinstance(raised.value, StepError)
+    for name, array in trainer.state_dict().items():
+        assert_same_bits(array, before[name])
+    assert np.isfinite(trainer.step(**batch())["loss"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_leaves_the_state(value: float) -> None:
+    trainer = Trainer(step_model(TWO_LAYERS, start()), kernel_options())
+    trainer.step(**batch())
+    before, bad = trainer.state_dict(), batch()
+    bad["x"][0, 0] = value
+    with pytest.raises(StepError, match=r"'loss' is (nan|inf), and the state is as before the step") as raised:
+        trainer.step(**bad)
+    assert not isinstance(raised.value, StateLostError)
+    for name, array in trainer.state_dict().items():
+        assert_same_bits(array, before[name])
+    unchecked = Trainer(step_model(TWO_LAYERS, before), kernel_options(), check_finite=False)
+    assert not np.isfinite(unchecked.step(**bad)["loss"])
+    assert not np.isfinite(unchecked.state_dict()["v"]).all()
