@@ -32,6 +32,12 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     ),
     "DropoutBackward": ({"grad_input": "grad_output"},),
     "DropoutV3": ({"output": "input"},),
+    "FusedSgd": (
+        {"param_out": "param", "momentum_buffer_out": "momentum_buffer"},
+        {"param_out": "param"},
+        {"param_out": "grad"},
+        {"momentum_buffer_out": "grad"},
+    ),
     "Hardshrink": ({"out": "self"},),
     "HardshrinkBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "KlDiv": ({"out": "self"}, {"out": "target"}),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx.defs import OpSchema
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
@@ -32,16 +31,15 @@ from onnx_ops.loops.primitives import (
     helper,
     item_size,
     malloc,
-    number_at,
     record_at,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
-from onnx_ops.loops.shapes import give_shape, same_shape, size_of
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.shapes import size_of
+from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
 from onnx_ops.ops.references import rounded
 
 TENSORS = ("var", "m", "v", "grad", "max_grad_norm")
 SCALARS = ("beta1_power", "beta2_power", "lr", "weight_decay", "beta1", "beta2", "epsilon")
-OPTIONAL = OpSchema.FormalParameterOption.Optional
 SIGNATURE = Signature(
     "ApplyAdamW",
     """
@@ -146,8 +144,6 @@ def reference(
 VAR, M, V, POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON, GRAD, LARGEST = range(12)
 VAR_OUT, M_OUT, V_OUT, LARGEST_OUT = range(4)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-BLOCK, MOST_TASKS, LARGEST_BLOCK = 4096, 64, 131072
-"""Elements per task: BLOCK up to MOST_TASKS tasks, then more, since longer contiguous reads are faster."""
 
 
 @helper
@@ -216,28 +212,8 @@ def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at:
 def plan(kernel_address: int, job_address: int) -> int:
     """Check shapes; one task per block of elements."""
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    for i in (M, V, GRAD, LARGEST):
-        if kernel.element_type[i] != 0 and not same_shape(job, i, VAR):
-            return REFUSED
-    for i in range(POWER1, EPSILON + 1):
-        if job.rank[i] > 1 or size_of(job, i) != 1:
-            return REFUSED
-    for k in range(4):
-        give_shape(job, k, VAR)
-    block = block_of(size_of(job, VAR))
-    job.tasks = (size_of(job, VAR) + block - 1) // block
-    return OK
-
-
-@helper
-def block_of(size: int) -> int:
-    """Elements per task, a multiple of BLOCK."""
-    return min(max(size // MOST_TASKS // BLOCK, 1) * BLOCK, LARGEST_BLOCK)
-
-
-@helper
-def scalar(kernel: Any, job: Any, i: int) -> float:
-    return number_at(job.data[i], kernel.element_type[i], 0)
+    scalars = (POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON)
+    return plan_blocks(kernel, job, (M, V, GRAD, LARGEST), scalars, 4)
 
 
 def task(job_address: int, number: int) -> None:
@@ -299,16 +275,12 @@ def body(b: Body) -> None:
     kinds = {call.dtype("var") for call in b.calls}
     elements = TensorProto.DOUBLE if kinds & {None, TensorProto.DOUBLE} else TensorProto.FLOAT
     b.widen()
-
-    def number(name: str) -> Value:
-        return b.op("Reshape", b.load(name), b.constant(np.zeros(0, np.int64)), name=f"{name}_number")
-
-    rate = number("lr")
-    kept = (1.0 - (rate * number("weight_decay")).named("shrinking")).named("kept")
-    size = (rate / (1.0 - number("beta1_power"))).named("size")
-    root = b.op("Sqrt", 1.0 - number("beta2_power"), name="root")
-    beta1, beta2 = number("beta1"), number("beta2")
-    factors: tuple[Value, ...] = (kept, size, root, 1.0 - beta1, beta2, 1.0 - beta2, number("epsilon"))
+    rate = scalar_value(b, "lr")
+    kept = (1.0 - (rate * scalar_value(b, "weight_decay")).named("shrinking")).named("kept")
+    size = (rate / (1.0 - scalar_value(b, "beta1_power"))).named("size")
+    root = b.op("Sqrt", 1.0 - scalar_value(b, "beta2_power"), name="root")
+    beta1, beta2 = scalar_value(b, "beta1"), scalar_value(b, "beta2")
+    factors: tuple[Value, ...] = (kept, size, root, 1.0 - beta1, beta2, 1.0 - beta2, scalar_value(b, "epsilon"))
     b.float_dtype = elements
     if elements == TensorProto.FLOAT:
         factors = tuple(factor.cast(elements) for factor in factors)
@@ -334,15 +306,8 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     call.check()
     call.check_choice("maximize", {0: "no", 1: "yes"})
-    shape = call.shape("var")
-    for name in TENSORS[1:]:
-        if call.present(name):
-            call.same_shape(name, shape, "the shape of 'var'")
-    for name in SCALARS:
-        own = call.shape(name)
-        if own is not None and own not in ((), (1,), (None,)) and not (len(own) == 1 and isinstance(own[0], str)):
-            raise call.shape_error(name, "one number, () or (1,)")
-    return (TensorType(call.dtype("var"), shape),) * 4
+    check_shapes(call, TENSORS, SCALARS)
+    return (TensorType(call.dtype("var"), call.shape("var")),) * 4
 
 
 OP = Op(
