@@ -50,7 +50,10 @@ NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 """Operators whose output may have the memory of an operand of its shape."""
 
-UPDATES = {"ApplyAdamW": {"var_out": "var", "m_out": "m", "v_out": "v", "max_grad_norm_out": "max_grad_norm"}}
+UPDATES = {
+    "ApplyAdamW": {"var_out": "var", "m_out": "m", "v_out": "v", "max_grad_norm_out": "max_grad_norm"},
+    "FusedSgd": {"param_out": "param", "momentum_buffer_out": "momentum_buffer"},
+}
 """Ops of the domain each of whose outputs may have the memory of an input."""
 
 
@@ -217,7 +220,7 @@ class _Rewriting:
                 waiting = self._after_guard(self._nodes[node].input[index])
                 for value in awaited:
                     waiting = self._barrier(node, waiting, value, "waiting")
-                self._nodes[node].input[index] = waiting
+                self._nodes[node].input[index] = self._guarded[waiting] = waiting
                 return
         self._copy_at_end(name, awaited)
 
@@ -350,11 +353,14 @@ class _Rewriting:
         """A number that is available after the guard."""
         if value not in self._guarded:
             made = self._producer.get(value, -1) + 1
-            self._guarded[value] = self._barrier(max(made, self._guard), value, self._passed, "guarded")
+            guarded = self._barrier(max(made, self._guard), value, self._passed, "guarded")
+            self._guarded[value] = self._guarded[guarded] = guarded
         return self._guarded[value]
 
     def _barrier(self, place: int, value: str, after: str, hint: str, named: str = "") -> str:
-        return self._insert(place, BARRIER.name, [value, after], hint, named=named, domain=DOMAIN)
+        output = self._insert(place, BARRIER.name, [value, after], hint, named=named, domain=DOMAIN)
+        self._types[output] = self._types.get(value, TensorType())
+        return output
 
     def _insert(
         self,
