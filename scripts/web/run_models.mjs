@@ -5,12 +5,13 @@
 //   {"load": model, "options"?: session options}     -> {"session": number, "outputs": names}
 //   {"run": number, "feeds": {name: tensor}}         -> {"results": {name: tensor}}
 //   {"release": number}                              -> {}
-//   {"train": model, "options"?: session options}    -> {"trainer": number, "inputs": types of the batch}
+//   {"train": model, "weights"?: safetensors file, "blob"?: whether to pass it as Blob, "options"?: session options}
+//                                                    -> {"trainer": number, "inputs": types of the batch}
 //   {"ask": number, "method": name, "tensors"?: {name: tensor}}
 //                                                    -> {"results": {name: tensor}} of a method of the trainer
 //   {"rates": number, "values"?: tensor}             -> {"rates": learning rates}, set before if values are given
 //
-// or {"error": text}. A model is its bytes in base64; a tensor is {"type", "dims", "data"} with the type's name in
+// or {"error": text}. A model or file is its bytes in base64; a tensor is {"type", "dims", "data"} with the type's name in
 // onnxruntime-web and the little-endian bytes of the elements in base64. The program ends at the end of stdin.
 
 import { createInterface } from "node:readline";
@@ -59,8 +60,10 @@ const HANDLERS = {
     return {};
   },
 
-  async train({ train, options }) {
-    const trainer = await Trainer.create(ort, Buffer.from(train, "base64"), settings(options));
+  async train({ train, weights, blob, options }) {
+    const file = weights === undefined ? null : Buffer.from(weights, "base64");
+    const second = blob ? new Blob([file]) : file;
+    const trainer = await Trainer.create(ort, Buffer.from(train, "base64"), settings(options), second);
     sessions.set(++loaded, trainer);
     return { trainer: loaded, inputs: trainer.batchInputs };
   },

@@ -123,9 +123,12 @@ class Session:
 class Trainer:
     """A training step in a Node process, with the trainer in JavaScript."""
 
-    def __init__(self, node: Node, step: onnx.ModelProto | bytes) -> None:
+    def __init__(
+        self, node: Node, step: onnx.ModelProto | bytes, weights: bytes | None = None, *, blob: bool = False
+    ) -> None:
         self.node = node
-        loaded = node.ask(train=_base64(step if isinstance(step, bytes) else step.SerializeToString()))
+        second = {} if weights is None else {"weights": _base64(weights), "blob": blob}
+        loaded = node.ask(train=_base64(step if isinstance(step, bytes) else step.SerializeToString()), **second)
         self.number = loaded["trainer"]
         self.batch_inputs: dict[str, dict[str, Any]] = loaded["inputs"]
 

@@ -25,7 +25,7 @@ from onnx_ops.core.step_format import STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training.step import Step
-from onnx_ops.training.step_files import step_model
+from onnx_ops.training.step_files import save_step, step_model
 
 Array = np.ndarray[Any, Any]
 SelfContained = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -299,9 +299,9 @@ def test_no_step(node: Node) -> None:
     [
         ("{", "cannot be read"),
         ("[]", "'roles' is no object of strings"),
-        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.0"'),
-        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.0"'),
-        ('{"format": "2.0", "parts": []}', r"its format version is 2\.0, expected at most 1\.0: update onnx_ops"),
+        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.1"'),
+        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.1"'),
+        ('{"format": "2.0", "parts": []}', r"its format version is 2\.0, expected at most 1\.1: update onnx_ops"),
         ('{"roles": {"x": 1}, "tied": {}}', "'roles' is no object of strings"),
         ('{"roles": {"mean": "constant"}, "tied": {}}', "'mean' has the role 'constant', expected one of parameter, "),
         ('{"roles": {"nowhere": "buffer"}, "tied": {}}', "the step has no input of that name"),
@@ -323,7 +323,7 @@ def test_record_of_another_minor_version(node: Node, version: str | None) -> Non
     model = steps.whole_step()
     entry = next(entry for entry in model.metadata_props if entry.key == STEP_METADATA)
     record = json.loads(entry.value)
-    assert record.pop("format") == "1.0"
+    assert record.pop("format") == "1.1"
     entry.value = json.dumps(({} if version is None else {"format": version}) | record | {"more": []})
     Trainer(node, model)
 
@@ -347,6 +347,39 @@ def test_data_in_another_file(node: Node) -> None:
     tensor.ClearField("raw_data")
     with pytest.raises(WebError, match=r"'linear\.weight' has its data in another file"):
         Trainer(node, model)
+
+
+@pytest.mark.parametrize("blob", [False, True], ids=["bytes", "blob"])
+def test_state_in_a_second_file(node: Node, blob: bool, tmp_path: Path) -> None:
+    path = tmp_path / "step.onnx"
+    save_step(steps.bare_step(), steps.start(), steps.inference_graph(), path, external=True)
+    data, weights = path.read_bytes(), (tmp_path / "step.safetensors").read_bytes()
+    trainer, there = onnx_ops.Trainer(path, backends.kernel_options()), Trainer(node, data, weights, blob=blob)
+    assert_near(there.state(), steps.start(), near=0)
+    assert_near(there.step(**steps.batch()), trainer.step(**steps.batch()))
+    assert_near(there.state(), trainer.state_dict())
+    there.release()
+    (tmp_path / "other").mkdir()
+    other = steps.start() | {"mean": np.ones(3, np.float32)}
+    save_step(steps.bare_step(), other, None, tmp_path / "other" / "step.onnx", external=True)
+    length = 8 + int.from_bytes(weights[:8], "little")
+    refused = "the weights are not the file that was saved with the step: "
+    for wrong, problem in (
+        ((tmp_path / "other" / "step.safetensors").read_bytes(), f"{refused}it has another checksum"),
+        (weights[:-1], f"{refused}'.*' is not where it was"),
+        (weights.replace(b'"linear.bias"', b'"linear.bats"'), f"{refused}'linear.bias' is not where it was"),
+        (weights[: length - 1], f"{refused}it is too short for its header"),
+        (b"", f"{refused}it is too short for a header"),
+        (weights[:8] + b"?" + weights[9:], refused),
+    ):
+        with pytest.raises(WebError, match=problem):
+            Trainer(node, data, wrong, blob=blob)
+    with pytest.raises(
+        WebError, match=r"'linear\.weight' has its data in another file, 'step\.safetensors'; pass that"
+    ):
+        Trainer(node, data)
+    with pytest.raises(WebError, match="weights are given, and the step was saved as one file"):
+        Trainer(node, steps.whole_step(), weights, blob=blob)
 
 
 def test_two_graphs(node: Node) -> None:

@@ -12,6 +12,12 @@ export const UNVERSIONED = "1.0";
 /** The key of the model metadata with the roles of the inputs. */
 export const STEP_METADATA = "onnx_ops.step";
 
+/** The key of the model metadata with the file of its external data and the checksum in that. */
+export const WEIGHTS_METADATA = "onnx_ops.weights";
+
+/** The key of a safetensors file's metadata with the checksum of its contents. */
+export const CHECKSUM_METADATA = "onnx_ops.sha256";
+
 /** Domain and name of the function with the inference graph. */
 export const CARRIED_DOMAIN = "onnx_ops.training";
 export const INFERENCE = "inference";

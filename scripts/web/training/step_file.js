@@ -9,6 +9,7 @@
 import {
   BUFFER,
   CARRIED_DOMAIN,
+  CHECKSUM_METADATA,
   FORMAT,
   INFERENCE,
   NEXT,
@@ -18,6 +19,7 @@ import {
   SETTING,
   STEP_METADATA,
   UNVERSIONED,
+  WEIGHTS_METADATA,
 } from "./format.js";
 
 /** An invalid training step, or arguments that do not match it. */
@@ -48,7 +50,9 @@ const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]))
  * Splits a step's file.
  *
  * @param {Uint8Array | ArrayBuffer} file Its bytes; in Node also a Buffer.
- * @returns {{
+ * @param {?(Uint8Array | ArrayBuffer | Blob)} weights The safetensors file of the step, if its state is in a second file. Of
+ *   a Blob, such as a File, one tensor is read at a time.
+ * @returns {Promise<{
  *   model: Uint8Array,
  *   state: Object<string, {type: string, data: TypedArray, dims: number[]}>,
  *   roles: Object<string, string>,
@@ -56,13 +60,13 @@ const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]))
  *   inputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   outputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   inference: ?{model: Uint8Array, inputs: Object},
- * }} The step without its state; the initial state; the role of each input of the state; other names of tied parameters
+ * }>} The step without its state; the initial state; the role of each input of the state; other names of tied parameters
  *   and buffers; the types of all inputs and outputs; and the inference graph, with parameters and buffers as inputs,
  *   null if the file has none. A dynamic dimension is a string or null; dims are null for an unknown rank.
- * @throws {StepError} The argument is not bytes, or the file is no ONNX model, no training step or damaged, has external
- *   data, or types that onnxruntime-web does not support.
+ * @throws {StepError} The arguments are not bytes, or the file is no ONNX model, no training step or damaged, has types
+ *   that onnxruntime-web does not support, or external data that `weights` is not the file of.
  */
-export function openStep(file) {
+export async function openStep(file, weights = null) {
   const bytes = viewed(file);
   if (bytes === null) {
     throw new StepError(`the file came as ${kind(file)}, expected the bytes of a step as Uint8Array or ArrayBuffer`);
@@ -89,7 +93,9 @@ export function openStep(file) {
     }
     if (!starts.has(name)) throw new StepError(`the file lacks the start of '${name}', ${typeText(inputs[name])}`);
   }
-  const state = mapped(roles, (name) => started(starts.get(name), name));
+  const external = weights === null ? null : await openWeights(model, weights);
+  const state = {};
+  for (const name of Object.keys(roles)) state[name] = await started(starts.get(name), name, external);
   checkTensors("the state", mapped(roles, (name) => inputs[name]), state);
   for (const name of Object.keys(outputs).filter((output) => output.startsWith(NEXT))) {
     if (!Object.hasOwn(roles, name.slice(NEXT.length))) {
@@ -249,15 +255,16 @@ function checkTensor(name, wanted, tensor, sizes) {
 
 // Tensors
 
-/** {type, data, dims} of a TensorProto message, with a copy of the data. */
-function started(tensor, name) {
-  if (tensor.integer(14) !== 0n) {
-    throw new StepError(`'${name}' has its data in another file; save the step as one file`);
-  }
+/** {type, data, dims} of a TensorProto message, with a copy of the data; `external` as of `openWeights`. */
+async function started(tensor, name, external) {
   const element = Number(tensor.integer(2));
   if (!TYPES.has(element)) throw noTensors(name, element);
   const { type, array, field: typed } = TYPES.get(element);
   const dims = tensor.integers(1).map(Number);
+  if (tensor.integer(14) !== 0n) {
+    const data = await externalData(tensor, name, external);
+    return { type, data: ownData({ type, data, dims }, name, false), dims };
+  }
   const raw = tensor.of(9).at(-1);
   const data = raw ? bytesOf(raw.value, name) : listed(tensor, typed, array, name);
   return { type, data: ownData({ type, data, dims }, name), dims };
@@ -272,24 +279,25 @@ function listed(tensor, typed, array, name) {
 }
 
 /**
- * A copy of the data of a tensor, as typed array.
+ * The data of a tensor, as typed array.
  *
  * @param {{type: string, data: TypedArray | ArrayBuffer | Array, dims: number[]}} tensor Its data are a typed array, the
  *   little-endian bytes of one, which need not be aligned, or an array of numbers, which is copied as array.
  * @param {string} name Of the tensor, for errors.
+ * @param {boolean} copies Whether the result is a copy; else it has the memory of the data, an ArrayBuffer.
  * @throws {StepError} The data are of another type, or their number of elements is not that of the dimensions.
  */
-export function ownData({ type, data, dims }, name) {
+export function ownData({ type, data, dims }, name, copies = true) {
   const { array } = TYPES_BY_NAME.get(type);
   const count = dims.reduce((product, dim) => product * dim, 1);
-  const own = Array.isArray(data) ? data.slice() : copied(data, array, name);
+  const own = Array.isArray(data) ? data.slice() : elements(data, array, name, copies);
   if (own.length !== count || dims.some((dim) => dim < 0)) {
     throw new StepError(`'${name}' is ${typeText({ type, dims })}, but has ${own.length} elements`);
   }
   return own;
 }
 
-function copied(data, array, name) {
+function elements(data, array, name, copies) {
   const bytes = viewed(data);
   const kinds = [array.name, "Uint8Array", "DataView", ...(array === Uint16Array ? ["Float16Array"] : [])];
   if (bytes === null || (ArrayBuffer.isView(data) && !kinds.includes(kind(data)))) {
@@ -298,7 +306,7 @@ function copied(data, array, name) {
   if (bytes.length % array.BYTES_PER_ELEMENT !== 0) {
     throw new StepError(`the data of '${name}' are ${bytes.length} bytes, no multiple of ${array.BYTES_PER_ELEMENT}`);
   }
-  return new array(bytes.slice().buffer); // typed arrays require aligned memory
+  return new array(copies ? bytes.slice().buffer : bytes.buffer); // typed arrays require aligned memory
 }
 
 /**
@@ -313,6 +321,57 @@ function viewed(data) {
 /** The class name of a value, such as "ArrayBuffer", also for values of other realms. */
 function kind(value) {
   return Object.prototype.toString.call(value).slice("[object ".length, -1);
+}
+
+// External data
+
+/**
+ * The safetensors file of a step.
+ *
+ * @returns {{file: string, size: number, offset: number, header: Object, read: function(number, number)}} Its name in the
+ *   model, its size, the offset of the tensors, their entries by name, and a function that reads from one position to
+ *   another one as ArrayBuffer.
+ * @throws {StepError} It is not the file that was saved with the step.
+ */
+async function openWeights(model, weights) {
+  const isBlob = ["Blob", "File"].includes(kind(weights));
+  const bytes = isBlob ? null : viewed(weights);
+  if (bytes === null && !isBlob) {
+    throw new StepError(`the weights came as ${kind(weights)}, expected a Blob or bytes as Uint8Array or ArrayBuffer`);
+  }
+  const size = isBlob ? weights.size : bytes.length;
+  const read = async (start, end) => {
+    return isBlob ? weights.slice(start, end).arrayBuffer() : bytes.slice(start, end).buffer;
+  };
+  const entry = model.messages(14, "the metadata").findLast((message) => message.text(1) === WEIGHTS_METADATA);
+  if (entry === undefined) throw new StepError("weights are given, and the step was saved as one file");
+  try {
+    const { file, sha256 } = JSON.parse(entry.text(2));
+    if (size < 8) throw new SyntaxError("it is too short for a header");
+    const offset = 8 + Number(new DataView(await read(0, 8)).getBigUint64(0, true));
+    if (offset > size) throw new SyntaxError("it is too short for its header");
+    const header = JSON.parse(new TextDecoder().decode(await read(8, offset)));
+    if (header?.__metadata__?.[CHECKSUM_METADATA] !== sha256) throw new SyntaxError("it has another checksum");
+    return { file, size, offset, header, read };
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new StepError(`the weights are not the file that was saved with the step: ${error.message}`);
+  }
+}
+
+/** The data of a TensorProto message that are in the safetensors file, as ArrayBuffer. */
+async function externalData(tensor, name, external) {
+  const entries = new Map(tensor.messages(13, name).map((message) => [message.text(1), message.text(2)]));
+  const file = entries.get("location");
+  if (external === null || file !== external.file) {
+    throw new StepError(`'${name}' has its data in another file, '${file}'; pass that of the step as weights`);
+  }
+  const [start, length] = ["offset", "length"].map((key) => Number(entries.get(key)));
+  const [first, end] = external.header[name]?.data_offsets ?? [];
+  if (first + external.offset !== start || end - first !== length || start + length > external.size) {
+    throw new StepError(`the weights are not the file that was saved with the step: '${name}' is not where it was`);
+  }
+  return external.read(start, start + length);
 }
 
 // Protobuf

@@ -22,10 +22,13 @@ export class Trainer {
    * @param ort The module onnxruntime-web.
    * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file; in Node also a Buffer.
    * @param options Session options of onnxruntime-web.
-   * @throws {StepError} The file is no training step, or has types that onnxruntime-web does not support.
+   * @param {?(Uint8Array | ArrayBuffer | Blob)} weights The step's second file, if it was saved with `external`; of a
+   *   Blob, such as a File, one tensor is read at a time.
+   * @throws {StepError} The file is no training step, or has types that onnxruntime-web does not support; weights that do
+   *   not belong to it.
    */
-  static async create(ort, file, options = {}) {
-    const { model, ...step } = openStep(file);
+  static async create(ort, file, options = {}, weights = null) {
+    const { model, ...step } = await openStep(file, weights);
     const session = await ort.InferenceSession.create(model, options);
     return new Trainer(ort, options, step, session);
   }
@@ -36,8 +39,8 @@ export class Trainer {
     this.#options = options;
     this.#step = step;
     this.#session = session;
-    this.#state = this.#tensors(step.state);
-    step.state = null; // to free its memory
+    this.#state = mapped(step.state, ({ type, data, dims }) => new ort.Tensor(type, data, dims));
+    step.state = null; // the tensors have its memory
     const batch = Object.entries(step.inputs).filter(([name]) => !Object.hasOwn(step.roles, name));
     /** The types of the inputs of `step`, by name: {type, dims}; a dynamic dimension is a string or null. */
     this.batchInputs = Object.freeze(Object.fromEntries(batch));
@@ -163,8 +166,7 @@ export class Trainer {
 
   /** Tensors with copies of the data. */
   #tensors(parts) {
-    const tensor = (one, name) => new this.#ort.Tensor(one.type, ownData(one, name), one.dims);
-    return Object.fromEntries(Object.entries(parts).map(([name, one]) => [name, tensor(one, name)]));
+    return mapped(parts, (one, name) => new this.#ort.Tensor(one.type, ownData(one, name), one.dims));
   }
 
   #replace(state) {
@@ -185,6 +187,10 @@ export class Trainer {
   #refuseWhileBusy() {
     if (this.#busy) throw new StepError("the trainer is busy; await the previous call");
   }
+}
+
+function mapped(object, change) {
+  return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value, name)]));
 }
 
 function filtered(object, wanted) {
