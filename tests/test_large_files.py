@@ -585,6 +585,30 @@ def test_memory_of_exporting(tmp_path: Path) -> None:
     assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [10, 10]
 
 
+@needs_proc
+def test_memory_of_captures(tmp_path: Path) -> None:
+    """The inference graph has the parameters as initializers, which are not copied."""
+    program = """
+        from types import SimpleNamespace
+
+        from onnx_ops.training.step_files import save_step
+
+        model, state = halving(SHAPE)
+        inference = scaling(SHAPE)
+        for name, array in state.items():
+            inference.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        before = reset()
+        save_step(model, state, inference, folder / "step.onnx", external=False)
+        print((memory("VmHWM") - before) / SIZE)
+        before = reset()
+        trainer = Trainer(SimpleNamespace(model=model, state=state, inference=inference))
+        print((memory("VmHWM") - before) / SIZE)
+    """
+    saving, loading = measured(program, tmp_path)
+    assert saving < 0.05
+    assert loading < SETS + 0.1
+
+
 # --- above 2 GiB ------------------------------------------------------------------------------------------------------
 
 

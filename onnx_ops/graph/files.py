@@ -141,7 +141,7 @@ class ExternalData:
     def embed(self, tensor: TensorProto) -> None:
         """Read the data of a tensor into it."""
         file, extent = self._file(tensor)
-        tensor.raw_data = bytes(file.read(extent.offset, extent.length_in(file)))
+        tensor.raw_data = file.read(extent.offset, extent.length_in(file))
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
 

@@ -125,7 +125,7 @@ def _light(file: OpenFile, location: str) -> bytes:
     """The contents of a file without those of large initializers; ValueError for fields that are not as expected."""
     scanner = _Scanner(file)
     graph = _only(field for field in scanner.fields(0, file.size) if field.number == GRAPH)
-    pieces: list[bytes | bytearray] = []
+    pieces: list[bytes] = []
     copied = graph.value
     for field in scanner.fields(graph.value, graph.end):
         if field.number != INITIALIZER or field.end - field.value < LARGE_TENSOR:
@@ -158,7 +158,7 @@ class _Readable(Protocol):
     @property
     def size(self) -> int: ...
 
-    def read(self, offset: int, length: int) -> bytes | bytearray: ...
+    def read(self, offset: int, length: int) -> bytes: ...
 
 
 class _Memory:
@@ -176,7 +176,7 @@ class _Scanner:
 
     def __init__(self, file: _Readable) -> None:
         self._file = file
-        self._window: bytes | bytearray = b""
+        self._window = b""
         self._start = 0
 
     def fields(self, position: int, end: int) -> Iterator[_Field]:
@@ -226,6 +226,6 @@ def varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def delimited(number: int, content: bytes | bytearray) -> bytes:
+def delimited(number: int, content: bytes) -> bytes:
     """A length-delimited field."""
     return varint(number << 3 | DELIMITED) + varint(len(content)) + content

@@ -44,14 +44,22 @@ class OpenFile:
         while memory:
             count = self._file.readinto(memory)
             if not count:
-                raise OSError(errno.EIO, "the file was shortened while it was read", str(self.path))
+                raise self._shortened()
             memory = memory[count:]
 
-    def read(self, offset: int, length: int) -> bytearray:
-        """A part of the file."""
-        content = bytearray(length)
-        self.read_into(offset, memoryview(content))
-        return content
+    def read(self, offset: int, length: int) -> bytes:
+        """A part of the file; OSError if the file ends before."""
+        self._file.seek(offset)
+        parts = []
+        while length:
+            parts.append(self._file.read(length))
+            length -= len(parts[-1])
+            if not parts[-1]:
+                raise self._shortened()
+        return b"".join(parts)
+
+    def _shortened(self) -> OSError:
+        return OSError(errno.EIO, "the file was shortened while it was read", str(self.path))
 
 
 @dataclass(frozen=True)
