@@ -156,21 +156,25 @@ def test_state_that_no_kernel_updates_in_place(dtype: str) -> None:
     assert list(trainer.state_dict()["x"]) == [1, 1, 1]
 
 
-def test_inputs_that_change_places_have_two_sets() -> None:
+@pytest.mark.parametrize("dtype", ["float", "int64"])
+def test_inputs_that_change_places(dtype: str) -> None:
+    """In place for floating dtypes, otherwise with two sets."""
     model = step_of(
-        """(float[2] a, float[2] b, float[N] y) => (float loss, float[2] next_a, float[2] next_b) {
+        f"""({dtype}[2] a, {dtype}[2] b, float[N] y) => (float loss, {dtype}[2] next_a, {dtype}[2] next_b) {{
             loss = ReduceMax<keepdims = 0>(y)
             next_a = Identity(b)
             next_b = Identity(a)
-        }""",
+        }}""",
         {"a": InputRole.BUFFER, "b": InputRole.BUFFER},
     )
-    assert in_place(model, "loss", True) is None
-    trainer = Trainer(step_model(model, {"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}), kernel_options())
-    trainer.step(y=np.ones(1, np.float32))
-    state = trainer.state_dict()
-    assert list(state["a"]) == [1, 1]
-    assert list(state["b"]) == [0, 0]
+    ones = np.ones(2, np.float32 if dtype == "float" else np.int64)
+    trainer = Trainer(step_model(model, {"a": 0 * ones, "b": ones}), kernel_options())
+    assert trainer._state.keeps_previous == (dtype == "int64")
+    for turn in range(3):
+        state = trainer.state_dict()
+        assert list(state["a"]) == [turn % 2] * 2
+        assert list(state["b"]) == [1 - turn % 2] * 2
+        trainer.step(y=np.ones(1, np.float32))
 
 
 def test_a_state_that_is_reported_has_two_sets() -> None:

@@ -92,7 +92,7 @@ def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> In
         check_finite: whether a run fails before the first update if the loss is NaN or infinite.
 
     Returns:
-        The rewritten step; None if it cannot be rewritten, as where two inputs change places.
+        The rewritten step; None if it cannot be rewritten, as where it reports a parameter as it is.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -100,15 +100,37 @@ def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> In
     if default_opset(copy, BARRIER.body_opset) < BARRIER.body_opset:
         return None
     try:
+        _copy_other_inputs(copy)
         return _Rewriting(copy).result(loss, check_finite)
     except _Unknown:
         return None
 
 
+def _copy_other_inputs(model: onnx.ModelProto) -> None:
+    """Copy next values that may be the memory of an input, such as `next.a = Identity(b)`."""
+    found = _Rewriting(model)
+    changed = [value.name for value in model.graph.output if value.name.startswith(NEXT)]
+    inputs = {value for name in changed for value in found.shared(name.removeprefix(NEXT))}
+    names = Names.of(model)
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        for i, output in enumerate(node.output):
+            if output in inputs and output in changed:
+                if found.dtype(output) not in FLOATS:
+                    raise _Unknown
+                node.output[i] = names.new(f"{output}.view")
+                views = [node.output[i]] * 2
+                nodes.append(helper.make_node(BARRIER.name, views, [output], domain=DOMAIN))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    add_import(model, DOMAIN, OPSET_VERSION)
+
+
 class _Unknown(Exception):
     """A step that cannot be rewritten.
 
-    A value has a type that a barrier does not take, a next value or another output may be the memory of an input, or
+    A value has a type that a barrier does not take, another output than a next value may be the memory of an input, or
     nodes are not in topological order.
     """
 
@@ -149,7 +171,7 @@ class _Rewriting:
         self._passed = self._names.new("passed")
         self._guard = self._guard_position([name for name in outputs if not name.startswith(NEXT)])
         self._write_guard(loss if check_finite else None)
-        state = {name for changed in self._changed for name in self._shared(changed)}
+        state = {name for changed in self._changed for name in self.shared(changed)}
         for name in self._changed:
             self._order_update(name, state)
         nodes = []
@@ -163,6 +185,9 @@ class _Rewriting:
         graph.output.append(helper.make_tensor_value_info(self._passed, TensorProto.FLOAT, [1]))
         add_import(self._model, DOMAIN, OPSET_VERSION)
         return InPlaceStep(self._model, self._passed)
+
+    def dtype(self, value: str) -> int | None:
+        return self._types.get(value, TensorType()).dtype
 
     # --- the guard --------------------------------------------------------------------------------------------------
 
@@ -184,7 +209,7 @@ class _Rewriting:
         found = one
         if loss is not None:
             value = loss
-            if self._types.get(loss, TensorType()).dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+            if self.dtype(loss) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
                 value = self._insert(self._guard, "Cast", [loss], "loss_float", to=TensorProto.FLOAT)
             nan = self._insert(self._guard, "IsNaN", [value], "loss_is_nan")
             infinite = self._insert(self._guard, "IsInf", [value], "loss_is_inf")
@@ -205,7 +230,7 @@ class _Rewriting:
     def _order_update(self, name: str, state: Collection[str]) -> None:
         """Make the node that computes the next value of an input wait for the readers of the input and the guard."""
         output = NEXT + name
-        if any(value in self._outputs and value != output for value in self._shared(name)):
+        if any(value in self._outputs and value != output for value in self.shared(name)):
             raise _Unknown
         update = self._producer.get(output)
         before = 0 if update is None else self._ancestors[update] | 1 << update
@@ -224,7 +249,7 @@ class _Rewriting:
                 return
         self._copy_at_end(name, awaited)
 
-    def _shared(self, name: str) -> Iterator[str]:
+    def shared(self, name: str) -> Iterator[str]:
         """A value and those that may have its memory."""
         pending, seen = [name], {name}
         while pending:
@@ -242,7 +267,7 @@ class _Rewriting:
 
         One whose output may be the same memory counts only if nothing reads that: what reads it runs later.
         """
-        for value in self._shared(name):
+        for value in self.shared(name):
             for i in self._readers[value]:
                 node = self._nodes[i]
                 if not self._may_share(node) or not any(self._readers[output] for output in node.output):
@@ -255,7 +280,7 @@ class _Rewriting:
         if normalized(node.domain):
             return False
         if node.op_type == "Cast":
-            known = [self._types.get(name, TensorType()).dtype for name in (node.input[0], node.output[0])]
+            known = self.dtype(node.input[0]), self.dtype(node.output[0])
             return known[0] == known[1] or None in known
         if node.op_type in NEUTRAL:
             constants = [self._constants[name] for name in node.input if name in self._constants]
@@ -265,7 +290,7 @@ class _Rewriting:
     def _works_in_place(self, name: str, update: int) -> bool:
         """Whether a node may write the next value of an input to the memory of the input."""
         node = self._nodes[update]
-        if not any(value in set(self._shared(name)) for value in values_read(node)):
+        if not any(value in set(self.shared(name)) for value in values_read(node)):
             return True
         if node.domain == DOMAIN and node.op_type in UPDATES:
             op = OPS[node.op_type]
@@ -308,7 +333,7 @@ class _Rewriting:
         """Copy the next value of an input after everything that `awaited` are computed from has run."""
         output, end = NEXT + name, len(self._nodes)
         value = self._names.new(f"{output}.new")
-        if output not in self._producer or any(output in self._shared(other) for other in self._changed):
+        if output not in self._producer or any(output in self.shared(other) for other in self._changed):
             raise _Unknown
         for node in self._nodes:
             for names in (node.input, node.output):
