@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from onnx_ops.core.reduction import Divisor
-from onnx_ops.core.space import IndexSpace
+from onnx_ops.core.space import IndexSpace, Role
 
 Array = npt.NDArray[Any]
 """A one-dimensional array in Python; a pointer in compiled code."""
@@ -106,6 +106,16 @@ class Loop:
     uniform: tuple[str, ...] = ()
     memory_bound: bool = False
 
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """Inputs whose memory an output may have if it has their shape: the index space has that shape too."""
+        if self.sums is None:
+            return tuple(name for name, role in self.space.roles.items() if role & (Role.SHAPE | Role.INTO | Role.SAME))
+        shaping = self.space.having(Role.SHAPE)
+        if self.sums.kept is not Kept.LIKE_INPUT or len(shaping) > 2:
+            return ()
+        return tuple(name for name in shaping if name != self.sums.like or self.space.roles[name] & Role.UNREAD)
+
 
 @dataclass(frozen=True)
 class Tasks:
@@ -116,9 +126,12 @@ class Tasks:
         task: task(job, number), once per task, on any thread.
         begin: begin(kernel, job), before the first task.
         finish: finish(kernel, job), after the last task.
+        in_place: names of an input and an output that may have its memory, if dtypes and shapes agree. Tasks read what
+            they need of such an input before they write there, as far as `in_place` of the job is set.
     """
 
     plan: Callable[[int, int], int]
     task: Callable[[int, int], None]
     begin: Callable[[int, int], None] | None = None
     finish: Callable[[int, int], None] | None = None
+    in_place: tuple[tuple[str, str], ...] = ()

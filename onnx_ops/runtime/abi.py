@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from onnx.defs import OpSchema
 
-API_VERSION = 17
-"""Version of OrtCustomOp: the first with InferOutputShapeFn, GetStartVersion and GetEndVersion."""
+API_VERSION = 18
+"""Version of OrtCustomOp: the first with GetMayInplace."""
 
 INVALID_ARGUMENT = 2
 """ORT_INVALID_ARGUMENT, an OrtErrorCode."""

@@ -39,7 +39,7 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.primitives import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
-from onnx_ops.runtime import callbacks
+from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
@@ -88,6 +88,7 @@ class _Struct:
             outputs=len(outputs),
             python=_python().ctypes.data,
             **callbacks.addresses(),
+            **(reuse.addresses(reuse.pairs_of(op, dtypes, outputs)) if op else {}),
         )
         optional = [is_optional(parameter) for parameter in op.schema.inputs] if op else [False]
         optional_outputs = [is_optional(parameter) for parameter in op.schema.outputs] if op else [False]

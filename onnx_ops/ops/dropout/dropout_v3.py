@@ -176,7 +176,7 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    return Tasks(plan, task, in_place=(("input", "output"),))
 
 
 # --- the function body ------------------------------------------------------------------------------------------------

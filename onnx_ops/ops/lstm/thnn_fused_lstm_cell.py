@@ -204,7 +204,8 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    pairs = (("input_gates", "storage"), ("hidden_gates", "storage"), ("cx", "cy"))
+    return Tasks(plan, task, in_place=pairs)
 
 
 def body(b: Body) -> None:

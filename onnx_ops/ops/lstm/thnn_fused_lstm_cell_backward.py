@@ -249,7 +249,8 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    pairs = (("storage", "grad_gates"), ("grad_cy", "grad_cx"), ("grad_hy", "grad_cx"), ("cy", "grad_cx"))
+    return Tasks(plan, task, in_place=pairs)
 
 
 def body(b: Body) -> None:

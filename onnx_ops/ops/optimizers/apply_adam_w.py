@@ -267,7 +267,8 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    pairs = (("var", "var_out"), ("m", "m_out"), ("v", "v_out"), ("max_grad_norm", "max_grad_norm_out"))
+    return Tasks(plan, task, in_place=pairs)
 
 
 def body(b: Body) -> None:

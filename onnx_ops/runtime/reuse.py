@@ -1,0 +1,96 @@
+"""Outputs that may have the memory of an input: GetMayInplace of an OrtCustomOp.
+
+Facts (onnxruntime 1.23 to 1.32): the last node that reads a value, which is neither input nor output of the graph, may
+write its output there. It does if both have one shape, by sizes and names of dimensions, and elements of one size;
+dtypes are not compared. Where equal names hide that the output is larger, the run fails. The functions of the struct
+get no `op`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from onnx_ops.core.op import Op
+from onnx_ops.core.types import TensorType
+from onnx_ops.loops.loop import Loop, Tasks
+from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.native import WORD
+from onnx_ops.runtime.pointers import pointer_at, store
+
+Pairs = tuple[tuple[int, int], ...]
+"""Indices of inputs and outputs."""
+
+
+class _Constants(types.Type):  # type: ignore[misc]
+    """An address, whose type has pairs of indices."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        super().__init__(name=f"Constants{pairs}")
+
+
+@register_model(_Constants)
+class _ConstantsModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, constants: Any) -> None:
+        super().__init__(manager, constants, WORD)
+
+
+@intrinsic
+def _store_arrays(typing: Any, inputs: Any, outputs: Any) -> Any:
+    """Store the addresses of constant arrays of the indices; returns their length."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for address, indices in zip(args, zip(*inputs.pairs, strict=True), strict=True):
+            numbers = ir.Constant(ir.ArrayType(ir.IntType(32), len(indices)), indices)
+            array = cgutils.global_constant(builder, "indices", numbers)
+            store(builder, builder.ptrtoint(array, WORD), pointer_at(builder, address, WORD))
+        return WORD(len(inputs.pairs))
+
+    return types.int64(inputs, types.int64), codegen
+
+
+def may_inplace(inputs, outputs):
+    """GetMayInplace: int** of the indices of inputs and of outputs."""
+    return _store_arrays(inputs, outputs)
+
+
+def release(inputs, outputs):
+    """ReleaseMayInplace: the arrays are constants."""
+
+
+def addresses(pairs: Pairs) -> dict[str, int]:
+    """Addresses of the functions by field of OrtCustomOp."""
+    if not pairs:
+        return {}
+    return {
+        "GetMayInplace": compile_native(may_inplace, types.int64(_Constants(pairs), types.int64)),
+        "ReleaseMayInplace": compile_native(release, types.void(types.int64, types.int64)),
+    }
+
+
+def pairs_of(op: Op, dtypes: Mapping[str, int], outputs: Sequence[int]) -> Pairs:
+    """The inputs whose memory outputs may have, by index.
+
+    Args:
+        dtypes: of the inputs that determine those of outputs, by name.
+        outputs: dtypes of the outputs, 0 if unknown.
+    """
+    kinds = [dtypes.get(given.like or given.name, 0) for given in op.signature.inputs]
+    indices = ((op.input_names.index(name), op.output_names.index(output)) for name, output in _declared(op))
+    return tuple((i, k) for i, k in indices if kinds[i] != 0 and kinds[i] == outputs[k])
+
+
+def _declared(op: Op) -> tuple[tuple[str, str], ...]:
+    """Names of inputs and outputs, whatever their dtypes."""
+    required = [None if given.default else TensorType(given.dtypes[0]) for given in op.signature.inputs]
+    kernel = op.kernel(op.call(required, op.required_attributes))
+    if isinstance(kernel, Loop):
+        return tuple((name, output) for name in kernel.in_place for output in op.output_names)
+    assert isinstance(kernel, Tasks)
+    return kernel.in_place
