@@ -4,7 +4,7 @@ Run it from the root of the repository: `python -m scripts.bench`. The rows are 
 tests/ops. Each row is measured in a process of its own, with interleaved measurements of all candidates; a ratio is the
 median over the rounds.
 
-bound     session.run_with_iobinding of the kernel, with preallocated inputs and outputs
+bound     session.run_with_iobinding of the kernel, with preallocated inputs and outputs; in rows named so, in place
 run       session.run of the kernel, with NumPy arrays
 torch     torch eager: its own operator where it has one, autograd's backward for gradients of losses, a composition of
           tensor operations for what torch has for GPUs only, the steps of synchronized batch norm
@@ -39,7 +39,7 @@ from tests.ops._shared.record import ELEMENTS, Benchmark, Call
 
 SMALLEST, LARGEST = "1e3", "1.6e7"
 SIZES_OF_VARIANTS = 2
-"""Benchmarks with a note run in their largest sizes only, unless sizes are given on the command line."""
+"""Variants run in their largest sizes only, unless sizes are given on the command line."""
 
 # Goals. The ratios are of times.
 MAX_MINUS_IDENTITY = 3e-6
@@ -95,7 +95,7 @@ def main() -> int:
         for op in options.op
         for index, benchmark in enumerate(RECORDS[op].benchmarks)
         for dtype in options.dtype
-        for size in list(benchmark.sizes)[-SIZES_OF_VARIANTS if benchmark.note and not options.size else 0 :]
+        for size in list(benchmark.sizes)[-SIZES_OF_VARIANTS if benchmark.is_variant and not options.size else 0 :]
         if (not options.size or size in options.size) and (options.note is None or benchmark.note in options.note)
     ]
     rows = []
@@ -166,12 +166,13 @@ class Candidates(NamedTuple):
         runs: a call by name; those that do not support op or dtype are missing. Candidates whose ratio is a goal are
             adjacent.
         outputs: by name.
-        spare: input and output of the Identity node, of the shape of the largest output.
+        spare: input and output of the Identity node, of the shape of the largest output; inputs that the kernel
+            overwrites.
     """
 
     runs: dict[str, Run]
     outputs: dict[str, np.ndarray]
-    spare: tuple[np.ndarray, np.ndarray]
+    spare: tuple[np.ndarray, ...]
 
 
 def candidates(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Candidates:
@@ -186,13 +187,15 @@ def candidates(call: Call, benchmark: Benchmark, threads: int, identity: bool) -
     runs["body"] = measuring.bound_run(measuring.body_session(model, options()), feeds, outputs)
     if torch_call := measuring.torch_call(call, benchmark.torch):
         runs["torch"] = torch_call
-    runs["bound"] = measuring.bound_run(session, feeds, outputs)
+    overwritten = {name: measuring.aligned_copy(feeds[name]) for name in benchmark.in_place.values()}
+    in_place = {output: overwritten[name] for output, name in benchmark.in_place.items()}
+    runs["bound"] = measuring.bound_run(session, {**feeds, **overwritten}, {**outputs, **in_place})
     largest = max(outputs.values(), key=lambda array: array.nbytes)
-    spare = source, copy = np.zeros_like(largest), np.zeros_like(largest)
+    source, copy = np.zeros_like(largest), np.zeros_like(largest)
     if identity:
         runs["Identity"] = measuring.bound_run(identity_session(source, options()), {"x": source}, {"y": copy})
     runs["memory"] = memory_call(measuring.bytes_moved(call, outputs), threads)
-    return Candidates(runs, outputs, spare)
+    return Candidates(runs, outputs, (source, copy, *overwritten.values()))
 
 
 # Timing

@@ -8,6 +8,7 @@ get no `op`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ def release(inputs, outputs):
     """ReleaseMayInplace: the arrays are constants."""
 
 
+@functools.cache
 def addresses(pairs: Pairs) -> dict[str, int]:
     """Addresses of the functions by field of OrtCustomOp."""
     if not pairs:

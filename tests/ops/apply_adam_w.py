@@ -242,6 +242,9 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     documented=("aclnnApplyAdamW", "Loshchilov", "Kingma", "AMSGrad", "beta1_power"),
-    benchmarks=(Benchmark(benchmark, torch=torch_timed),),
+    benchmarks=(
+        Benchmark(benchmark, torch=torch_timed),
+        Benchmark(benchmark, note="in place", torch=torch_timed, in_place=dict(zip(WITHOUT, NAMES, strict=False))),
+    ),
     accuracies=(accuracy.Accuracy(judged),),
 )

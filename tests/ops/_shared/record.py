@@ -216,6 +216,7 @@ class Benchmark:
         note: what tells it from other rows of the op.
         of_torch: how many times as fast as torch it has to be, by size, if not once.
         torch: torch's call that is timed, like the record's; None for that one itself.
+        in_place: inputs, by the output that has their memory where the kernel is timed.
     """
 
     make: Callable[[Any, DType], Call]
@@ -223,6 +224,12 @@ class Benchmark:
     note: str = ""
     of_torch: Mapping[str, float] = field(default_factory=dict)
     torch: Callable[[Any, Call], Callable[[], Any] | None] | None = None
+    in_place: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether the row shows other attributes or inputs, which matter less for small tensors."""
+        return bool(self.note) and not self.in_place
 
 
 ELEMENTS = {"1e3": 1_000, "1e5": 100_000, "1e6": 1_000_000, "1.6e7": 16_000_000}
