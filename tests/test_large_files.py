@@ -353,7 +353,8 @@ def umask() -> int:
 def test_step_file_in_another_format(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"step.{suffix}"
     save_step(steps.bare_step(), steps.start(), steps.inference_graph(), path, external=False)
-    assert_same_bits(Trainer(path).state_dict()["linear.weight"], steps.start()["linear.weight"])
+    # onnx 1.19 writes six digits into ONNX's text syntax.
+    assert_close(Trainer(path).state_dict()["linear.weight"], steps.start()["linear.weight"], rtol=1e-5)
 
 
 def test_step_with_its_state_in_a_second_file(tmp_path: Path) -> None:
@@ -486,8 +487,14 @@ def test_what_exists_is_replaced_only_if_it_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         save_step(steps.bare_step(), steps.start(), None, tmp_path / "nowhere" / "step.onnx", external=True)
     assert raised.value.filename == str(tmp_path / "nowhere" / "step.onnx")
+
+
+def test_only_a_second_file_can_have_the_name_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "step.safetensors"
+    save_step(steps.bare_step(), steps.start(), None, path, external=False)
+    assert_same_bits(Trainer(path).state_dict()["linear.weight"], steps.start()["linear.weight"])
     with pytest.raises(ModelFileError, match="the model keeps external data in a file of that name"):
-        save_step(steps.bare_step(), steps.start(), None, tmp_path / "step.safetensors", external=True)
+        save_step(steps.bare_step(), steps.start(), None, path, external=True)
 
 
 def test_limit_of_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

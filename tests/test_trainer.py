@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -757,7 +758,7 @@ def test_checkpoints_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> Non
 def test_checkpoint_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file before it takes the other's place, the folder after."""
     done: list[str] = []
-    sync, replace = checkpoints.os.fsync, Path.replace
+    sync, replace = os.fsync, Path.replace
 
     def fsync(handle: int) -> None:
         done.append("sync")
@@ -767,7 +768,7 @@ def test_checkpoint_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: p
         done.append("replace")
         return replace(self, target)
 
-    monkeypatch.setattr(checkpoints.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replaced)
     checkpoints.write_checkpoint(tmp_path / "checkpoint", {"a": np.zeros(2)}, {})
     assert done == ["sync", "replace", "sync"]

@@ -37,6 +37,34 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def replacing(*paths: Path) -> Iterator[Path]:
+    """A new folder for files with the names of `paths`, which are in one folder and are replaced by them at the end.
+
+    Each is replaced atomically, in the given order, once the new one is on disk, and keeps its mode.
+    """
+    with staging_folder(paths[0].parent) as folder:
+        yield folder
+        for path in paths:
+            staged = folder / path.name
+            if path.exists():
+                shutil.copymode(path, staged)
+            _to_disk(staged)
+            staged.replace(path)
+    _to_disk(paths[0].parent)
+
+
+def _to_disk(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk, except on Windows, which needs write access for that."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def reserved(path: Path) -> Iterator[None]:
     """A context that only one process at a time can enter for a path. Abandoned folders are removed first.
 

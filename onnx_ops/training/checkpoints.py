@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT, FORMAT_METADATA, UNVERSIONED, check_format
-from onnx_ops.graph.staging import staging_folder
+from onnx_ops.graph.staging import replacing
 from onnx_ops.graph.stored import Source, StoredTensor, blocks
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.safetensors_format import open_safetensors, write_safetensors
@@ -24,9 +21,11 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Source], metadata: Mappin
         OSError: a file that cannot be written.
         StepError: a path that is no regular file; a dtype that safetensors files do not have.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise StepError(f"cannot write {path}: it is no regular file")
     try:
-        with _replacing(path) as staged:
-            write_safetensors(staged, tensors, checkpoint_metadata(tensors, metadata))
+        with replacing(path) as folder:
+            write_safetensors(folder / path.name, tensors, checkpoint_metadata(tensors, metadata))
     except OSError as error:  # which names a temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -68,27 +67,3 @@ def _checksum(tensors: Mapping[str, Source], metadata: Mapping[str, str]) -> str
         for block in blocks(tensors[name]):
             checksum.update(block)
     return checksum.hexdigest()
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """The path of a temporary file that atomically replaces `path` on exit, once it is on disk."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise StepError(f"cannot write {path}: it is no regular file")
-    with staging_folder(path.parent) as folder:
-        staged = folder / path.name
-        yield staged
-        if path.exists():
-            shutil.copymode(path, staged)
-        _to_disk(staged)
-        staged.replace(path)
-    _to_disk(path.parent)
-
-
-def _to_disk(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

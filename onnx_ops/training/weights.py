@@ -7,7 +7,6 @@ checkpoint, and the metadata of the model have its checksum.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from onnx import numpy_helper
 from onnx_ops.core.step_format import CHECKSUM_METADATA, WEIGHTS_METADATA
 from onnx_ops.graph.files import ExternalData, ModelFileError, external_files
 from onnx_ops.graph.light import location, set_external, with_contents
-from onnx_ops.graph.staging import staging_folder
+from onnx_ops.graph.staging import replacing
 from onnx_ops.graph.stored import OpenFile, Source, blocks
 from onnx_ops.training.checkpoints import checkpoint_metadata
 from onnx_ops.training.errors import StepError
@@ -55,24 +54,21 @@ def save_model(
         raise ModelFileError(f"cannot write {path}: its constants alone exceed 2 GiB, which is protobuf's limit")
     parts, size = with_contents(model, tensors)
     external = external or size > MOST_BYTES
-    names = [weights, path.name] if external else [path.name]
-    if weights == path.name:
+    if external and weights == path.name:
         raise ModelFileError(f"cannot write {path}: the model keeps external data in a file of that name")
-    for target in (path.parent / name for name in names):
+    # The model is replaced last, so that it never exists without its weights.
+    targets = [path.with_name(weights), path] if external else [path]
+    for target in targets:
         if target.is_symlink() or (target.exists() and not target.is_file()):
             raise ModelFileError(f"cannot write {target}: it is not a regular file")
     try:
-        with staging_folder(path.parent) as staging:
+        with replacing(*targets) as folder:
             if external:
-                parts = [_written(model, tensors, staging / weights)]
-            with (staging / path.name).open("wb") as file:
+                parts = [_written(model, tensors, folder / weights)]
+            with (folder / path.name).open("wb") as file:
                 for part in parts:
                     for block in [part] if isinstance(part, bytes) else blocks(part):
                         file.write(block)
-            for name in names:  # the model last, so that it never exists without its weights
-                if (path.parent / name).exists():
-                    shutil.copymode(path.parent / name, staging / name)
-                (staging / name).replace(path.parent / name)
     except OSError as error:  # which names a temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
