@@ -7,11 +7,13 @@ trains in a process of its own; the numbers are medians over --repeat processes.
 Trainer         `onnx_ops.Trainer` on the saved file, in a process that does not import torch
 PyTorch         zero_grad(set_to_none=True), loss, backward, step of the fused optimizer
 PyTorch, hooks  a fused optimizer per parameter, which a hook calls as soon as the gradient is there, and then frees it
+onnxruntime-training  with --onnxruntime-training: version 1.19.2 in an environment of its own, with onnx and torch
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from tqdm import tqdm
 
 import onnx_ops.torch
 from scripts import markdown, measuring, timing
+from scripts.memory import onnxruntime_training
 from scripts.memory.files import WARM_UP, Files
 from scripts.memory.networks import NETWORKS, trained
 from scripts.memory.peaks import Measurement
@@ -67,21 +70,31 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6, help="that are measured after the first; default: %(default)s")
     parser.add_argument("--repeat", type=int, default=3, help="processes per row; default: %(default)s")
+    parser.add_argument("--onnxruntime-training", type=Path, metavar="PYTHON", help="the interpreter that has it")
     parser.add_argument("--json", type=Path, default="build/bench_memory.json", metavar="PATH")
     options = parser.parse_args()
 
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, tqdm(options.network, unit="network") as progress:
-        timing.in_own_process(capture, Files(Path(folder), WARM_UP))
+    with tempfile.TemporaryDirectory() as root, tqdm([WARM_UP, *options.network], unit="network") as progress:
         for network in progress:
             progress.set_description(network)
-            files = Files(Path(folder), network)
+            files = Files(Path(root), network)
             parameters = timing.in_own_process(capture, files)
-            measured = {side: median(run(side, files, options) for _ in range(options.repeat)) for side in SIDES}
-            for side, measurement in measured.items():
-                check_losses(f"{network}, {side}", measurement.losses, measured[STANDARD].losses)
+            commands = {side: [sys.executable, "-m", "scripts.memory.sides", side] for side in SIDES}
+            if options.onnxruntime_training and timing.in_own_process(export_loss, files):
+                program = [str(options.onnxruntime_training), "-m", "scripts.memory.onnxruntime_training"]
+                subprocess.run([*program, "prepare", root, network], check=True)
+                commands["onnxruntime-training"] = [*program, "measure"]
+            if network == WARM_UP:
+                continue
+            measured = {
+                side: median(run(command, files, options) for _ in range(options.repeat))
+                for side, command in commands.items()
+            }
+            for side in SIDES:
+                check_losses(f"{network}, {side}", measured[side].losses, measured[STANDARD].losses)
             rows += [Row(network, side, parameters, measurement) for side, measurement in measured.items()]
-            files.remove()
+            shutil.rmtree(files.folder)
     machine = measuring.machine(options.threads)
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     print(table(rows))
@@ -96,6 +109,7 @@ def capture(files: Files) -> int:
     torch.manual_seed(0)
     network = NETWORKS[files.network]
     module, batch = network.module(), network.batch()
+    files.folder.mkdir()
     step = onnx_ops.torch.training_step(
         module, network.loss, batch, network.optimizer(trained(module)), check=False, inference=False
     )
@@ -105,10 +119,21 @@ def capture(files: Files) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
 
 
-def run(side: str, files: Files, options: argparse.Namespace) -> Measurement:
-    """The measurement of a side in a new process."""
-    command = [sys.executable, "-m", "scripts.memory.sides", side, str(files.folder), files.network]
-    command += ["--steps", str(options.steps), "--threads", str(options.threads)]
+def export_loss(files: Files) -> bool:
+    """Write the loss for onnxruntime-training; returns whether its operators can be exported."""
+    torch.manual_seed(0)
+    network = NETWORKS[files.network]
+    try:
+        onnxruntime_training.export(files, network, network.module(), network.batch())
+    except torch.onnx.OnnxExporterError:
+        return False
+    return True
+
+
+def run(program: Sequence[str], files: Files, options: argparse.Namespace) -> Measurement:
+    """The measurement that a program prints in a new process."""
+    command = [*program, str(files.root), files.network, "--steps", str(options.steps)]
+    command += ["--threads", str(options.threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return Measurement(**json.loads(result.stdout))

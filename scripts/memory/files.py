@@ -1,4 +1,4 @@
-"""The files that the programs of the memory benchmark read, in a folder."""
+"""The files that the programs of the memory benchmark read."""
 
 from __future__ import annotations
 
@@ -13,32 +13,47 @@ WARM_UP = "linear layer"
 
 @dataclass(frozen=True)
 class Files:
-    """The captured step of a network, and a batch.
+    """The files of a network.
 
     Attributes:
-        folder: the folder of all networks.
+        root: the folder of all networks.
         network: a name in `scripts.memory.networks`.
     """
 
-    folder: Path
+    root: Path
     network: str
 
     @property
+    def folder(self) -> Path:
+        """The folder of this network."""
+        return self.root / self.network
+
+    @property
     def step(self) -> Path:
-        """The step file."""
-        return self.folder / f"{self.network}.onnx"
+        """The captured step."""
+        return self.folder / "step.onnx"
 
     @property
     def batch(self) -> Path:
         """The arrays of the batch, by names of inputs, in the order of the loss's arguments."""
-        return self.folder / f"{self.network}.npz"
+        return self.folder / "batch.npz"
+
+    @property
+    def loss(self) -> Path:
+        """The loss alone, for onnxruntime-training."""
+        return self.folder / "loss.onnx"
+
+    @property
+    def settings(self) -> Path:
+        """What is trained, and the optimizer, for onnxruntime-training."""
+        return self.folder / "settings.json"
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of the gradient graph, the optimizer and the parameters that onnxruntime-training makes."""
+        return self.folder / "artifacts"
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The batch."""
         with np.load(self.batch) as arrays:
             return dict(arrays)
-
-    def remove(self) -> None:
-        """Delete the files."""
-        self.step.unlink()
-        self.batch.unlink()

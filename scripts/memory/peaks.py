@@ -16,6 +16,9 @@ RESET_PEAK = "5"
 Step = Callable[[], float]
 """Makes a training step and returns its loss."""
 
+Load = Callable[[], Step]
+"""Loads or constructs a network and its optimizer, and returns its step."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -55,17 +58,12 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(make: Callable[[], Step], steps: int) -> Measurement:
-    """Construct a training and make its steps.
-
-    Args:
-        make: loads or constructs the network and its optimizer, and returns the step.
-        steps: number of steps after the first one.
-    """
+def measure(load: Load, steps: int) -> Measurement:
+    """Load a network and make its steps; `steps` is their number after the first one."""
     gc.collect()
     level = resident()
     reset_peak()
-    step = make()
+    step = load()
     losses = [step()]
     loading = peak()
     reset_peak()

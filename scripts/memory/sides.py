@@ -1,6 +1,6 @@
 """Trains a network in this process and prints its Measurement as JSON; `scripts.bench_memory` writes the files for it.
 
-    python -m scripts.memory.sides SIDE FOLDER NETWORK
+    python -m scripts.memory.sides SIDE ROOT NETWORK
 
 Only the sides of PyTorch import torch.
 """
@@ -18,28 +18,25 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from scripts.memory.files import WARM_UP, Files
-from scripts.memory.peaks import Step, measure
+from scripts.memory.peaks import Load, Step, measure
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from scripts.memory.networks import Network
 
-Load = Callable[[], Step]
-"""Loads or constructs a network and its optimizer."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("side", choices=SIDES)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("root", type=Path)
     parser.add_argument("network")
     parser.add_argument("--steps", type=int, default=6, help="after the first one; default: %(default)s")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
 
     def load(network: str) -> Load:
-        return SIDES[options.side](Files(options.folder, network), options.threads)
+        return SIDES[options.side](Files(options.root, network), options.threads)
 
     measure(load(WARM_UP), steps=1)
     print(json.dumps(asdict(measure(load(options.network), options.steps))))
