@@ -67,6 +67,17 @@ def test_a_part_of_the_state(trainer: Trainer, turns: int) -> None:
     assert_same_bits(trainer.step(**steps.batch())["loss"], other.step(**steps.batch())["loss"])
 
 
+def test_a_lost_state_is_replaced_by_a_whole_one(trainer: Trainer) -> None:
+    state = trainer.state_dict()
+    trainer._state.lose("the state is lost")
+    with pytest.raises(StepError, match="the state is lost"):
+        trainer.load_state_dict({BIAS: state[BIAS]}, strict=False)
+    with pytest.raises(StepError, match="the state is lost"):
+        trainer.step(**steps.batch())
+    trainer.load_state_dict(state)
+    check_state(trainer, state)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -254,6 +254,8 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss
     kept = [value for value in graph.output if value.name not in gradients]
     del graph.output[:]
     graph.output.extend(kept)
+    # With known shapes onnxruntime computes the change of a mean in the memory of the gradient.
+    graph.value_info.extend(_info(name, tensor) for name, tensor in gradients.items())
 
     def add(op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         nodes.append(helper.make_node(op_type, inputs, [output or names.new(op_type.lower())], **attributes))

@@ -161,10 +161,12 @@ class Trainer:
         Args:
             batch: an array for each of `batch_inputs`, by name; `**{"batch.x": ...}` for names that are no identifiers.
                 No dtype is converted. A worker without samples passes arrays of size 0 along the batch axis, or none.
+                After `accumulate`, none are needed: the update is then computed from the accumulated gradients.
 
         Returns:
-            The reported outputs, the loss among them, by name. With a communicator floating scalars are averaged like
-            gradients; other outputs that depend on the batch are those of the worker, and missing if it has no sample.
+            The reported outputs, the loss among them, by name. Those that depend on the batch are missing without one.
+            With a communicator floating scalars are averaged like gradients; other outputs that depend on the batch are
+            those of the worker, and missing if it has no sample.
 
         Raises:
             StepError: arrays of wrong names, dtypes or shapes; dimensions of one name with different sizes, or with
@@ -200,8 +202,8 @@ class Trainer:
 
         The loss must be the mean over the samples of a batch; clipping, weight decay and learning rates apply to the
         mean of the gradients. Buffers, such as the running statistics of batch norm, change with each batch, and each
-        batch has other random numbers. `load` and `load_state_dict` discard accumulated gradients, and `save` does not
-        write them.
+        batch has other random numbers. `load` and `load_state_dict` discard accumulated gradients. The first call makes
+        sessions, and memory for the gradients of all trained parameters.
 
         Args:
             batch: as for `step`.
@@ -296,7 +298,7 @@ class Trainer:
         The file is replaced atomically: whenever and however the process ends, the old or the new one is complete. A
         folder that it may leave beside the file begins with ".onnx_ops_", and is removed by the next process that
         writes a file there. Workers have the same state; only one of them should write it. The file has a checksum,
-        which `load` verifies.
+        which `load` verifies. Accumulated gradients are not written: a resumed training repeats these batches.
 
         Args:
             path: a new file, or one to replace.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -84,7 +85,13 @@ def test_accumulated_batches(
     model = network().double()
     steps = groups(12)
     capture = training_step(
-        model, loss, steps[1][0], OPTIMIZERS[optimizer](model), dynamic_shapes=(ROWS, ROWS), clip_grad_norm=clip
+        model,
+        loss,
+        steps[1][0],
+        OPTIMIZERS[optimizer](model),
+        dynamic_shapes=(ROWS, ROWS),
+        clip_grad_norm=clip,
+        check=False,
     )
     trainer = onnx_ops.Trainer(capture, keep_previous=keep_previous)
     twin = copy.deepcopy(model)
@@ -112,7 +119,13 @@ def test_accumulated_batches_are_one_large_batch(optimizer: str) -> None:
     model = plain().double()
     steps = groups(12)
     capture = training_step(
-        model, loss, steps[0][0], OPTIMIZERS[optimizer](model), dynamic_shapes=(ROWS, ROWS), clip_grad_norm=0.05
+        model,
+        loss,
+        steps[0][0],
+        OPTIMIZERS[optimizer](model),
+        dynamic_shapes=(ROWS, ROWS),
+        clip_grad_norm=0.05,
+        check=False,
     )
     trainer, other = onnx_ops.Trainer(capture), onnx_ops.Trainer(capture)
     for batches in steps:
@@ -123,3 +136,42 @@ def test_accumulated_batches_are_one_large_batch(optimizer: str) -> None:
     state = other.state_dict()
     for name, array in trainer.state_dict().items():
         np.testing.assert_allclose(array, state[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+class MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def test_accumulation_needs_the_memory_of_the_parameters_once() -> None:
+    """Gradients are added one by one: two of this network's twelve layers are in memory at a time."""
+    glibc = ctypes.CDLL(None)
+    if not hasattr(glibc, "mallinfo2"):
+        pytest.skip("needs glibc")
+    glibc.mallinfo2.restype = MallocInfo
+
+    def allocated() -> int:
+        found = glibc.mallinfo2()
+        return found.hblkhd + found.uordblks
+
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    x, labels = torch.randn(8, 1024), torch.randint(1024, (8,))
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = onnx_ops.Trainer(training_step(model, loss, (x, labels), optimizer, clip_grad_norm=1.0, check=False))
+    batch = arrays((x, labels))
+    before = allocated()
+    for _ in range(3):
+        trainer.accumulate(**batch)
+    between = allocated()
+    assert size < between - before < 1.4 * size
+    trainer.step()
+    # Clipping multiplies the mean of each gradient by a factor.
+    assert allocated() - between < 0.4 * size
