@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,10 +13,11 @@ import steps
 from backends import assert_same_bits, kernel_options
 from linear_oracle import State
 
-from onnx_ops import StepError, Trainer, WorkerError
+from onnx_ops import ModelFileError, StepError, Trainer, WorkerError
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.training.adapters import adapter_names, peft_name
 from onnx_ops.training.checkpoints import open_checkpoint
+from onnx_ops.training.step_files import save_step
 from scripts.trainings.threads import ThreadCommunicator, together
 
 WEIGHT, BIAS, MOMENTUM = "linear.weight", "linear.bias", "optimizer.momentum.linear.weight"
@@ -135,6 +137,86 @@ def test_a_file_of_other_names_is_refused(trainer: Trainer, tmp_path: Path) -> N
     safetensors.numpy.save_file({"model.linear.bias": np.zeros(2, np.float32)}, path)
     with pytest.raises(StepError, match=r"it has 'model.linear.bias' and 0 others, expected names such as 'lin"):
         trainer.load(path, strict=False)
+
+
+# --- frozen weights in a file of their own ----------------------------------------------------------------------------
+
+
+def save_with_base(path: Path, frozen: str = "base.safetensors", **changes: np.ndarray) -> None:
+    """Save the step, whose weight is frozen, with other start values."""
+    model = frozen_step(WEIGHT, MOMENTUM)
+    save_step(model, steps.start() | changes, None, path, external=False, frozen=frozen)
+
+
+def test_steps_share_what_is_frozen(tmp_path: Path) -> None:
+    bias = np.array([1, 2], np.float32)
+    save_with_base(tmp_path / "one.onnx")
+    written = (tmp_path / "base.safetensors").stat().st_mtime_ns
+    save_with_base(tmp_path / "two.onnx", **{BIAS: bias})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.safetensors", "one.onnx", "two.onnx"]
+    assert (tmp_path / "base.safetensors").stat().st_mtime_ns == written
+    arrays = safetensors.numpy.load_file(tmp_path / "base.safetensors")
+    assert list(arrays) == [WEIGHT]
+    assert_same_bits(arrays[WEIGHT], steps.start()[WEIGHT])
+
+    for name, changes in (("one.onnx", {}), ("two.onnx", {BIAS: bias})):
+        trainer = Trainer(tmp_path / name, kernel_options())
+        check_state(trainer, steps.start() | changes)
+        other = Trainer(frozen_step(WEIGHT, MOMENTUM), kernel_options())
+        other.load_state_dict(steps.start() | changes)
+        for one in (trainer, other):
+            one.step(**steps.batch())
+        check_state(trainer, other.state_dict())
+        onnx.checker.check_model(tmp_path / name)
+
+
+def test_a_file_of_another_program_can_be_shared(tmp_path: Path) -> None:
+    arrays = {"more": np.zeros(3), WEIGHT: steps.start()[WEIGHT]}
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    save_with_base(tmp_path / "one.onnx", "model.safetensors")
+    check_state(Trainer(tmp_path / "one.onnx", kernel_options()), steps.start())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "base.safetensors lacks 'linear.weight', expected the weights of the step; name another file"),
+        ({WEIGHT: np.zeros((3, 2), np.float32)}, "base.safetensors has another 'linear.weight', expected"),
+        ({WEIGHT: np.zeros((2, 3), np.float32)}, "base.safetensors has another 'linear.weight', expected"),
+    ],
+)
+def test_other_weights_are_not_shared(arrays: State, message: str, tmp_path: Path) -> None:
+    safetensors.numpy.save_file(arrays, tmp_path / "base.safetensors")
+    with pytest.raises(StepError, match=message):
+        save_with_base(tmp_path / "one.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["base.safetensors"]
+
+
+def test_a_step_refuses_a_base_that_was_replaced(tmp_path: Path) -> None:
+    save_with_base(tmp_path / "one.onnx")
+    (tmp_path / "base.safetensors").unlink()
+    with pytest.raises((OSError, ModelFileError), match=r"base\.safetensors"):
+        Trainer(tmp_path / "one.onnx", kernel_options())
+    save_with_base(tmp_path / "two.onnx", **{WEIGHT: np.ones((3, 2), np.float32)})
+    with pytest.raises(StepError, match=r"base.safetensors does not belong to .*one\.onnx"):
+        Trainer(tmp_path / "one.onnx", kernel_options())
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("step.onnx", {"external": True}, "cannot both be in further files"),
+        ("step.onnx", {"frozen": "folder/base.safetensors"}, "expected the name of a file in the folder of"),
+        ("step.onnxtxt", {}, "a step in a text format has its state in one file"),
+    ],
+)
+def test_bases_that_cannot_be_written(name: str, given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {"external": False, "frozen": "base.safetensors"} | given
+    with pytest.raises(ModelFileError, match=message):
+        save_step(frozen_step(WEIGHT, MOMENTUM), steps.start(), None, tmp_path / name, **given)
+    with pytest.raises(ModelFileError, match="the step changes all of its parameters and buffers"):
+        save_step(steps.bare_step(), steps.start(), None, tmp_path / "s.onnx", external=False, frozen="b.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "onnx_ops.torch": {
         "Capture": "(model, state, inference)",
-        "Capture.save": "(self, path, *, external=False)",
+        "Capture.save": "(self, path, *, external=False, frozen=None)",
         "CaptureError": "Error, ValueError",
         "gradients": "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True)",
         "load_into_torch": "(state, model, optimizer=None)",

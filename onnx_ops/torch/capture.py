@@ -53,7 +53,7 @@ class Capture:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {summary(self.model)}>"
 
-    def save(self, path: str | os.PathLike[str], *, external: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, external: bool = False, frozen: str | None = None) -> None:
         """Write a self-contained, linked step file, in which the initial state is the default values of the inputs.
 
         Above 2 GiB, which is protobuf's limit, or with `external`, the state is written into a second file, as external
@@ -65,12 +65,17 @@ class Capture:
         Args:
             path: the step file, a new one or one to replace, such as "step.onnx"; the second one is "step.safetensors".
             external: whether to write the state into the second file in any case.
+            frozen: name of a safetensors file in the same folder, such as "base.safetensors", for the parameters and
+                buffers that the step does not change, in place of the second file. It is written if it does not exist;
+                else it must have their values. So several steps, such as those of several adapters, share one file.
 
         Raises:
-            OSError: a file that cannot be written.
-            ModelFileError: a path that is no regular file; constants of the graph that exceed 2 GiB.
+            OSError: a file that cannot be read or written.
+            StepError: a file for the frozen part that has other contents.
+            ModelFileError: a path that is no regular file; constants of the graph that exceed 2 GiB; with `frozen` also
+                `external`, what the step changes above 2 GiB, or nothing that is frozen.
         """
-        save_step(self.model, self.state, self.inference, Path(path), external=external)
+        save_step(self.model, self.state, self.inference, Path(path), external=external, frozen=frozen)
 
 
 def gradients(

@@ -127,6 +127,13 @@ class Step:
             _check_range(found, inputs[found.input])
 
 
+def frozen_names(model: onnx.ModelProto) -> list[str]:
+    """The parameters and buffers that a step does not change."""
+    changed = {value.name for value in model.graph.output}
+    own = Step.of(model).names(InputRole.PARAMETER, InputRole.BUFFER)
+    return [name for name in own if NEXT + name not in changed]
+
+
 def _parsed(text: str) -> Step:
     found = json.loads(text)
     if not isinstance(found, dict):

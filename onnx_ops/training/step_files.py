@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.graph.files import ExternalData
+from onnx_ops.graph.files import ExternalData, ModelFileError
 from onnx_ops.graph.light import placeholder, read_light
 from onnx_ops.graph.reading import is_protobuf, load_model
 from onnx_ops.graph.stored import Source
@@ -19,8 +19,8 @@ from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, with_inference
-from onnx_ops.training.step import Step
-from onnx_ops.training.weights import check_files, fill, save_model
+from onnx_ops.training.step import Step, frozen_names
+from onnx_ops.training.weights import MOST_BYTES, check_files, fill, save_model, share_weights
 
 
 class Captured(Protocol):
@@ -71,6 +71,7 @@ def save_step(
     path: Path,
     *,
     external: bool,
+    frozen: str | None = None,
 ) -> None:
     """Write the model of a step file, as of `step_model`, without a copy of the state.
 
@@ -78,15 +79,33 @@ def save_step(
         model, state, inference: as for `step_model`.
         path, external: as for `save_model`; the safetensors file has the name of the model's with another extension. If
             the extension is that of a text format of ONNX, the state is written as text.
+        frozen: name of a safetensors file in the same folder for the parameters and buffers that the step does not
+            change, as for `share_weights`; not together with `external`, nor in a text format.
 
     Raises:
-        As `step_model` and `save_model`.
+        As `step_model`, `share_weights` and `save_model`.
     """
-    if is_protobuf(path):
-        whole = _light_step_model(model, state, inference)
-        save_model(whole, state, path, f"{path.stem}.safetensors", external=external)
-    else:
+    if not is_protobuf(path):
+        if frozen is not None:
+            raise ModelFileError(f"cannot write {path}: a step in a text format has its state in one file")
         onnx.save(step_model(model, state, inference), path)
+        return
+    whole = _light_step_model(model, state, inference)
+    if frozen is None:
+        save_model(whole, state, path, f"{path.stem}.safetensors", external=external)
+        return
+    shared = {name: state[name] for name in frozen_names(model)}
+    own = {name: array for name, array in state.items() if name not in shared}
+    if external or sum(array.nbytes for array in own.values()) + whole.ByteSize() > MOST_BYTES:
+        raise ModelFileError(
+            f"cannot write {path}: the frozen part and what the step changes cannot both be in further files"
+        )
+    if not shared:
+        raise ModelFileError(f"cannot write {frozen}: the step changes all of its parameters and buffers")
+    if Path(frozen).name != frozen:
+        raise ModelFileError(f"cannot write {frozen}: expected the name of a file in the folder of {path}")
+    share_weights(whole, shared, path.parent / frozen)
+    save_model(whole, own, path, f"{path.stem}.safetensors", external=False)
 
 
 def _light_step_model(

@@ -26,7 +26,7 @@ from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_gr
 from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.session_step_runner import SessionStepRunner
 from onnx_ops.training.state import State
-from onnx_ops.training.step import Step, summary
+from onnx_ops.training.step import Step, frozen_names, summary
 from onnx_ops.training.step_files import Captured, open_step
 from onnx_ops.training.step_runner import StepRunner, UpdateFailedError
 from onnx_ops.training.workers.communicator import Communicator
@@ -312,7 +312,7 @@ class Trainer:
         """
         arrays = self._arrays
         if not frozen:
-            fixed = set(self._step.names(InputRole.PARAMETER, InputRole.BUFFER)).difference(self._changing)
+            fixed = set(frozen_names(self._model))
             arrays = {name: array for name, array in arrays.items() if name not in fixed}
         write_checkpoint(Path(path), arrays, metadata or {})
         self._checkpoint = Path(path)

@@ -18,13 +18,15 @@ from onnx_ops.core.step_format import CHECKSUM_METADATA, WEIGHTS_METADATA
 from onnx_ops.graph.files import ExternalData, ModelFileError, external_files
 from onnx_ops.graph.light import location, set_external, with_contents
 from onnx_ops.graph.staging import replacing
-from onnx_ops.graph.stored import OpenFile, Source, blocks
-from onnx_ops.training.checkpoints import checkpoint_metadata
+from onnx_ops.graph.stored import OpenFile, Source, blocks, same_bits
+from onnx_ops.training.checkpoints import checkpoint_metadata, write_checkpoint
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.safetensors_format import open_safetensors, write_safetensors
 
 MOST_BYTES = 2**31 - 1
 """Maximum size of a protobuf message."""
+FOR_READERS = {"format": "pt"}
+"""Metadata that some readers of safetensors files require."""
 
 
 def fill(model: onnx.ModelProto, tensors: Mapping[str, Source]) -> None:
@@ -73,19 +75,50 @@ def save_model(
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def share_weights(model: onnx.ModelProto, tensors: Mapping[str, Source], path: Path) -> None:
+    """Make initializers of a model external data in a safetensors file that other models may use too.
+
+    Args:
+        model: its initializers with the names of `tensors` are placeholders, which this function changes.
+        tensors: their contents, by name.
+        path: the file, in the folder of the model. It is written if it does not exist; else it must have the tensors.
+
+    Raises:
+        OSError: a file that cannot be read or written.
+        StepError: no safetensors file, or one with other contents.
+    """
+    if not path.exists():
+        write_checkpoint(path, tensors, FOR_READERS)
+    stored, metadata = open_safetensors(path)
+    for name, tensor in tensors.items():
+        if name not in stored or not same_bits(stored[name], tensor):
+            raise StepError(
+                f"{path} {'has another' if name in stored else 'lacks'} '{name}', expected the weights of the step;"
+                " name another file"
+            )
+    _refer(model, tensors, path.name, {name: stored[name].offset for name in tensors}, metadata.get(CHECKSUM_METADATA))
+
+
 def _written(model: onnx.ModelProto, tensors: Mapping[str, Source], path: Path) -> bytes:
     """Write the tensors, and return the model with them as external data."""
-    metadata = checkpoint_metadata(tensors, {"format": "pt"})  # which some readers of safetensors files require
+    metadata = checkpoint_metadata(tensors, FOR_READERS)
     offsets = write_safetensors(path, tensors, metadata)
+    _refer(model, tensors, path.name, offsets, metadata[CHECKSUM_METADATA])
+    return model.SerializeToString()
+
+
+def _refer(
+    model: onnx.ModelProto, tensors: Mapping[str, Source], file: str, offsets: Mapping[str, int], checksum: str | None
+) -> None:
+    """Make initializers external data in a file, whose checksum the metadata of the model get."""
     for tensor in model.graph.initializer:
         if tensor.name in tensors and (size := tensors[tensor.name].nbytes):
-            set_external(tensor, path.name, offsets[tensor.name], size)
+            set_external(tensor, file, offsets[tensor.name], size)
         elif tensor.name in tensors:
             tensor.raw_data = b""
-    record = {"file": path.name, "sha256": metadata[CHECKSUM_METADATA]}
+    record = {"file": file, "sha256": checksum}
     entry = next((e for e in model.metadata_props if e.key == WEIGHTS_METADATA), None) or model.metadata_props.add()
     entry.key, entry.value = WEIGHTS_METADATA, json.dumps(record)
-    return model.SerializeToString()
 
 
 def check_files(model: onnx.ModelProto, path: Path) -> dict[str, OpenFile]:
