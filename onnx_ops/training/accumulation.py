@@ -117,9 +117,11 @@ class Accumulation:
         self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
         averages = self._means | self._rounded
         later = loss if loss in declared_types(parts.shared.graph.output) else None
+        sets = state.sets
         self._updates = UpdateSession(
             parts.shared, state, session, lambda tensors: {**tensors, **averages}, later, check_finite
         )
+        assert state.sets is sets, "the sessions of the same state must have the same sets of tensors"
         self.batches = 0
 
     def discard(self) -> None:
