@@ -50,18 +50,21 @@ def _sgd_initial(parameter: torch.Tensor, group: Group) -> State:
 def _sgd(
     parameter: torch.Tensor, gradient: torch.Tensor, state: State, rate: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, State]:
-    if group["weight_decay"]:
-        gradient = gradient + group["weight_decay"] * parameter
+    rate = rate.double()
+    decay, momentum, dampening = (
+        _number(group[key], rate) if group[key] else None for key in ("weight_decay", "momentum", "dampening")
+    )
+    if momentum is None:
+        return domain_ops.FusedSgd(parameter, gradient, rate, None, decay, None, None)[0], {}
     new: State = {}
-    if group["momentum"]:
-        entering = gradient
-        if group["dampening"]:
-            entering = torch.where(state[CLOCK] == 0, gradient, gradient * (1 - group["dampening"]))
-            new[CLOCK] = state[CLOCK] + 1
-        buffer = state["momentum_buffer"] * group["momentum"] + entering
-        new["momentum_buffer"] = buffer
-        gradient = gradient + buffer * group["momentum"] if group["nesterov"] else buffer
-    return parameter - rate.to(parameter.dtype) * gradient, new
+    if dampening is not None:
+        dampening = dampening * (state[CLOCK] > 0)
+        new[CLOCK] = state[CLOCK] + 1
+    buffer = state["momentum_buffer"]
+    stepped, new["momentum_buffer"] = domain_ops.FusedSgd(
+        parameter, gradient, rate, buffer, decay, momentum, dampening, nesterov=int(group["nesterov"])
+    )
+    return stepped, new
 
 
 def _adam_initial(parameter: torch.Tensor, group: Group) -> State:
