@@ -28,6 +28,7 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "BinaryCrossEntropyWithLogitsTargetBackward": {"grad_target": ["target"]},
     "DropoutBackward": {"grad_input": ["grad_output"]},
     "DropoutV3": {"output": ["input"]},
+    "FusedSgd": {"param_out": ["param"], "momentum_buffer_out": ["momentum_buffer"]},
     "Hardshrink": {"out": ["self"]},
     "HardshrinkBackward": {"grad_input": ["grad_output", "self"]},
     "KlDivBackward": {"out": ["self"]},

@@ -11,7 +11,7 @@ NEXT = "next."
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 """Operators whose output onnxruntime may give the memory of their input."""
 
-ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "ApplyAdamW", "aclnn_ApplyAdamW_v1"}
+ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "ApplyAdamW", "aclnn_ApplyAdamW_v1", "FusedSgd", "aclnn_FusedSgd_v1"}
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:

@@ -18,8 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Loop, Tasks
+from onnx_ops.loops.in_place import in_place_pairs
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.native import WORD
 from onnx_ops.runtime.pointers import pointer_at, store
@@ -84,15 +83,5 @@ def pairs_of(op: Op, dtypes: Mapping[str, int], outputs: Sequence[int]) -> Pairs
         outputs: dtypes of the outputs, 0 if unknown.
     """
     kinds = [dtypes.get(given.like or given.name, 0) for given in op.signature.inputs]
-    indices = ((op.input_names.index(name), op.output_names.index(output)) for name, output in _declared(op))
+    indices = ((op.input_names.index(name), op.output_names.index(output)) for name, output in in_place_pairs(op))
     return tuple((i, k) for i, k in indices if kinds[i] != 0 and kinds[i] == outputs[k])
-
-
-def _declared(op: Op) -> tuple[tuple[str, str], ...]:
-    """Names of inputs and outputs, whatever their dtypes."""
-    required = [None if given.default else TensorType(given.dtypes[0]) for given in op.signature.inputs]
-    kernel = op.kernel(op.call(required, op.required_attributes))
-    if isinstance(kernel, Loop):
-        return tuple((name, output) for name in kernel.in_place for output in op.output_names)
-    assert isinstance(kernel, Tasks)
-    return kernel.in_place

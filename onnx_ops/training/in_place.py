@@ -29,6 +29,7 @@ from onnx_ops.graph.imports import add_import, default_opset, normalized
 from onnx_ops.graph.slices import values_read
 from onnx_ops.graph.types import LARGE, value_types
 from onnx_ops.linking.attached import restore
+from onnx_ops.loops.in_place import in_place_pairs
 from onnx_ops.ops import OPS
 
 BARRIER = OPS["OptimizationBarrier"]
@@ -49,12 +50,6 @@ NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 """Operators whose output may have the memory of an operand of its shape."""
-
-UPDATES = {
-    "ApplyAdamW": {"var_out": "var", "m_out": "m", "v_out": "v", "max_grad_norm_out": "max_grad_norm"},
-    "FusedSgd": {"param_out": "param", "momentum_buffer_out": "momentum_buffer"},
-}
-"""Ops of the domain each of whose outputs may have the memory of an input."""
 
 
 @dataclass(frozen=True)
@@ -290,15 +285,17 @@ class _Rewriting:
     def _works_in_place(self, name: str, update: int) -> bool:
         """Whether a node may write the next value of an input to the memory of the input."""
         node = self._nodes[update]
-        if not any(value in set(self.shared(name)) for value in values_read(node)):
+        read = set(values_read(node)).intersection(self.shared(name))
+        if not read:
             return True
-        if node.domain == DOMAIN and node.op_type in UPDATES:
+        if read != {name}:  # a view, perhaps of another shape
+            return False
+        if node.domain == DOMAIN:
             op = OPS[node.op_type]
-            own = dict(zip(op.input_names, node.input, strict=False))
-            outputs = dict(zip(op.output_names, node.output, strict=False))
-            slot = next(key for key, value in outputs.items() if value == NEXT + name)
-            return [key for key, value in own.items() if value == name] == [UPDATES[node.op_type][slot]]
-        return not normalized(node.domain) and node.op_type in ELEMENTWISE and name in node.input
+            own = zip(op.input_names, node.input, strict=False)
+            output = next(key for key, value in zip(op.output_names, node.output, strict=False) if value == NEXT + name)
+            return all((key, output) in in_place_pairs(op) for key, value in own if value == name)
+        return not normalized(node.domain) and node.op_type in ELEMENTWISE
 
     def _scalar_read(self, update: int, first: int, name: str, state: Collection[str]) -> tuple[int, int] | None:
         """A node, and the index of an input of it that is one floating number, on which `update` depends.

@@ -255,7 +255,7 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    return Tasks(plan, task, in_place=(("param", "param_out"), ("momentum_buffer", "momentum_buffer_out")))
 
 
 def body(b: Body) -> None:
