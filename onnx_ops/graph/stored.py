@@ -104,6 +104,14 @@ def copy_into(array: np.ndarray, source: Source) -> None:
         array[...] = source
 
 
+def copy_into_zeros(array: np.ndarray, source: Source) -> None:
+    """As `copy_into` for an array of zeros, whose pages are not touched where the tensor is 0 too."""
+    target = _bytes(array)
+    for number, block in enumerate(_aligned(source)):
+        if np.frombuffer(block, np.uint8).any():
+            target[number * BLOCK : number * BLOCK + len(block)] = block
+
+
 def blocks(source: Source) -> Iterator[memoryview]:
     """The bytes of a tensor, in order; each block is valid until the next one."""
     if isinstance(source, StoredTensor):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,18 +16,20 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
-from onnx_ops.graph.stored import Source, copy_into
+from onnx_ops.graph.stored import Source, copy_into_zeros
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+LARGE = 1 << 16
+"""Bytes from which on a tensor has pages of its own."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that onnxruntime has allocated.
+    """A tensor of a training's state.
 
     Attributes:
         value: the OrtValue, as sessions take it.
-        array: a view of its memory; valid as long as `value` is.
+        array: its memory.
     """
 
     value: ort.OrtValue
@@ -34,20 +37,31 @@ class Tensor:
 
     @classmethod
     def holding(cls, source: Source, element: int) -> Tensor:
-        """A copy of an array, or of a tensor in a file; `element` is its TensorProto.DataType."""
-        value = ort.OrtValue.ortvalue_from_shape_and_type(list(source.shape), element)
-        tensor = cls(value, _view(value, source.shape, source.dtype))
-        copy_into(tensor.array, source)
-        return tensor
+        """A copy of an array, or of a tensor in a file; `element` is its TensorProto.DataType.
+
+        Pages of zeros, such as those of moments before the first step, take no memory until they are written.
+        """
+        array = _zeros(source.shape, source.dtype)
+        copy_into_zeros(array, source)
+        return cls(input_value(array, element), array)
 
     def part(self, elements: slice, shape: Sequence[int]) -> Tensor:
-        """A view of some elements of a tensor of rank 1, as a tensor of a shape; it does not keep the memory alive."""
+        """A view of some elements of a tensor of rank 1, as a tensor of a shape."""
         array = self.array[elements].reshape(shape)
         return Tensor(ort.OrtValue.ortvalue_from_numpy(array), array)
 
 
 Tensors = Mapping[str, Tensor]
 Arrays = dict[str, np.ndarray]
+
+
+def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array of zeros; a large one in pages of its own, which take no memory until they are written."""
+    count = math.prod(shape)
+    if count * dtype.itemsize < LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(shape, dtype)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype, count).reshape(shape)
 
 
 def _view(value: ort.OrtValue, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
