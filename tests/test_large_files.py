@@ -238,6 +238,27 @@ def test_memory_of_loading(tmp_path: Path) -> None:
 
 
 @needs_proc
+def test_memory_that_a_trainer_keeps(tmp_path: Path) -> None:
+    """Of a model in memory, and of its bytes."""
+    program = """
+        import gc
+
+        model, state = halving(SHAPE)
+        whole = step_model(model, state)
+        del state
+        for step in (whole, whole.SerializeToString()):
+            gc.collect()
+            before = reset()
+            trainer = Trainer(step)
+            gc.collect()
+            print((memory("VmRSS") - before) / SIZE)
+            del trainer
+    """
+    for kept in measured(program, tmp_path):
+        assert kept < SETS + 0.1
+
+
+@needs_proc
 def test_memory_of_checkpoints(tmp_path: Path) -> None:
     """Neither writing nor reading one needs memory for it: a block is read at a time, and tensors go where they are."""
     program = """

@@ -153,7 +153,9 @@ def open_step(
         if step.inference is not None and inference_function(model) is None:
             model = with_inference(model, step.inference)
         _remove_state(model, Step.of(model))
-    return model, start
+    light = onnx.ModelProto()  # protobuf frees what is removed from a message only with the whole message
+    light.CopyFrom(model)
+    return light, start
 
 
 def _remove_state(model: onnx.ModelProto, step: Step) -> None:
