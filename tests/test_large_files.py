@@ -238,6 +238,25 @@ def test_memory_of_loading(tmp_path: Path) -> None:
 
 
 @needs_proc
+def test_memory_of_checking(tmp_path: Path) -> None:
+    program = """
+        from typer.testing import CliRunner
+
+        from onnx_ops.cli.app import app
+
+        model, state = halving(SHAPE)
+        onnx.save(step_model(*halving([2])), folder / "small.onnx")
+        onnx.save(step_model(model, state), folder / "step.onnx")
+        for name in ("small.onnx", "step.onnx"):
+            before = reset()
+            assert CliRunner().invoke(app, ["check", str(folder / name)]).exit_code == 0
+            print((memory("VmHWM") - before) / SIZE)
+    """
+    _, ratio = measured(program, tmp_path)
+    assert ratio < 0.1
+
+
+@needs_proc
 def test_memory_that_a_trainer_keeps(tmp_path: Path) -> None:
     """Of a model in memory, and of its bytes."""
     program = """

@@ -161,12 +161,12 @@ def check(
     omitted), attributes, and outputs; tensors are objects of dtype and shape, null where unknown.
     """
     from onnx_ops.cli.diagnosis import kernels
-    from onnx_ops.graph.files import ModelFileError, read_model
+    from onnx_ops.graph.files import ModelFileError, read_light_model
     from onnx_ops.training.errors import StepError
     from onnx_ops.training.weights import check_files
 
     with refusals(as_json):
-        proto = read_model(model)
+        proto = read_light_model(model)
     inspection = inspect(proto)
     problems = [*inspection.problems]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import math
 import shutil
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 
 from onnx_ops.core.errors import Error, LinkError
 from onnx_ops.graph import reading
+from onnx_ops.graph.light import read_light
 from onnx_ops.graph.staging import staging_folder
 from onnx_ops.graph.stored import OpenFile, StoredTensor
 from onnx_ops.graph.walk import tensors
@@ -40,8 +42,21 @@ def read_model(path: Path) -> onnx.ModelProto:
     Raises:
         ModelFileError: a file that cannot be read, or is not a model.
     """
-    try:
+    with _errors_of_reading(path):
         return reading.read(path)
+
+
+def read_light_model(path: Path) -> onnx.ModelProto:
+    """As `read_model`; large initializers of the graph are external data in the model's own file."""
+    with _errors_of_reading(path):
+        model, _ = read_light(path)
+        return model
+
+
+@contextlib.contextmanager
+def _errors_of_reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
     except LinkError as error:

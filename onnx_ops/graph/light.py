@@ -18,8 +18,8 @@ from onnx_ops.graph.stored import OpenFile, Source
 
 SMALL_FILE = 2**20
 """Bytes up to which a file is read as a whole."""
-LARGE_TENSOR = 2**12
-"""Bytes from which on the contents of an initializer are left in the file."""
+LARGE_TENSOR = 2**15
+"""Bytes from which on the contents of an initializer are left in the file; type inference reads some smaller ones."""
 WINDOW = 2**16
 """Bytes that are read at once while a file is scanned."""
 
