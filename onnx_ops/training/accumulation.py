@@ -19,12 +19,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
+from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.reading import one_line
 from onnx_ops.graph.slices import following, part
 from onnx_ops.graph.types import declared_types
+from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
@@ -250,14 +253,13 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss
         names.new("loss_value"),
     )
     averaging.model.CopyFrom(model)
+    restore(averaging.model)
+    add_import(averaging.model, DOMAIN, OPSET_VERSION)
     graph = averaging.model.graph
     nodes: list[onnx.NodeProto] = []
-    wide: dict[int | None, str] = {}
     kept = [value for value in graph.output if value.name not in gradients]
     del graph.output[:]
     graph.output.extend(kept)
-    # With known shapes onnxruntime computes the change of a mean in the memory of the gradient.
-    graph.value_info.extend(_info(name, tensor) for name, tensor in gradients.items())
 
     def add(op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         nodes.append(helper.make_node(op_type, inputs, [output or names.new(op_type.lower())], **attributes))
@@ -279,14 +281,13 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss
     checked = add("Gather", [constant(np.ones(1)), index], averaging.checked)
     accepted = add("Mul", [count, checked])
     total = add("Add", [samples, accepted], NEXT + samples)
-    fraction = add("Div", [accepted, total])
+    fraction, one = add("Div", [accepted, total]), constant(np.ones(()))
     for name, tensor in gradients.items():
         mean, dtype = averaging.means[name], _wide(tensor).dtype
         gradient = name if tensor.dtype == dtype else add("Cast", [name], to=dtype)
-        if dtype not in wide:
-            wide[dtype] = add("Cast", [fraction], to=dtype)
-        change = add("Mul", [add("Sub", [gradient, mean]), wide[dtype]])
-        add("Add", [mean, change], NEXT + mean)
+        # mean - fraction * (mean - gradient), a step from the mean towards the gradient, in place and in one pass
+        moving = [mean, gradient, fraction, "", one]
+        add("FusedSgd", moving, NEXT + mean, domain=DOMAIN, maximize=1)
     graph.node.extend(nodes)
     number = TensorType(TensorProto.DOUBLE, ())
     state = {mean: _wide(gradients[name]) for name, mean in averaging.means.items()} | {samples: number}
