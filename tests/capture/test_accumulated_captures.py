@@ -151,7 +151,7 @@ class MallocInfo(ctypes.Structure):
 
 
 def test_accumulation_needs_the_memory_of_the_parameters_once() -> None:
-    """Gradients are added one by one: two of this network's twelve layers are in memory at a time."""
+    """Gradients are added one by one; those of this network's twelve layers are not in memory together."""
     glibc = ctypes.CDLL(None)
     if not hasattr(glibc, "mallinfo2"):
         pytest.skip("needs glibc")
