@@ -41,6 +41,7 @@ TORCH = (
     "translation",
     "simplifying",
     "randomness",
+    "mixed_precision",
     "tracing",
     "recomputation",
     "steps",

@@ -20,7 +20,7 @@ from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import Dimension, DynamicShapes, tensors
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Locations, refuse_compiled
+from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
@@ -159,6 +159,7 @@ def _captured(
     check: bool,
     inference: bool,
 ) -> Capture:
+    refuse_autocast()
     refuse_compiled(joint.model)
     eager = RunInfo()
     first, second = trials(joint, eager)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
@@ -103,27 +102,13 @@ class Locations(TorchDispatchMode):
         return self._locations.get(name, Location("the loss", None))
 
 
-class RefuseAutocast(TorchFunctionMode):
-    """A mode that raises a CaptureError for functions that are called under torch.autocast."""
-
-    def __init__(self, where: Locations) -> None:
-        super().__init__()
-        self._where = where
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if torch.is_autocast_enabled("cpu"):
-            raise CaptureError(
-                f"{self._where.module()} runs under torch.autocast{_at(line_now())}, which casts to"
-                f" {torch.get_autocast_dtype('cpu')}; onnxruntime lacks most kernels of that dtype on a CPU. Leave"
-                " torch.autocast out of the model and the loss"
-            )
-        return func(*args, **(kwargs or {}))
+def refuse_autocast() -> None:
+    """Raise a CaptureError if the caller's code runs under torch.autocast."""
+    if torch.is_autocast_enabled("cpu"):
+        raise CaptureError(
+            "torch.autocast surrounds the capture, which the step would not depend on: put it into the loss, around the"
+            " call of the model"
+        )
 
 
 def refuse_compiled(model: torch.nn.Module) -> None:

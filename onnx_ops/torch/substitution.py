@@ -10,12 +10,31 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.batch_norm import cumulative_averages
 
 Functions = Mapping[Any, Callable[..., Any]]
 """Functions of PyTorch, with replacements that have the same parameters."""
+
+AUTOCAST_TO_FLOAT32 = {
+    functional.binary_cross_entropy_with_logits,
+    functional.cross_entropy,
+    functional.ctc_loss,
+    functional.kl_div,
+    functional.multi_margin_loss,
+    functional.multilabel_margin_loss,
+    torch._C._nn.avg_pool3d,
+    torch.binary_cross_entropy_with_logits,
+    torch.cdist,
+    torch.ctc_loss,
+    torch.grid_sampler,
+    torch.kl_div,
+    torch.prod,
+    torch.Tensor.prod,
+}
+"""Functions with replacements whose arguments torch.autocast casts to float32 on a CPU."""
 
 DIFFERENTIATION = (torch.autograd.grad, torch.Tensor.backward)
 
@@ -41,7 +60,15 @@ class Substitution(TorchFunctionMode):
         if replacement is None and nested:
             with self:
                 return _without_override(func)(*args, **(kwargs or {}))
+        if replacement is not None and func in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled("cpu"):
+            args, kwargs = tree_map_only(torch.Tensor, _as_float32, (args, kwargs))
+            with torch.autocast("cpu", enabled=False):
+                return replacement(*args, **(kwargs or {}))
         return (replacement or func)(*args, **(kwargs or {}))
+
+
+def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _without_override(function: Any) -> types.FunctionType:

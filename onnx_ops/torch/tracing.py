@@ -33,8 +33,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.arguments import Dimension
 from onnx_ops.torch.constants import Constants
-from onnx_ops.torch.explanations import Locations, RefuseAutocast, explained
+from onnx_ops.torch.explanations import Locations, explained
 from onnx_ops.torch.indices import index_ranges
+from onnx_ops.torch.mixed_precision import Float32Computation
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
@@ -132,7 +133,7 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
             where,
             Constants(mode),
             _unchecked_distributions(),
-            RefuseAutocast(where),
+            Float32Computation(),
             whole_ops(),
         ):
             return list(function(dict(zip(examples, tensors, strict=True))).values())

@@ -100,17 +100,6 @@ def test_what_has_no_translation_is_refused_before_the_export(monkeypatch: pytes
         capture(lambda x: torch.linalg.eigh(x)[0])
 
 
-def test_autocast_is_refused() -> None:
-    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return model(x).float().sum()
-
-    with pytest.raises(
-        CaptureError, match=rf"{WHERE} runs under torch\.autocast {LINE}, which casts to torch\.bfloat16"
-    ):
-        gradients(Model(lambda x: torch.nn.functional.linear(x, x)), loss, (torch.ones(3, 3),))
-
-
 def test_compiled_models_are_refused() -> None:
     wrapped = torch.nn.Sequential(torch.compile(torch.nn.Linear(3, 3), backend="eager"))
     with pytest.raises(CaptureError, match=r"module '0' of the model is compiled.*pass the original.*_orig_mod"):

@@ -15,6 +15,8 @@ from onnx_ops.torch.base.errors import CaptureError
 # as that of a bias before a batch norm, is as large as the rounding errors of the others.
 Tolerance = tuple[float, float]
 TOLERANCES: Mapping[np.dtype, Tolerance] = {np.dtype(np.float64): (1e-8, 1e-11), np.dtype(np.float32): (1e-3, 1e-5)}
+# bfloat16 rounds by up to 2**-9; where float32 sums in another order are rounded to another number, the difference of
+# 2**-8 reaches all later results. This holds for the float32 gradients of a step that computes under autocast too.
 SIXTEEN_BITS: Tolerance = (5e-2, 5e-3)
 # A float32 graph that is converted to float64 has constants that were rounded to float32.
 WIDENED: Tolerance = (1e-5, 1e-7)

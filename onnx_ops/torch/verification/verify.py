@@ -20,9 +20,9 @@ from onnx_ops.torch.optimizers import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
-from onnx_ops.torch.verification.tolerances import WIDENED, Tolerance, compare, rounding
+from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.verification.trials import Trial, disturbed
-from onnx_ops.torch.verification.widening import to_float64
+from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import input_value, output_array
 
@@ -137,6 +137,7 @@ class Verification:
     def __init__(self, model: onnx.ModelProto, joint: JointStep, updates: Updates | None) -> None:
         self._model, self._joint, self._updates = model, joint, updates
         self._graph = Graph(model)
+        self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
         self._state = {} if updates is None else updates.plan.state() | updates.plan.rates()
 
     def step(self, trial: Trial) -> None:
@@ -160,13 +161,13 @@ class Verification:
         """
         theirs = arrays({name: trial.expected[name] for name in names})
         try:
-            compare("outputs", got, theirs)
+            compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
             exact = self._in_double(trial.values, names)
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype) for name, array in exact.items()}
-            if not _agree(got, rounded) and not self._is_rounding(got, theirs, exact, trial):
+            if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, trial):
                 raise refused from None
 
     def _in_double(self, values: Tensors, names: Iterable[str]) -> Arrays | None:

@@ -1,4 +1,4 @@
-"""Converts a captured graph from float32 to float64, to compute its results without the rounding of float32."""
+"""Converts a captured graph to float64, to compute its results without the rounding of float32 and 16-bit dtypes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxscript import evaluator, opset18
 from torch.onnx._internal.exporter._building import OpRecorder
 
+from onnx_ops.graph.walk import all_nodes
 from onnx_ops.torch.operators import TABLE
 
+NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+ROUNDING = (TensorProto.FLOAT, *NARROW)
 DTYPES = ("to", "dtype")
 """Names of attributes that hold a dtype."""
 
 
+def rounds_to_16_bits(model: onnx.ModelProto) -> bool:
+    """Whether a model casts to a 16-bit floating dtype."""
+    return any(
+        node.op_type == "Cast" and helper.get_node_attr_value(node, "to") in NARROW for node in all_nodes(model.graph)
+    )
+
+
 def to_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with float64 in place of float32, constants and casts included.
+    """A copy of a model with float64 in place of float32 and 16-bit floating dtypes, constants and casts included.
 
     Float attributes, such as an epsilon, keep their float32 value. Nodes without a float64 kernel in onnxruntime are
     replaced by others.
@@ -44,7 +54,7 @@ def _widen(
     shapes: dict[str, list[int | str]] = {tensor.name: list(tensor.dims) for tensor in initializers}
     for value in values:
         kind = value.type.tensor_type
-        if kind.elem_type == TensorProto.FLOAT:
+        if kind.elem_type in ROUNDING:
             kind.elem_type = TensorProto.DOUBLE
         shapes[value.name] = [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
     written: list[onnx.NodeProto] = []
@@ -62,7 +72,7 @@ def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> No
         _widen_graph(attribute.g)
     elif attribute.type == onnx.AttributeProto.TENSOR:
         attribute.t.CopyFrom(_tensor(attribute.t))
-    elif attribute.name in DTYPES and attribute.i == TensorProto.FLOAT:
+    elif attribute.name in DTYPES and attribute.i in ROUNDING:
         attribute.i = TensorProto.DOUBLE
     elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
         number = helper.get_attribute_value(attribute)
@@ -71,7 +81,7 @@ def _widen_attribute(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> No
 
 
 def _tensor(tensor: TensorProto) -> TensorProto:
-    if tensor.data_type != TensorProto.FLOAT:
+    if tensor.data_type not in ROUNDING:
         return tensor
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 

@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import replaces
@@ -191,7 +192,12 @@ def _instead_of(name: str) -> Callable[..., Tensors]:
             )
         states = [hx] if isinstance(hx, Tensor) else hx
         settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return _layers(name, input, states, params, *settings)
+        # Steps of 16 bits, as under torch.autocast, are computed in float32, without rounding between them.
+        dtype = torch.promote_types(input.dtype, torch.float32)
+        given, states, weights = tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype), (input, states, params))
+        with torch.autocast("cpu", enabled=False):
+            outputs = _layers(name, given, states, weights, *settings)
+        return tuple(output.to(input.dtype) for output in outputs)
 
     return layers
 

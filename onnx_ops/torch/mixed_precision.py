@@ -1,0 +1,102 @@
+"""Operators on float16 and bfloat16 tensors, which are computed in float32 and rounded, as PyTorch's CPU kernels do.
+
+The casts are part of the graph: onnxruntime's CPU provider has few kernels of bfloat16 and float16, and which ones
+depends on its build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
+
+from onnx_ops.torch.effects import written
+
+aten = torch.ops.aten
+
+NARROW = (torch.float16, torch.bfloat16)
+"""The dtypes that are not computed in."""
+
+EXACT = {
+    operator
+    for packet in (
+        aten._to_copy,
+        aten._unsafe_view,
+        aten.alias,
+        aten.cat,
+        aten.clone,
+        aten.copy_,
+        aten.detach,
+        aten.embedding,
+        aten.index_select,
+        aten.lift_fresh,
+        aten.permute,
+        aten.select,
+        aten.slice,
+        aten.split,
+        aten.split_with_sizes,
+        aten.squeeze,
+        aten.t,
+        aten.transpose,
+        aten.unbind,
+        aten.unsqueeze,
+        aten.view,
+        aten._reshape_alias,
+    )
+    for operator in (getattr(packet, name) for name in packet.overloads())
+} | {aten.native_dropout_backward.default, aten.threshold_backward.default, aten.hardshrink_backward.default}
+"""The operators that are exported as nodes with 16-bit kernels: movements of data, casts, and ops of this domain."""
+
+
+ROUNDED_SCALARS = (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Scalar)
+"""The operators that round a number to the dtype of a tensor before they compute with it."""
+
+
+class Float32Computation(TorchDispatchMode):
+    """A mode in which operators of 16-bit tensors cast their inputs to float32, and their results back."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in EXACT or func.namespace != "aten" or not tree_any(_is_narrow, (args, kwargs)):
+            return func(*args, **kwargs)
+        wide = {id(leaf): _wide(leaf) for leaf in tree_leaves((args, kwargs)) if _is_narrow(leaf)}
+        changed = [tensor for tensor in tree_leaves(list(written(func, args, kwargs))) if _is_narrow(tensor)]
+        originals = {id(wide[id(tensor)]): tensor for tensor in changed}
+        with disable_proxy_modes_tracing():
+            expected = func(*args, **kwargs)
+        with torch._C._DisableAutocast():
+            if func in ROUNDED_SCALARS and isinstance(args[1], float):
+                args = (args[0], _rounded(args[1], args[0].dtype), *args[2:])
+            args, kwargs = tree_map(lambda leaf: wide.get(id(leaf), leaf), (args, kwargs))
+            result = func(*args, **kwargs)
+            for tensor in changed:
+                tensor.copy_(wide[id(tensor)])
+            return tree_map(lambda found, wanted: originals.get(id(found), _cast(found, wanted)), result, expected)
+
+
+def _is_narrow(leaf: Any) -> bool:
+    """Whether an argument is a 16-bit floating tensor, or its dtype."""
+    return leaf in NARROW if isinstance(leaf, torch.dtype) else isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    with no_dispatch():
+        return torch.tensor(number, dtype=dtype).item()
+
+
+def _wide(leaf: Any) -> Any:
+    return torch.float32 if isinstance(leaf, torch.dtype) else aten._to_copy.default(leaf, dtype=torch.float32)
+
+
+def _cast(found: Any, wanted: Any) -> Any:
+    if isinstance(wanted, torch.Tensor) and found.dtype is not wanted.dtype:
+        return aten._to_copy.default(found, dtype=wanted.dtype)
+    return found
