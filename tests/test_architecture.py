@@ -44,6 +44,7 @@ TORCH = (
     "mixed_precision",
     "tracing",
     "recomputation",
+    "loss_scaling",
     "steps",
     "optimizers",
     "exchange",

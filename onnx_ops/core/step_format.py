@@ -93,6 +93,12 @@ INPUT = "input"
 LEARNING_RATE = "learning_rate"
 """The setting of a step's only group of parameters; of several groups `learning_rate.0`, `learning_rate.1`, ..."""
 
+GRAD_SCALE = "grad_scaler.scale"
+"""The factor of the loss in a step that scales it; a part of the optimizer's state."""
+
+GROWTH_TRACKER = "grad_scaler.growth_tracker"
+"""The number of steps since that factor changed."""
+
 
 def learning_rate_name(group: int, groups: int) -> str:
     """The input that is a group's learning rate."""

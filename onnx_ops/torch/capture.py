@@ -15,12 +15,13 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-from onnx_ops.core.step_format import GRADIENT, NEXT, SEED, InputRole
+from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, NEXT, SEED, InputRole
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import Dimension, DynamicShapes, tensors
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
+from onnx_ops.torch.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
 from onnx_ops.torch.preserving import preserved
@@ -114,7 +115,7 @@ def gradients(
         CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, None, None, opset_version, check, inference)
+    return _captured(joint, None, None, None, opset_version, check, inference)
 
 
 def training_step(
@@ -125,6 +126,7 @@ def training_step(
     *,
     dynamic_shapes: DynamicShapes = None,
     clip_grad_norm: float | None = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
     opset_version: int = 21,
     check: bool = True,
     inference: bool = True,
@@ -137,6 +139,9 @@ def training_step(
             model; its state is the initial state of the graph.
         clip_grad_norm: maximal total norm of the gradients of the optimizer's parameters, as for
             torch.nn.utils.clip_grad_norm_.
+        grad_scaler: a torch.amp.GradScaler("cpu"), for losses under torch.autocast with float16; its scale is state of
+            the step. A step whose gradients are not finite lowers it, and leaves parameters and optimizer state as they
+            were.
 
     Returns:
         A Capture. Further inputs of its graph: `optimizer.<state>.<parameter>`, and `learning_rate` (`learning_rate.0`
@@ -148,13 +153,15 @@ def training_step(
         CaptureError: as for `gradients`; the optimizer is not supported.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, optimizer, clip_grad_norm, opset_version, check, inference)
+    scaling = LossScaling(grad_scaler, joint.parameters) if grad_scaler and grad_scaler.is_enabled() else None
+    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference)
 
 
 def _captured(
     joint: JointStep,
     optimizer: torch.optim.Optimizer | None,
     clip_grad_norm: float | None,
+    scaling: LossScaling | None,
     opset_version: int,
     check: bool,
     inference: bool,
@@ -162,9 +169,11 @@ def _captured(
     refuse_autocast()
     refuse_compiled(joint.model)
     eager = RunInfo()
-    first, second = trials(joint, eager)
+    scale_state = {} if scaling is None else scaling.state()
+    first, second = trials(joint, eager, {name: t for name, t in scale_state.items() if name == GRAD_SCALE})
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
-    values = joint.state() | ({} if plan is None else plan.state() | plan.rates()) | joint.argument_values()
+    states = {} if plan is None else plan.state() | plan.rates() | scale_state
+    values = joint.state() | states | joint.argument_values()
 
     names: list[str] = []
     seen = RunInfo()
@@ -175,10 +184,16 @@ def _captured(
             found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
             outputs |= {GRADIENT + name: tensor for name, tensor in found.items()}
             found = {member.name: found[member.name] for member in plan.members}
+            finite = None if scaling is None else all_finite(found.values())
             if clip_grad_norm is not None:
                 found = clipped(found, clip_grad_norm)
             reached = {name: outputs[NEXT + name] for name in seen.changed}
-            outputs |= {NEXT + name: tensor for name, tensor in plan.updated(given | reached, found).items()}
+            updated = plan.updated(given | reached, found)
+            if scaling is not None and finite is not None:
+                before = given | reached
+                updated = {name: torch.where(finite, new, before[name]) for name, new in updated.items()}
+                updated |= scaling.updated(given, finite)
+            outputs |= {NEXT + name: tensor for name, tensor in updated.items()}
         names[:] = outputs
         return outputs
 
@@ -188,11 +203,13 @@ def _captured(
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
-    record = Step(_resolve_inputs(exported.graph, joint, plan, seen), joint.tied, _bounds(traced.dynamic), ranges)
+    record = Step(
+        _resolve_inputs(exported.graph, joint, plan, seen, scale_state), joint.tied, _bounds(traced.dynamic), ranges
+    )
     if check:
         updates = None
         if optimizer is not None and plan is not None:
-            updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm)
+            updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm, scaling)
         verification = Verification(_step(exported, record), joint, updates)
         for trial in (first, second):
             verification.step(trial)
@@ -217,7 +234,9 @@ def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
         seen.add(name)
 
 
-def _resolve_inputs(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo) -> dict[str, InputRole]:
+def _resolve_inputs(
+    graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo, scale: Tensors
+) -> dict[str, InputRole]:
     """Remove the inputs that are no state of the step, and return the roles of the others.
 
     A buffer that is not in the model's state_dict becomes a constant, unless the step changes it. The seed is removed
@@ -226,6 +245,7 @@ def _resolve_inputs(graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: 
     roles = dict.fromkeys(joint.parameters, InputRole.PARAMETER) | dict.fromkeys(joint.buffers, InputRole.BUFFER)
     if plan is not None:
         roles |= dict.fromkeys(plan.state(), InputRole.OPTIMIZER) | dict.fromkeys(plan.rates(), InputRole.SETTING)
+    roles |= dict.fromkeys(scale, InputRole.OPTIMIZER)
     roles[SEED] = InputRole.SEED
     for value in list(graph.inputs):
         name = value.name or ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onnx_ops.core.step_format import GRADIENT, LOSS, NEXT, OUTPUT, SEED
+from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.effects import Effects, storage_of
@@ -126,7 +126,8 @@ class JointStep:
         """Run forward and backward pass.
 
         Args:
-            values: parameters, buffers, seed and arguments, by name; they are not changed.
+            values: parameters, buffers, seed and arguments, by name; they are not changed. With a GRAD_SCALE among
+                them, this multiple of the loss is differentiated.
             info: filled with information about the run.
             changed: the parameters and buffers that the loss changes; None to find them, which needs a run without
                 FakeTensors.
@@ -149,14 +150,18 @@ class JointStep:
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
 
         random = Random(values[SEED])
+        scale = values.get(GRAD_SCALE)
 
         def differentiated(result: Any) -> Tensors:
             loss, reported = _outputs(result)
             outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
-            found = _gradients(loss, wanted)
+            found = _gradients(loss if scale is None else loss * scale, wanted)
             info.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
             filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
+            if scale is not None:
+                inverse = scale.double().reciprocal().to(scale.dtype)
+                filled = {name: gradient * inverse for name, gradient in filled.items()}
             return outputs | {GRADIENT + name: gradient for name, gradient in filled.items()}
 
         with (

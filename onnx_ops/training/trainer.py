@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnx_ops.core.step_format import LEARNING_RATE, NEXT, InputRole, learning_rate_names
+from onnx_ops.core.step_format import GRAD_SCALE, LEARNING_RATE, NEXT, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
@@ -81,7 +81,8 @@ class Trainer:
             with the whole batch does; else with those of each worker. Captured steps with torch.nn.BatchNorm1d to 3d
             can be synchronized; a step without a BatchNormStats is refused.
         check_finite: whether a step whose loss is NaN or infinite raises a StepError and leaves the state as it was.
-            The loss is the first reported output, if it is one floating number.
+            The loss is the first reported output, if it is one floating number. Steps that scale their loss are not
+            checked: they skip the update instead.
         keep_previous: whether steps write to a second set of tensors, which needs the memory of the state once more.
 
     Attributes:
@@ -136,6 +137,7 @@ class Trainer:
             with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(registered):
                 return InferenceSession(model, registered, providers)
 
+        check_finite = check_finite and GRAD_SCALE not in self._types
         self._runner: StepRunner
         if communicator is None:
             self._runner = SessionStepRunner(

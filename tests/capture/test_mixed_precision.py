@@ -5,6 +5,7 @@ Captures compare their numbers with PyTorch's before they return.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -166,3 +167,41 @@ def test_autocast_around_the_capture_is_refused() -> None:
         pytest.raises(CaptureError, match=r"torch\.autocast surrounds the capture.*put it into the loss"),
     ):
         gradients(model, lambda m, x: m(x).sum(), (torch.ones(2, 3),))
+
+
+def test_loss_scaling_is_that_of_grad_scaler() -> None:
+    """Over many steps, some of which overflow. Parameters differ by rounding, which Adam scales to its rate."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            output = model(x)
+        return output.float().square().mean()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=5)
+    batches = [torch.randn(4, 6) for _ in range(25)]
+    batches[12] *= 1e4  # the loss itself overflows
+    capture = training_step(model, loss, (batches[0],), optimizer, grad_scaler=scaler)
+    trainer = onnx_ops.Trainer(capture)
+    scales = []
+    for x in batches:
+        before = trainer.state_dict()
+        trainer.step(x=x.numpy())
+        after = trainer.state_dict()
+        scaler.scale(loss(model, x)).backward()
+        scaler.step(optimizer)
+        old = scaler.get_scale()
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        assert after["grad_scaler.scale"] == scales[-1]
+        assert after["grad_scaler.growth_tracker"] == scaler.state_dict()["_growth_tracker"]
+        if scales[-1] < old:  # skipped
+            assert all(np.array_equal(after[n], before[n]) for n in before if not n.startswith("grad_scaler."))
+        for name, parameter in model.named_parameters():
+            np.testing.assert_allclose(after[name], parameter.detach().numpy(), rtol=0, atol=2e-3, err_msg=name)
+    steps = list(itertools.pairwise(scales))
+    assert any(one < other for one, other in steps)
+    assert any(one > other for one, other in steps)

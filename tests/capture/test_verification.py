@@ -259,7 +259,7 @@ def test_deep_networks_of_kinks() -> None:
     for _ in range(2):
         for parameter in model.parameters():
             parameter.data.mul_(1 + 0.1 * torch.randn(parameter.shape))
-        for trial in trials(joint, RunInfo()):
+        for trial in trials(joint, RunInfo(), {}):
             verifying.step(trial)
     with pytest.raises(CaptureError, match=r"grad\.5\.layers\.3\.weight is off"):
         verify.Verification(broken, joint, None).step(trial)

@@ -37,12 +37,13 @@ class Trial:
     expected: Tensors
 
 
-def trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
+def trials(joint: JointStep, info: RunInfo, scale: Tensors) -> tuple[Trial, Trial]:
     """Run a step of PyTorch from the captured state, and one from a state close to its result.
 
     Args:
         joint: the step; its model is not changed.
         info: filled with information about the first run.
+        scale: the factor of the loss, by its name; empty without loss scaling.
 
     Returns:
         Both trials; the first one twice if PyTorch runs no other batch or state.
@@ -51,11 +52,11 @@ def trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
         CaptureError: the step has state that is neither a parameter nor a buffer.
     """
     with preserved(joint.model):  # around both runs, as the second one finds state that the first leaves in attributes
-        return _two_trials(joint, info)
+        return _two_trials(joint, info, scale)
 
 
-def _two_trials(joint: JointStep, info: RunInfo) -> tuple[Trial, Trial]:
-    start = joint.state() | joint.argument_values()
+def _two_trials(joint: JointStep, info: RunInfo, scale: Tensors) -> tuple[Trial, Trial]:
+    start = joint.state() | joint.argument_values() | scale
     with eager_mode():
         first = Trial(start, joint.run(start, info))
     unregistered = Unregistered(joint.model, info.effects)

@@ -10,12 +10,13 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from onnx_ops.core.step_format import GRADIENT, NEXT
+from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.loss_scaling import LossScaling
 from onnx_ops.torch.optimizers import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
@@ -85,12 +86,19 @@ class Updates:
         plan: the update that was captured of it.
         used: the names of the parameters that have a gradient.
         clip: the maximal total norm of the gradients; None for no clipping.
+        scaling: the loss scaling; None for none.
     """
 
     def __init__(
-        self, joint: JointStep, optimizer: torch.optim.Optimizer, plan: Plan, used: Sequence[str], clip: float | None
+        self,
+        joint: JointStep,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        used: Sequence[str],
+        clip: float | None,
+        scaling: LossScaling | None,
     ) -> None:
-        self.plan, self._used, self._clip = plan, used, clip
+        self.plan, self._used, self._clip, self._scaling = plan, used, clip, scaling
         self._twin = copy.deepcopy(optimizer)
         names = {parameter: name for name, parameter in joint.parameters.items()}
         self._copies = {
@@ -99,14 +107,23 @@ class Updates:
             for parameter, twin in zip(group["params"], twins["params"], strict=True)
         }
 
-    def step(self, trial: Trial, got: Mapping[str, np.ndarray]) -> Arrays:
-        """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs."""
+    def state(self) -> Tensors:
+        """The initial state of optimizer and loss scaling, and the learning rates, by the names of the inputs."""
+        return self.plan.state() | self.plan.rates() | ({} if self._scaling is None else self._scaling.state())
+
+    def step(self, trial: Trial, got: Mapping[str, np.ndarray], tracker: torch.Tensor | None) -> Arrays:
+        """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs.
+
+        `tracker` is the state of that name of the loss scaling.
+        """
         for name, parameter in self._copies.items():
             parameter.data.copy_(trial.expected.get(NEXT + name, trial.values[name]))
             parameter.grad = to_tensor(got[GRADIENT + name]) if name in self._used else None
         if self._clip is not None:
             torch.nn.utils.clip_grad_norm_(list(self._copies.values()), self._clip)
-        self._twin.step()
+        infinite = not all(np.isfinite(got[GRADIENT + member.name]).all() for member in self.plan.members)
+        if self._scaling is None or not infinite:
+            self._twin.step()
         members = self.plan.members
         updated = {NEXT + member.name: to_array(self._copies[member.name]) for member in members}
         for member in members:
@@ -116,6 +133,11 @@ class Updates:
                 for key in member.state
                 if key in reached
             }
+        if self._scaling is not None and tracker is not None:
+            scale, count = trial.values[GRAD_SCALE].clone(), tracker.clone()
+            settings = self._scaling.growth_factor, self._scaling.backoff_factor, self._scaling.growth_interval
+            torch._amp_update_scale_(scale, count, torch.tensor(float(infinite)), *settings)
+            updated |= {NEXT + GRAD_SCALE: to_array(scale), NEXT + GROWTH_TRACKER: to_array(count)}
         return updated
 
 
@@ -138,7 +160,7 @@ class Verification:
         self._model, self._joint, self._updates = model, joint, updates
         self._graph = Graph(model)
         self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
-        self._state = {} if updates is None else updates.plan.state() | updates.plan.rates()
+        self._state = {} if updates is None else updates.state()
 
     def step(self, trial: Trial) -> None:
         """Compare the next step.
@@ -147,7 +169,7 @@ class Verification:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
         got = self._graph.run(self._state | trial.values)
-        update = {} if self._updates is None else self._updates.step(trial, got)
+        update = {} if self._updates is None else self._updates.step(trial, got, self._state.get(GROWTH_TRACKER))
         # Parameters that both the loss and the optimizer change are compared after the update only.
         self._check(got, trial, [name for name in trial.expected if name not in update])
         compare("the optimizer's update", got, update)
