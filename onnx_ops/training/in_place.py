@@ -165,10 +165,10 @@ class _Rewriting:
         self._changed = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
         self._passed = self._names.new("passed")
         self._guard = self._guard_position([name for name in outputs if not name.startswith(NEXT)])
-        self._write_guard(loss if check_finite else None)
         state = {name for changed in self._changed for name in self.shared(changed)}
         for name in self._changed:
             self._order_update(name, state)
+        self._write_guard(loss if check_finite else None)
         nodes = []
         for i, node in enumerate(self._nodes):
             nodes.extend(self._inserted[i])
@@ -200,6 +200,7 @@ class _Rewriting:
 
     def _write_guard(self, loss: str | None) -> None:
         """Compute `passed` before the guard's position; a loss that is not finite ends the run by an invalid index."""
+        following, self._inserted[self._guard] = self._inserted[self._guard], []
         one = self._constant("one", np.ones(1, np.float32))
         found = one
         if loss is not None:
@@ -219,6 +220,7 @@ class _Rewriting:
             last[0].output[0] = self._passed
         else:
             self._insert(self._guard, "Identity", [one], self._passed, named=self._passed)
+        self._inserted[self._guard] += following
 
     # --- the updates ------------------------------------------------------------------------------------------------
 
@@ -341,6 +343,11 @@ class _Rewriting:
                 raise _Unknown
         dtype = self._types[name].dtype
         self._types[value] = self._types[name]
+        made = self._producer[output]
+        if made < self._guard and made not in map(self._producer.get, self._awaited) and dtype in AFTER:
+            # Else onnxruntime would compute statistics of the forward pass last, and keep what they are computed from.
+            self._awaited.append(value)
+            self._producer[value] = made
         if dtype in FLOATS:
             for other in [self._passed, *awaited][:-1]:
                 value = self._barrier(end, value, other, "waiting")
