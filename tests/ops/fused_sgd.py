@@ -96,6 +96,7 @@ def make(choice: Choice) -> dict[str, Array | None]:
 
 FORMS: dict[str, Shape] = {"plain": (2, 3), "vector": (40,), "scalar": (), "deep": (2, 1, 2, 1, 2, 1, 2, 2), "no": (0,)}
 WITHOUT = ("param_out",)
+IN_PLACE = {"param_out": "param", "momentum_buffer_out": "momentum_buffer"}
 
 
 def calls() -> Iterator[Call]:
@@ -247,7 +248,9 @@ RECORD = Record(
     documented=("aclnnFusedSgd", "Sutskever", "The first step of PyTorch", "nesterov"),
     benchmarks=(
         Benchmark(without_momentum, torch=torch_timed),
+        Benchmark(without_momentum, note="in place", torch=torch_timed, in_place={"param_out": "param"}),
         Benchmark(with_momentum, note="momentum", torch=torch_timed),
+        Benchmark(with_momentum, note="momentum in place", torch=torch_timed, in_place=IN_PLACE),
     ),
     accuracies=(accuracy.Accuracy(judged),),
 )
