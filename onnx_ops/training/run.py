@@ -57,7 +57,7 @@ class Run:
         try:
             reported = self.trainer.step(**self.samples.batch(self._order, self.step))
         except StepError as error:
-            raise StepError(f"step {self.step + 1} of epoch {self.epoch + 1}: {error}") from error
+            raise type(error)(f"step {self.step + 1} of epoch {self.epoch + 1}: {error}") from error
         if not reported:
             raise StepError("the step reports nothing, expected the loss")
         name, value = next(iter(reported.items()))
