@@ -17,6 +17,7 @@ from tests.ops import (
     dropout_backward,
     dropout_v3,
     embedding_dense_backward,
+    gelu_backward_v2,
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     thnn_fused_lstm_cell,
@@ -159,11 +160,20 @@ def _adam_w(signature: Generator, values: Generator, taken: Taken) -> tuple[Inpu
     ), {}
 
 
-def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+def _pointwise(signature: Generator, values: Generator, taken: Taken) -> Inputs:
+    """`grad_output` and `self`, whose shapes broadcast."""
     first, second = (int(n) for n in signature.integers(0, 5, 2))
     space = shape_of(max(first, second), values)
     shapes = into(space, first, values), into(space, second, values)
-    inputs = masked_gradient.operands(shapes, taken["grad_output"], taken["self"])
+    return masked_gradient.operands(shapes, taken["grad_output"], taken["self"])
+
+
+def _gelu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    return _pointwise(signature, values, taken), {"approximate": int(signature.integers(2))}
+
+
+def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    inputs = _pointwise(signature, values, taken)
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
 
 
@@ -176,6 +186,7 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     thnn_fused_lstm_cell.OP: _lstm,
     thnn_fused_lstm_cell_backward.OP: _lstm_backward,
     apply_adam_w.OP: _adam_w,
+    gelu_backward_v2.OP: _gelu,
     threshold_backward.OP: _threshold,
 }
 OP_NAMES = tuple(DRAWN)

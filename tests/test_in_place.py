@@ -38,6 +38,7 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
         {"param_out": "grad"},
         {"momentum_buffer_out": "grad"},
     ),
+    "GeluBackwardV2": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "Hardshrink": ({"out": "self"},),
     "HardshrinkBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "KlDiv": ({"out": "self"}, {"out": "target"}),
