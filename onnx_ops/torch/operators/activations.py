@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces
+from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
 
 aten = torch.ops.aten
 
@@ -21,7 +23,6 @@ decomposed_by_pytorch(
     aten.elu.default,
     aten.elu_backward.default,
     aten.gelu.default,
-    aten.gelu_backward.default,
     aten.hardsigmoid.default,
     aten.hardswish.default,
     aten.hardswish_backward.default,
@@ -58,6 +59,15 @@ def _silu(input: Tensor) -> Tensor:
 
 replaces(functional.mish)(_activation(_mish))
 replaces(functional.silu)(_activation(_silu))
+
+
+GELUS = {"none": 0, "tanh": 1}
+"""Values of the attribute `approximate` of GeluBackwardV2."""
+
+
+@translates(aten.gelu_backward.default)
+def _gelu_backward(grad: Any, self: Any, approximate: str = "none") -> Any:
+    return aclnn.GeluBackwardV2(grad, self, approximate=GELUS[approximate])
 
 
 @decomposes(aten.hardsigmoid_backward.default)
