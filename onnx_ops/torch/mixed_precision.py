@@ -50,7 +50,12 @@ EXACT = {
         aten._reshape_alias,
     )
     for operator in (getattr(packet, name) for name in packet.overloads())
-} | {aten.native_dropout_backward.default, aten.threshold_backward.default, aten.hardshrink_backward.default}
+} | {
+    aten.gelu_backward.default,
+    aten.hardshrink_backward.default,
+    aten.native_dropout_backward.default,
+    aten.threshold_backward.default,
+}
 """The operators that are exported as nodes with 16-bit kernels: movements of data, casts, and ops of this domain."""
 
 
