@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "linking": {"core", "graph", "bodies", "ops"},
     "runtime": {"core", "loops"},
     "integrations": {"core", "graph", "ops", "linking", "runtime"},
-    "training": {"core", "graph", "ops", "linking", "runtime", "integrations"},
+    "training": {"core", "loops", "graph", "ops", "linking", "runtime", "integrations"},
     "torch": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
     "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
 }
