@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -31,20 +32,16 @@ def late_readers(model: onnx.ModelProto) -> list[str]:
     graph = model.graph
     maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
     readers = defaultdict(list)
-    before: list[set[int]] = [set() for _ in graph.node]
-    pending = list(range(len(graph.node)))
+    needed: dict[int, set[int]] = {}
     for number, node in enumerate(graph.node):
-        for name in filter(None, _read(node)):
+        read = set(filter(None, _read(node)))
+        needed[number] = {maker[name] for name in read if name in maker}
+        for name in read:
             readers[name].append(number)
-    while pending:  # also for graphs that are in no topological order
-        number = pending.pop()
-        own = set(before[number])
-        for name in _read(graph.node[number]):
-            if name in maker:
-                own |= before[maker[name]] | {maker[name]}
-        if own != before[number]:
-            before[number] = own
-            pending.extend(reader for name in graph.node[number].output for reader in readers[name])
+    before = [0] * len(graph.node)  # the nodes that each node depends on, as bits
+    for number in graphlib.TopologicalSorter(needed).static_order():
+        for other in needed[number]:
+            before[number] |= before[other] | 1 << other
     late = []
     outputs = [value.name for value in graph.output]
     for output in outputs:
@@ -66,6 +63,6 @@ def late_readers(model: onnx.ModelProto) -> list[str]:
                 elif reader == update:
                     if node.op_type not in ELEMENTWISE or value != state:
                         late.append(f"{node.op_type} overwrites {state} while it reads it")
-                elif reader not in before[update]:
+                elif not before[update] >> reader & 1:
                     late.append(f"{node.op_type} {node.output[0]} reads {state} after {graph.node[update].op_type}")
     return late

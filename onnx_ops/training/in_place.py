@@ -95,28 +95,25 @@ def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> In
     if default_opset(copy, BARRIER.body_opset) < BARRIER.body_opset:
         return None
     try:
-        _copy_other_inputs(copy)
-        return _Rewriting(copy).result(loss, check_finite)
+        rewriting = _Rewriting(copy)
+        if copied := rewriting.next_values_that_are_inputs():
+            _copy_values(copy, copied)
+            rewriting = _Rewriting(copy)
+        return rewriting.result(loss, check_finite)
     except _Unknown:
         return None
 
 
-def _copy_other_inputs(model: onnx.ModelProto) -> None:
-    """Copy next values that may be the memory of an input, such as `next.a = Identity(b)`."""
-    found = _Rewriting(model)
-    changed = [value.name for value in model.graph.output if value.name.startswith(NEXT)]
-    inputs = {value for name in changed for value in found.shared(name.removeprefix(NEXT))}
+def _copy_values(model: onnx.ModelProto, values: Collection[str]) -> None:
+    """Copy values where they are computed."""
     names = Names.of(model)
     nodes = []
     for node in model.graph.node:
         nodes.append(node)
         for i, output in enumerate(node.output):
-            if output in inputs and output in changed:
-                if found.dtype(output) not in FLOATS:
-                    raise _Unknown
+            if output in values:
                 node.output[i] = names.new(f"{output}.view")
-                views = [node.output[i]] * 2
-                nodes.append(helper.make_node(BARRIER.name, views, [output], domain=DOMAIN))
+                nodes.append(helper.make_node(BARRIER.name, [node.output[i]] * 2, [output], domain=DOMAIN))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     add_import(model, DOMAIN, OPSET_VERSION)
@@ -159,15 +156,25 @@ class _Rewriting:
         self._guarded: dict[str, str] = {}
         self._initializers: list[TensorProto] = []
 
+        self._outputs = [value.name for value in model.graph.output]
+        self._changed = [name.removeprefix(NEXT) for name in self._outputs if name.startswith(NEXT)]
+        self._memory = {name: frozenset(self._shared(name)) for name in self._changed}
+        """The values that may have the memory of an input that changes."""
+        self._state = frozenset().union(*self._memory.values())
+
+    def next_values_that_are_inputs(self) -> set[str]:
+        """The next values that may have the memory of an input, such as `next.a = Identity(b)`."""
+        found = {NEXT + name for name in self._changed}.intersection(self._state)
+        if any(self.dtype(name) not in FLOATS for name in found):
+            raise _Unknown
+        return found
+
     def result(self, loss: str | None, check_finite: bool) -> InPlaceStep:
         graph = self._model.graph
-        outputs = self._outputs = [value.name for value in graph.output]
-        self._changed = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
         self._passed = self._names.new("passed")
-        self._guard = self._guard_position([name for name in outputs if not name.startswith(NEXT)])
-        state = {name for changed in self._changed for name in self.shared(changed)}
+        self._guard = self._guard_position([name for name in self._outputs if not name.startswith(NEXT)])
         for name in self._changed:
-            self._order_update(name, state)
+            self._order_update(name)
         self._write_guard(loss if check_finite else None)
         nodes = []
         for i, node in enumerate(self._nodes):
@@ -224,10 +231,10 @@ class _Rewriting:
 
     # --- the updates ------------------------------------------------------------------------------------------------
 
-    def _order_update(self, name: str, state: Collection[str]) -> None:
+    def _order_update(self, name: str) -> None:
         """Make the node that computes the next value of an input wait for the readers of the input and the guard."""
         output = NEXT + name
-        if any(value in self._outputs and value != output for value in self.shared(name)):
+        if any(value in self._outputs and value != output for value in self._memory[name]):
             raise _Unknown
         update = self._producer.get(output)
         before = 0 if update is None else self._ancestors[update] | 1 << update
@@ -236,7 +243,7 @@ class _Rewriting:
         awaited = [self._value_of(i) for i in last]
         first = max([self._guard, *(i + 1 for i in last)])
         if update is not None and self._works_in_place(name, update):
-            place = self._scalar_read(update, first, name, state)
+            place = self._scalar_read(update, first, name)
             if place is not None:
                 node, index = place
                 waiting = self._after_guard(self._nodes[node].input[index])
@@ -246,7 +253,7 @@ class _Rewriting:
                 return
         self._copy_at_end(name, awaited)
 
-    def shared(self, name: str) -> Iterator[str]:
+    def _shared(self, name: str) -> Iterator[str]:
         """A value and those that may have its memory."""
         pending, seen = [name], {name}
         while pending:
@@ -264,7 +271,7 @@ class _Rewriting:
 
         One whose output may be the same memory counts only if nothing reads that: what reads it runs later.
         """
-        for value in self.shared(name):
+        for value in self._memory[name]:
             for i in self._readers[value]:
                 node = self._nodes[i]
                 if not self._may_share(node) or not any(self._readers[output] for output in node.output):
@@ -287,7 +294,7 @@ class _Rewriting:
     def _works_in_place(self, name: str, update: int) -> bool:
         """Whether a node may write the next value of an input to the memory of the input."""
         node = self._nodes[update]
-        read = set(values_read(node)).intersection(self.shared(name))
+        read = set(values_read(node)).intersection(self._memory[name])
         if not read:
             return True
         if read != {name}:  # a view, perhaps of another shape
@@ -299,7 +306,7 @@ class _Rewriting:
             return all((key, output) in in_place_pairs(op) for key, value in own if value == name)
         return not normalized(node.domain) and node.op_type in ELEMENTWISE
 
-    def _scalar_read(self, update: int, first: int, name: str, state: Collection[str]) -> tuple[int, int] | None:
+    def _scalar_read(self, update: int, first: int, name: str) -> tuple[int, int] | None:
         """A node, and the index of an input of it that is one floating number, on which `update` depends.
 
         The node's index is at least `first`. The number is no part of the state, unless it is the one to be updated and
@@ -314,9 +321,8 @@ class _Rewriting:
             for index, value in enumerate(self._nodes[node].input):
                 made = self._producer.get(value, -1)
                 own = value == name and node == update
-                free = (
-                    value not in state and value not in self._constants
-                )  # onnxruntime may remove what reads a constant
+                # onnxruntime may remove a node that reads a constant, and what waits with it.
+                free = value not in self._state and value not in self._constants
                 if value and (own or free) and self._is_number(value):
                     return node, index
                 if made >= first and made not in seen:
@@ -332,18 +338,17 @@ class _Rewriting:
         """Copy the next value of an input after everything that `awaited` are computed from has run."""
         output, end = NEXT + name, len(self._nodes)
         value = self._names.new(f"{output}.new")
-        if output not in self._producer or any(output in self.shared(other) for other in self._changed):
+        if output not in self._producer or output in self._state:
             raise _Unknown
-        for node in self._nodes:
+        made = self._producer[output]
+        for number in (made, *self._readers[output]):
+            node = self._nodes[number]
             for names in (node.input, node.output):
-                for i, used in enumerate(names):
-                    if used == output:
-                        names[i] = value
+                names[:] = [value if used == output else used for used in names]
             if output in values_read(node):  # in a subgraph
                 raise _Unknown
         dtype = self._types[name].dtype
         self._types[value] = self._types[name]
-        made = self._producer[output]
         if made < self._guard and made not in map(self._producer.get, self._awaited) and dtype in AFTER:
             # Else onnxruntime would compute statistics of the forward pass last, and keep what they are computed from.
             self._awaited.append(value)
