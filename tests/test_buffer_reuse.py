@@ -29,6 +29,7 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "DropoutBackward": {"grad_input": ["grad_output"]},
     "DropoutV3": {"output": ["input"]},
     "FusedSgd": {"param_out": ["param"], "momentum_buffer_out": ["momentum_buffer"]},
+    "GeluBackwardV2": {"grad_input": ["grad_output", "self"]},
     "Hardshrink": {"out": ["self"]},
     "HardshrinkBackward": {"grad_input": ["grad_output", "self"]},
     "KlDivBackward": {"out": ["self"]},

@@ -86,8 +86,8 @@ TABLES: dict[str, dict[str, str]] = {
         "load_into_torch": "(state, model, optimizer=None)",
         "state_from_torch": "(state, model, optimizer=None)",
         "training_step": (
-            "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, opset_version=21, check=True,"
-            " inference=True)"
+            "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, grad_scaler=None,"
+            " opset_version=21, check=True, inference=True)"
         ),
         "translation_table": "()",
         "whole_ops": "()",

@@ -30,13 +30,12 @@ from onnx_ops.graph.types import declared_types
 from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
-from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import State, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import (
     MakeSession,
-    UpdateFailedError,
     UpdateSession,
     check_loss,
     is_of_onnxruntime,

@@ -17,6 +17,10 @@ class StateLostError(StepError):
     """A state that a step has updated only in part before it failed; another one must be loaded."""
 
 
+class UpdateFailedError(Error, RuntimeError):
+    """A run that has failed after it began to update the state in place; the cause is onnxruntime's exception."""
+
+
 class WorkerError(Error, RuntimeError):
     """Workers that cannot continue: one has failed, or they differ in what they train or with what settings."""
 

@@ -21,6 +21,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import Error
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.edits import Names
@@ -100,7 +101,7 @@ def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> In
             _copy_values(copy, copied)
             rewriting = _Rewriting(copy)
         return rewriting.result(loss, check_finite)
-    except _Unknown:
+    except _CannotRewriteError:
         return None
 
 
@@ -119,7 +120,7 @@ def _copy_values(model: onnx.ModelProto, values: Collection[str]) -> None:
     add_import(model, DOMAIN, OPSET_VERSION)
 
 
-class _Unknown(Exception):
+class _CannotRewriteError(Error, ValueError):
     """A step that cannot be rewritten.
 
     A value has a type that a barrier does not take, another output than a next value may be the memory of an input, or
@@ -148,7 +149,7 @@ class _Rewriting:
                 made = self._producer.get(name)
                 if made is not None:
                     if made >= i:
-                        raise _Unknown
+                        raise _CannotRewriteError
                     before |= self._ancestors[made] | 1 << made
             self._ancestors.append(before)
         self._inserted: defaultdict[int, list[NodeProto]] = defaultdict(list)
@@ -166,7 +167,7 @@ class _Rewriting:
         """The next values that may have the memory of an input, such as `next.a = Identity(b)`."""
         found = {NEXT + name for name in self._changed}.intersection(self._state)
         if any(self.dtype(name) not in FLOATS for name in found):
-            raise _Unknown
+            raise _CannotRewriteError
         return found
 
     def result(self, loss: str | None, check_finite: bool) -> InPlaceStep:
@@ -235,7 +236,7 @@ class _Rewriting:
         """Make the node that computes the next value of an input wait for the readers of the input and the guard."""
         output = NEXT + name
         if any(value in self._outputs and value != output for value in self._memory[name]):
-            raise _Unknown
+            raise _CannotRewriteError
         update = self._producer.get(output)
         before = 0 if update is None else self._ancestors[update] | 1 << update
         readers = [i for i in self._reading(name) if not before >> i & 1]
@@ -339,14 +340,14 @@ class _Rewriting:
         output, end = NEXT + name, len(self._nodes)
         value = self._names.new(f"{output}.new")
         if output not in self._producer or output in self._state:
-            raise _Unknown
+            raise _CannotRewriteError
         made = self._producer[output]
         for number in (made, *self._readers[output]):
             node = self._nodes[number]
             for names in (node.input, node.output):
                 names[:] = [value if used == output else used for used in names]
             if output in values_read(node):  # in a subgraph
-                raise _Unknown
+                raise _CannotRewriteError
         dtype = self._types[name].dtype
         self._types[value] = self._types[name]
         if made < self._guard and made not in map(self._producer.get, self._awaited) and dtype in AFTER:
@@ -381,7 +382,7 @@ class _Rewriting:
             found = self._types.get(name, TensorType())
             if name and found.dtype in AFTER and (found.shape is None or len(found.shape) <= MAX_RANK):
                 return name
-        raise _Unknown
+        raise _CannotRewriteError
 
     def _after_guard(self, value: str) -> str:
         """A number that is available after the guard."""

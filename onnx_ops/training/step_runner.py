@@ -17,7 +17,7 @@ from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
-from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.in_place import in_place
 from onnx_ops.training.state import State, Version
 
@@ -64,10 +64,6 @@ class StepRunner(Protocol):
 
     def checksum_after_load(self, before: int, state: Mapping[str, Source]) -> int:
         """`Version.loaded` after loading a state; `before` is the value before it."""
-
-
-class UpdateFailedError(Exception):
-    """A run that has failed after it began to update the state in place; the cause is onnxruntime's exception."""
 
 
 class UpdateSession:

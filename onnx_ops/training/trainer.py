@@ -20,7 +20,7 @@ from onnx_ops.training.adapters import adapter_names
 from onnx_ops.training.arrays import check_names, check_state, numpy_dtype
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
-from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, write_inference_model
 from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_groups
 from onnx_ops.training.samples import counted_axis
@@ -28,7 +28,7 @@ from onnx_ops.training.session_step_runner import SessionStepRunner
 from onnx_ops.training.state import State
 from onnx_ops.training.step import Step, frozen_names, summary
 from onnx_ops.training.step_files import Captured, open_step
-from onnx_ops.training.step_runner import StepRunner, UpdateFailedError
+from onnx_ops.training.step_runner import StepRunner
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
 from onnx_ops.training.workers.step_runner import DistributedStepRunner

@@ -505,12 +505,6 @@ def test_sparse_gradients() -> None:
         gradients(nn.Embedding(4, 2, sparse=True), lambda m, x: m(x).mean(), (torch.tensor([1, 2]),))
 
 
-def test_dtypes_that_onnxruntime_does_not_run() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).bfloat16()
-    with pytest.raises(CaptureError, match="onnxruntime does not run the captured graph"):
-        gradients(model, lambda m, x: m(x).mean(), (torch.randn(5, 4).bfloat16(),))
-
-
 def test_wrong_numbers_are_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a translation were wrong: the graph's loss is twice that of PyTorch."""
 
