@@ -11,6 +11,7 @@ from onnx_ops.core.errors import LinkError
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
 from onnx_ops.graph.imports import add_import
+from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.functions import ATTACHED_BY
 from onnx_ops.linking.sites import domain_version
@@ -25,13 +26,12 @@ FOR_UNUSED = ("Constant", "Identity")
 
 def note_version(model: onnx.ModelProto) -> None:
     """Record this version of onnx_ops in the metadata of a model."""
-    entry = next((e for e in model.metadata_props if e.key == LINKED_BY), None) or model.metadata_props.add()
-    entry.key, entry.value = LINKED_BY, __version__
+    set_metadata(model, LINKED_BY, __version__)
 
 
 def linked_by(model: onnx.ModelProto) -> str | None:
     """The version that has linked a model; None if its metadata has none."""
-    return next((entry.value for entry in model.metadata_props if entry.key == LINKED_BY), None)
+    return metadata_of(model, LINKED_BY)
 
 
 def restore(model: onnx.ModelProto) -> bool:

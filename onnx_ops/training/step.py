@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 from onnx_ops.core.step_format import FORMAT, NEXT, STEP_METADATA, UNVERSIONED, InputRole, check_format
 from onnx_ops.core.types import TensorType
+from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype, tensor_text
 from onnx_ops.training.errors import StepError
@@ -66,7 +67,7 @@ class Step:
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Step:
         """Read the metadata of a model; StepError if there are none, or if they do not fit the model."""
-        text = next((entry.value for entry in model.metadata_props if entry.key == STEP_METADATA), None)
+        text = metadata_of(model, STEP_METADATA)
         if text is None:
             raise StepError(f"the model is no training step: its metadata have no entry '{STEP_METADATA}'")
         try:
@@ -79,13 +80,12 @@ class Step:
     def write_into(self, model: onnx.ModelProto) -> None:
         """Write the metadata into a model; StepError if they do not fit it."""
         self._check(model)
-        entry = next((e for e in model.metadata_props if e.key == STEP_METADATA), None) or model.metadata_props.add()
         record: dict[str, object] = {"format": str(FORMAT), "roles": dict(self.roles), "tied": dict(self.tied)}
         if self.bounds:
             record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
         if self.ranges:
             record["ranges"] = [found.entry() for found in self.ranges]
-        entry.key, entry.value = STEP_METADATA, json.dumps(record)
+        set_metadata(model, STEP_METADATA, json.dumps(record))
 
     def names(self, *roles: InputRole) -> list[str]:
         """The inputs that have one of these roles."""

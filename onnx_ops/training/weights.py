@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from onnx_ops.core.step_format import CHECKSUM_METADATA, WEIGHTS_METADATA
 from onnx_ops.graph.files import ExternalData, ModelFileError, external_files
 from onnx_ops.graph.light import location, set_external, with_contents
+from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.staging import replacing
 from onnx_ops.graph.stored import OpenFile, Source, blocks, same_bits
 from onnx_ops.training.checkpoints import checkpoint_metadata, write_checkpoint
@@ -116,9 +117,7 @@ def _refer(
             set_external(tensor, file, offsets[tensor.name], size)
         elif tensor.name in tensors:
             tensor.raw_data = b""
-    record = {"file": file, "sha256": checksum}
-    entry = next((e for e in model.metadata_props if e.key == WEIGHTS_METADATA), None) or model.metadata_props.add()
-    entry.key, entry.value = WEIGHTS_METADATA, json.dumps(record)
+    set_metadata(model, WEIGHTS_METADATA, json.dumps({"file": file, "sha256": checksum}))
 
 
 def check_files(model: onnx.ModelProto, path: Path) -> dict[str, OpenFile]:
@@ -135,7 +134,7 @@ def check_files(model: onnx.ModelProto, path: Path) -> dict[str, OpenFile]:
         StepError: another safetensors file.
     """
     external_files(model, path)
-    text = next((entry.value for entry in model.metadata_props if entry.key == WEIGHTS_METADATA), None)
+    text = metadata_of(model, WEIGHTS_METADATA)
     if text is None:
         return {}
     try:
