@@ -17,10 +17,12 @@ from onnx import TensorProto, helper
 from onnx_ops.core.errors import Error, LinkError
 from onnx_ops.graph import reading
 from onnx_ops.graph.light import read_light
-from onnx_ops.graph.staging import staging_folder
+from onnx_ops.graph.staging import is_replaceable, staging_folder
 from onnx_ops.graph.stored import OpenFile, StoredTensor
 from onnx_ops.graph.walk import tensors
 
+MOST_BYTES = 2**31 - 1
+"""Maximum size of a protobuf message."""
 STORED_DTYPES: dict[int, np.dtype] = {
     element: np.dtype(helper.tensor_dtype_to_np_dtype(element))
     for element in (
@@ -82,7 +84,7 @@ def write_model(model: onnx.ModelProto, path: Path, source: Path) -> list[str]:
     if path in [path.parent / location for location in data]:
         raise ModelFileError(f"cannot write {path}: the model keeps external data in a file of that name")
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
+        if not is_replaceable(path):
             raise ModelFileError(f"cannot write {path}: it is not a regular file")
         copied = [location for location in data if _must_be_copied(data_folder / location, path.parent / location)]
         with staging_folder(path.parent) as staging:

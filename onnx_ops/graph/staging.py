@@ -40,17 +40,26 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 def replacing(*paths: Path) -> Iterator[Path]:
     """A new folder for files with the names of `paths`, which are in one folder and are replaced by them at the end.
 
-    Each is replaced atomically, in the given order, once the new one is on disk, and keeps its mode.
+    Each is replaced atomically, in the given order, once the new one is on disk, and keeps its mode. An OSError names
+    the last of `paths`, not a temporary file.
     """
-    with staging_folder(paths[0].parent) as folder:
-        yield folder
-        for path in paths:
-            staged = folder / path.name
-            if path.exists():
-                shutil.copymode(path, staged)
-            _to_disk(staged)
-            staged.replace(path)
-    _to_disk(paths[0].parent)
+    try:
+        with staging_folder(paths[0].parent) as folder:
+            yield folder
+            for path in paths:
+                staged = folder / path.name
+                if path.exists():
+                    shutil.copymode(path, staged)
+                _to_disk(staged)
+                staged.replace(path)
+        _to_disk(paths[0].parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(paths[-1])) from error
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether a path is free, or that of a regular file, and no symbolic link."""
+    return not path.is_symlink() and (not path.exists() or path.is_file())
 
 
 def _to_disk(path: Path) -> None:

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
-from onnx_ops.graph.files import embed_external_data, external_files
+from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
@@ -26,8 +26,6 @@ from onnx_ops.ops import ALL_VERSIONS
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
 from onnx_ops.runtime.process import STATE, aside
 
-MOST_BYTES = 2**31 - 1
-"""Maximum size of a protobuf message."""
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT, FORMAT_METADATA, UNVERSIONED, check_format
-from onnx_ops.graph.staging import replacing
+from onnx_ops.graph.staging import is_replaceable, replacing
 from onnx_ops.graph.stored import Source, StoredTensor, blocks
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.safetensors_format import open_safetensors, write_safetensors
@@ -21,13 +21,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Source], metadata: Mappin
         OSError: a file that cannot be written.
         StepError: a path that is no regular file; a dtype that safetensors files do not have.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if not is_replaceable(path):
         raise StepError(f"cannot write {path}: it is no regular file")
-    try:
-        with replacing(path) as folder:
-            write_safetensors(folder / path.name, tensors, checkpoint_metadata(tensors, metadata))
-    except OSError as error:  # which names a temporary file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with replacing(path) as folder:
+        write_safetensors(folder / path.name, tensors, checkpoint_metadata(tensors, metadata))
 
 
 def checkpoint_metadata(tensors: Mapping[str, Source], metadata: Mapping[str, str]) -> dict[str, str]:

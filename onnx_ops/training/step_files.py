@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnx_ops.graph.files import ExternalData, ModelFileError
+from onnx_ops.graph.files import MOST_BYTES, ExternalData, ModelFileError
 from onnx_ops.graph.light import placeholder, read_light
 from onnx_ops.graph.reading import is_protobuf, load_model
 from onnx_ops.graph.stored import Source
@@ -20,7 +20,7 @@ from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import inference_function, with_inference
 from onnx_ops.training.step import Step, frozen_names
-from onnx_ops.training.weights import MOST_BYTES, check_files, fill, save_model, share_weights
+from onnx_ops.training.weights import check_files, fill, save_model, share_weights
 
 
 class Captured(Protocol):

@@ -15,17 +15,15 @@ import onnx
 from onnx import numpy_helper
 
 from onnx_ops.core.step_format import CHECKSUM_METADATA, WEIGHTS_METADATA
-from onnx_ops.graph.files import ExternalData, ModelFileError, external_files
+from onnx_ops.graph.files import MOST_BYTES, ExternalData, ModelFileError, external_files
 from onnx_ops.graph.light import location, set_external, with_contents
 from onnx_ops.graph.metadata import metadata_of, set_metadata
-from onnx_ops.graph.staging import replacing
+from onnx_ops.graph.staging import is_replaceable, replacing
 from onnx_ops.graph.stored import OpenFile, Source, blocks, same_bits
 from onnx_ops.training.checkpoints import checkpoint_metadata, write_checkpoint
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.safetensors_format import open_safetensors, write_safetensors
 
-MOST_BYTES = 2**31 - 1
-"""Maximum size of a protobuf message."""
 FOR_READERS = {"format": "pt"}
 """Metadata that some readers of safetensors files require."""
 
@@ -62,18 +60,15 @@ def save_model(
     # The model is replaced last, so that it never exists without its weights.
     targets = [path.with_name(weights), path] if external else [path]
     for target in targets:
-        if target.is_symlink() or (target.exists() and not target.is_file()):
+        if not is_replaceable(target):
             raise ModelFileError(f"cannot write {target}: it is not a regular file")
-    try:
-        with replacing(*targets) as folder:
-            if external:
-                parts = [_written(model, tensors, folder / weights)]
-            with (folder / path.name).open("wb") as file:
-                for part in parts:
-                    for block in [part] if isinstance(part, bytes) else blocks(part):
-                        file.write(block)
-    except OSError as error:  # which names a temporary file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with replacing(*targets) as folder:
+        if external:
+            parts = [_written(model, tensors, folder / weights)]
+        with (folder / path.name).open("wb") as file:
+            for part in parts:
+                for block in [part] if isinstance(part, bytes) else blocks(part):
+                    file.write(block)
 
 
 def share_weights(model: onnx.ModelProto, tensors: Mapping[str, Source], path: Path) -> None:
