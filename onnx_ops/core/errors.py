@@ -60,6 +60,11 @@ class KernelsUnavailableError(Error, RuntimeError):
     """The kernels cannot be registered with the onnxruntime of this process."""
 
 
+def is_of_onnxruntime(error: Exception) -> bool:
+    """Whether onnxruntime has raised an exception, and no signal handler; its exceptions have no base class."""
+    return type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")
+
+
 def node_label(name: str, output: str = "", place: str = "") -> str | None:
     """Description of a node for error messages: "node 'name' in function me.f".
 

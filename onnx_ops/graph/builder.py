@@ -23,6 +23,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
+from onnx_ops.graph.types import value_info
 
 CONSTANT_FIELDS: dict[int, str] = {
     AttributeProto.FLOAT: "value_float",
@@ -440,7 +441,7 @@ class _Writing:
     def _info(self, value: Value, tensor: TensorType | None) -> onnx.ValueInfoProto:
         if tensor is None:
             return onnx.ValueInfoProto(name=self.name(value))
-        return helper.make_tensor_value_info(self.name(value), tensor.dtype or TensorProto.UNDEFINED, tensor.shape)
+        return value_info(self.name(value), tensor)
 
     def nodes(self, scope: Scope) -> list[onnx.NodeProto]:
         return [self._node(node) for node in scope.nodes if self._is_needed(node)]

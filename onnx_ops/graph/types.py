@@ -21,6 +21,11 @@ LONG_VECTOR = 2**20
 """Length of a vector from which on data propagation is not used: it takes 0.1 s."""
 
 
+def value_info(name: str, tensor: TensorType) -> onnx.ValueInfoProto:
+    """The ValueInfoProto of a value."""
+    return helper.make_tensor_value_info(name, tensor.dtype or TensorProto.UNDEFINED, tensor.shape)
+
+
 def typed_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Types]]:
     """The nodes of the graph and its subgraphs, with the types of all values visible to them."""
     graph = _inferred(model).graph

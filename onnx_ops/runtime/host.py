@@ -33,7 +33,7 @@ from onnx import TensorProto, helper
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
-from onnx_ops.core.errors import KernelsUnavailableError, OpError, at_node, node_label
+from onnx_ops.core.errors import KernelsUnavailableError, OpError, at_node, is_of_onnxruntime, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import FLOATS, TensorType
@@ -427,8 +427,8 @@ def _probe(options: ort.SessionOptions) -> str | None:
     try:
         with _writing_nothing(options):
             ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no base class; those of signal handlers pass
-        if type(error) is not RuntimeError and not type(error).__module__.startswith("onnxruntime"):
+    except Exception as error:
+        if not is_of_onnxruntime(error):
             raise
         return str(error)
     return None

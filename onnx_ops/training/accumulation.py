@@ -20,13 +20,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.errors import is_of_onnxruntime
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.reading import one_line
 from onnx_ops.graph.slices import following, part
-from onnx_ops.graph.types import declared_types
+from onnx_ops.graph.types import declared_types, value_info
 from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
@@ -38,7 +39,6 @@ from onnx_ops.training.step_runner import (
     MakeSession,
     UpdateSession,
     check_loss,
-    is_of_onnxruntime,
     loss_output,
 )
 from onnx_ops.training.workers.partition import partition
@@ -290,10 +290,10 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss
     graph.node.extend(nodes)
     number = TensorType(TensorProto.DOUBLE, ())
     state = {mean: _wide(gradients[name]) for name, mean in averaging.means.items()} | {samples: number}
-    graph.input.extend(_info(name, tensor) for name, tensor in {**state, count: number}.items())
+    graph.input.extend(value_info(name, tensor) for name, tensor in {**state, count: number}.items())
     further = {NEXT + name: tensor for name, tensor in state.items()}
     further |= {averaging.checked: number, averaging.value: number}
-    graph.output.extend(_info(name, tensor) for name, tensor in further.items())
+    graph.output.extend(value_info(name, tensor) for name, tensor in further.items())
     return averaging
 
 
@@ -324,7 +324,3 @@ def _zero(tensor: TensorType) -> Tensor:
     """A tensor of zeros of a known shape."""
     shape = [size for size in tensor.shape or () if isinstance(size, int)]
     return Tensor.holding(np.zeros(shape, numpy_dtype(tensor)), tensor.dtype or 0)
-
-
-def _info(name: str, tensor: TensorType) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, tensor.dtype or 0, tensor.shape)

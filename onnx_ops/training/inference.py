@@ -16,7 +16,7 @@ from onnx_ops.graph.functions import Key, add_function_imports, called_key, func
 from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.light import placeholder
 from onnx_ops.graph.reading import check, is_protobuf, load_model
-from onnx_ops.graph.types import LARGE, declared_types, without_data
+from onnx_ops.graph.types import LARGE, declared_types, value_info, without_data
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.linking.link import link
@@ -85,7 +85,7 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
         list(brought.opset_import),
     )
     add_import(function, "", default_opset(whole, 1))
-    described = [helper.make_tensor_value_info(n, parameters[n].dtype or 0, parameters[n].shape) for n in taken]
+    described = [value_info(n, parameters[n]) for n in taken]
     function.value_info.extend([*described, *own, *graph.output])
     whole.functions.extend(brought.functions)
     whole.functions.append(function)

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
+from onnx_ops.core.errors import is_of_onnxruntime
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.stored import Source
@@ -158,11 +159,6 @@ def _one_number(model: onnx.ModelProto, loss: str | None) -> TensorType | None:
     """The type of the loss if it is one number whatever the batch."""
     tensor = declared_types(model.graph.output).get(loss or "", TensorType())
     return tensor if tensor.shape is not None and all(size == 1 for size in tensor.shape) else None
-
-
-def is_of_onnxruntime(error: Exception) -> bool:
-    """Whether onnxruntime has raised an exception, and no signal handler."""
-    return type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")
 
 
 def loss_output(model: onnx.ModelProto) -> str | None:

@@ -29,6 +29,7 @@ from onnx_ops.training.state import State
 from onnx_ops.training.step import Step, frozen_names, summary
 from onnx_ops.training.step_files import Captured, open_step
 from onnx_ops.training.step_runner import StepRunner
+from onnx_ops.training.weights import FOR_READERS
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
 from onnx_ops.training.workers.step_runner import DistributedStepRunner
@@ -363,7 +364,7 @@ class Trainer:
         """
         arrays = self._arrays
         names = self._adapter_names(adapter_name)
-        write_checkpoint(Path(path), {filed: arrays[name] for filed, name in names.items()}, {"format": "pt"})
+        write_checkpoint(Path(path), {filed: arrays[name] for filed, name in names.items()}, FOR_READERS)
 
     def load_adapter(self, path: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """Replace the parameters that `save_adapter` writes by those in a file of peft, or of `save_adapter`.

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import helper
 
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.slices import following, part, values_read
-from onnx_ops.graph.types import declared_types, value_types
+from onnx_ops.graph.types import declared_types, value_info, value_types
 from onnx_ops.training.arrays import tensor_text
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
@@ -150,7 +149,7 @@ def _in_order(graph: onnx.GraphProto, values: Sequence[Exchanged]) -> list[tuple
 def _info(name: str, tensor: TensorType | None) -> onnx.ValueInfoProto:
     if tensor is None or tensor.dtype is None:
         raise StepError(f"the step cannot be cut at '{name}', as its dtype is unknown")
-    return helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
+    return value_info(name, tensor)
 
 
 def _is_floating_scalar(tensor: TensorType) -> bool:

@@ -13,7 +13,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.functions import function_key, functions_needed
 from onnx_ops.graph.slices import following, values_read
-from onnx_ops.graph.types import value_types
+from onnx_ops.graph.types import value_info, value_types
 from onnx_ops.graph.walk import GRAPH, placed_nodes
 from onnx_ops.linking.attached import restore
 from onnx_ops.ops import OPS
@@ -56,8 +56,7 @@ def synchronized(
     del whole.graph.node[:]
     whole.graph.node.extend(edit.nodes)
     for value in edit.exchanged:
-        tensor = value.type_of_all("workers")
-        whole.graph.input.append(helper.make_tensor_value_info(value.of_all, tensor.dtype or 0, tensor.shape))
+        whole.graph.input.append(value_info(value.of_all, value.type_of_all("workers")))
     if not any(value.combined is Combined.ROWS for value in edit.exchanged):
         raise StepError(
             f"the step has no batch norm to synchronize: none of its nodes is {STATISTICS} of a value that depends on"
