@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -16,6 +15,7 @@ import onnx_ops
 from models.single_op import IR_VERSION, ONNX_OPSET, Dimension, onnx_element_type
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.reuse import pairs_of
+from scripts.memory.peaks import RESETS, peak, reset_peak, resident
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import FLOAT16, FLOAT32, FLOATS
 from tests.ops._shared.record import ELEMENTS, Array, Call, DType
@@ -85,15 +85,10 @@ def test_declared_pairs(op: str) -> None:
 
 def peak_of(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> tuple[float, list[Array]]:
     """Peak memory of the first run, in tensors of SIZE float32, and its outputs. Later runs reuse what it allocated."""
-    status = Path("/proc/self/status")
-
-    def kibibytes(field: str) -> int:
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
-
-    before = kibibytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    before = resident()
+    reset_peak()
     outputs = session.run(None, feeds)
-    return (kibibytes("VmHWM") - before) * 1024 / (4 * SIZE), outputs
+    return (peak() - before) / (4 * SIZE), outputs
 
 
 def chain(shape: Sequence[Dimension], kept: bool, dtype: DType = FLOAT32) -> ort.InferenceSession:
@@ -117,7 +112,7 @@ def chain(shape: Sequence[Dimension], kept: bool, dtype: DType = FLOAT32) -> ort
     return session_of(nodes, inputs, outputs, onnx_ops.register_kernels(plain))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system reports no peak of memory")
+@pytest.mark.skipif(not RESETS.exists(), reason="peaks are read from Linux's /proc")
 @pytest.mark.parametrize(
     ("shape", "kept", "dtype", "tensors"),
     [
@@ -132,8 +127,8 @@ def chain(shape: Sequence[Dimension], kept: bool, dtype: DType = FLOAT32) -> ort
 def test_chain_reuses_its_buffer(shape: list[Dimension], kept: bool, dtype: DType, tensors: int) -> None:
     x = np.arange(SIZE, dtype=np.float32) % 7
     relu = (np.arange(SIZE) % 3).astype(dtype)
-    peak, means = peak_of(chain(shape, kept, dtype), {"x": x, "relu": relu})
-    assert tensors - 0.5 < peak < tensors + 0.5
+    most, means = peak_of(chain(shape, kept, dtype), {"x": x, "relu": relu})
+    assert tensors - 0.5 < most < tensors + 0.5
     after = -np.mean(np.where(relu > 0, x, 0), dtype=np.float64)
     expected = [-np.mean(x, dtype=np.float64), *[after] * LENGTH] if kept else [after]
     np.testing.assert_allclose(means, expected, rtol=1e-4)

@@ -160,17 +160,14 @@ MEASURED = """
     from onnx import TensorProto, helper
 
     from onnx_ops import InputRole, Step, Trainer, step_model
+    from scripts.memory.peaks import peak, reset_peak, resident
 
-    MIB, COUNT = 2**20, 4
+    COUNT = 4
     folder = Path(sys.argv[1])
 
-    def memory(key):
-        status = Path("/proc/self/status").read_text()
-        return int(status.split(key + ":")[1].split()[0]) / 1024
-
     def reset():
-        Path("/proc/self/clear_refs").write_text("5")
-        return memory("VmRSS")
+        reset_peak()
+        return resident()
 
     def halving(shape):
         names = [f"w{i}" for i in range(COUNT)]
@@ -203,7 +200,7 @@ MEASURED = """
 
     trained(Trainer(step_model(*halving([2]))))  # loads kernels and libraries
     SHAPE = [12, 1024, 1024]  # 48 MiB
-    SIZE = COUNT * 48
+    SIZE = COUNT * 48 * 2**20
 """
 
 
@@ -229,7 +226,7 @@ def test_memory_of_loading(tmp_path: Path) -> None:
     loaded = """
         before = reset()
         trainer = Trainer(folder / "step.onnx")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         assert [float(array.max()) for array in trainer.state_dict().values()] == [1, 2, 3, 4]
     """
     measured(written, tmp_path)
@@ -250,7 +247,7 @@ def test_memory_of_checking(tmp_path: Path) -> None:
         for name in ("small.onnx", "step.onnx"):
             before = reset()
             assert CliRunner().invoke(app, ["check", str(folder / name)]).exit_code == 0
-            print((memory("VmHWM") - before) / SIZE)
+            print((peak() - before) / SIZE)
     """
     _, ratio = measured(program, tmp_path)
     assert ratio < 0.1
@@ -270,7 +267,7 @@ def test_memory_that_a_trainer_keeps(tmp_path: Path) -> None:
             before = reset()
             trainer = Trainer(step)
             gc.collect()
-            print((memory("VmRSS") - before) / SIZE)
+            print((resident() - before) / SIZE)
             del trainer
     """
     for kept in measured(program, tmp_path):
@@ -285,11 +282,11 @@ def test_memory_of_checkpoints(tmp_path: Path) -> None:
         trained(trainer)
         before = reset()
         trainer.save(folder / "checkpoint.safetensors")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         trained(trainer)
         before = reset()
         trainer.load(folder / "checkpoint.safetensors")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         assert [float(array.max()) for array in trainer.state_dict().values()] == [0.5, 1, 1.5, 2]
     """
     writing, reading = measured(program, tmp_path)
@@ -573,10 +570,10 @@ def test_memory_of_saving(external: bool, tmp_path: Path) -> None:
         model, state = halving(SHAPE)
         before = reset()
         save_step(model, state, None, folder / "step.onnx", external={external})
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         before = reset()
         trainer = Trainer(folder / "step.onnx")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         assert [float(array.max()) for array in trainer.state_dict().values()] == [1, 2, 3, 4]
     """
     saving, loading = measured(program, tmp_path)
@@ -624,7 +621,7 @@ def test_memory_of_exporting(tmp_path: Path) -> None:
         trainer = Trainer(step_model(*halving(SHAPE), scaling(SHAPE)))
         before = reset()
         trainer.export(folder / "trained.onnx")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
     """
     (exporting,) = measured(program, tmp_path)
     assert exporting < 0.05
@@ -646,10 +643,10 @@ def test_memory_of_captures(tmp_path: Path) -> None:
             inference.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         before = reset()
         save_step(model, state, inference, folder / "step.onnx", external=False)
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         before = reset()
         trainer = Trainer(SimpleNamespace(model=model, state=state, inference=inference))
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
     """
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
@@ -670,22 +667,22 @@ def test_state_above_2_gib(tmp_path: Path) -> None:
         model, state = halving(SHAPE)
         before = reset()
         save_step(model, state, scaling(SHAPE), folder / "step.onnx", external=False)
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         del state
         before = reset()
         trainer = Trainer(folder / "step.onnx")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         trained(trainer)
         before = reset()
         trainer.save(folder / "checkpoint.safetensors")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         trained(trainer)
         before = reset()
         trainer.load(folder / "checkpoint.safetensors")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         before = reset()
         trainer.export(folder / "trained.onnx")
-        print((memory("VmHWM") - before) / SIZE)
+        print((peak() - before) / SIZE)
         assert [float(array[0].max()) for array in trainer._arrays.values()] == [0.5, 1, 1.5, 2]
     """
     saving, loading, writing, reading, exporting = measured(program, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,12 @@ import onnxruntime as ort
 import pytest
 import steps
 from backends import assert_same_bits, kernel_options
-from onnx import TensorProto, parser
+from onnx import TensorProto, helper, parser
 from update_order import late_readers
 
 import models
 from onnx_ops import InferenceSession, StateLostError, StepError, Trainer
+from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.graph.reading import load_model
 from onnx_ops.training import in_place as rewriting
@@ -274,3 +275,47 @@ def test_a_loss_that_is_not_finite_leaves_the_state(value: float) -> None:
     unchecked = Trainer(step_model(TWO_LAYERS, before), kernel_options(), check_finite=False)
     assert not np.isfinite(unchecked.step(**bad)["loss"])
     assert not np.isfinite(unchecked.state_dict()["v"]).all()
+
+
+# --- updates by one node of an op with several outputs ---------------------------------------------------------------
+
+NUMBERS = ("lr", "power1", "power2", "decay", "beta1", "beta2", "epsilon")
+UPDATES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "FusedSgd": (("w", "g", "lr", "b", "decay", "beta1"), ("w", "b")),
+    "ApplyAdamW": (
+        ("w", "m", "v", "power1", "power2", "lr", "decay", "beta1", "beta2", "epsilon", "g", "largest"),
+        ("w", "m", "v", "largest"),
+    ),
+}
+"""By op: inputs of the node, of which `lr` alone is no constant, and the state that it updates."""
+
+
+def step_by_one_node(op: str) -> onnx.ModelProto:
+    """A step whose loss reads all of the state."""
+    inputs, state = UPDATES[op]
+    numbers = [helper.make_tensor(name, TensorProto.DOUBLE, [], [0.5]) for name in NUMBERS if name != "lr"]
+    nodes = [
+        helper.make_node("Sum", [*state, "x"], ["total"]),
+        helper.make_node("ReduceSum", ["total"], ["loss"], keepdims=0),
+        helper.make_node("Mul", ["total", "x"], ["g"]),
+        helper.make_node(op, inputs, [f"next.{name}" for name in state], domain=DOMAIN),
+    ]
+
+    def vector(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [3])
+
+    rate = helper.make_tensor_value_info("lr", TensorProto.DOUBLE, [])
+    loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
+    outputs = [loss, *(vector(f"next.{name}") for name in state)]
+    graph = helper.make_graph(nodes, "step", [vector("x"), rate, *map(vector, state)], outputs, numbers)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+@pytest.mark.parametrize("op", UPDATES)
+def test_no_output_of_an_update_is_copied(op: str) -> None:
+    rewritten = in_place(step_by_one_node(op), "loss", check_finite=True)
+    assert rewritten is not None
+    onnx.checker.check_model(rewritten.model, full_check=True)
+    (update,) = (node for node in rewritten.model.graph.node if node.op_type == op)
+    assert list(update.output) == [f"next.{name}" for name in UPDATES[op][1]]

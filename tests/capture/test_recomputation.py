@@ -5,7 +5,6 @@ The oracle is the same model without checkpoint, whose step has the same numbers
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import onnx_ops
+from scripts.memory.peaks import RESETS
 
 
 class Block(nn.Module):
@@ -182,26 +182,26 @@ def test_optimizers_keep_the_recomputation_after_the_gradient(tmp_path: Path) ->
         assert sorted(depths) == list(range(2 * blocks)), level
 
 
+ROOT = Path(__file__).parents[2]
+
 PEAK = """
-import re, sys
+import sys
 import numpy as np
 import onnx_ops
-
-def status(field):
-    return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+from scripts.memory.peaks import peak, reset_peak, resident
 
 onnx_ops.session_options()  # imports the compiler
-before = status("VmRSS")
+before = resident()
 trainer = onnx_ops.Trainer(sys.argv[1])
-open("/proc/self/clear_refs", "w").write("5")
+reset_peak()
 ids = np.random.default_rng(0).integers(0, 32, (8, 192))
 for _ in range(3):
     trainer.step(ids=ids)
-print(status("VmHWM") - before)
+print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux reports it")
+@pytest.mark.skipif(not RESETS.exists(), reason="peaks are read from Linux's /proc")
 def test_peak_of_twelve_blocks(tmp_path: Path) -> None:
     """At least 40 % less; 12 blocks keep activations of 200 MB, of which one block recomputes a twelfth."""
     peaks = {}
@@ -210,7 +210,7 @@ def test_peak_of_twelve_blocks(tmp_path: Path) -> None:
         model = network(run, 12, 64)
         optimizer = torch.optim.SGD(model.parameters())
         training_step(model, loss, (ids(8, 192),), optimizer, check=False).save(path)
-        done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
-        (number,) = re.findall(r"[\d.]+", done.stdout)
-        peaks[run] = float(number)
+        command = [sys.executable, "-c", PEAK, path]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        peaks[run] = int(done.stdout)
     assert peaks[recomputed] < 0.6 * peaks[plain], peaks

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tests.ops._shared import accuracy, with_torch
+from tests.ops._shared import accuracy
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, FLOATS, INF, NAN, Shape, normal, uniform
 from tests.ops._shared.numbers import Array, Reals, real
+from tests.ops._shared.optimizer_steps import FORMS, Step, of_wrong_shapes, torch_call, torch_timed
 from tests.ops._shared.record import (
     MISSING,
     Attribute,
@@ -106,7 +107,6 @@ def make(choice: Choice) -> dict[str, Array | None]:
     return made
 
 
-FORMS: dict[str, Shape] = {"plain": (2, 3), "vector": (40,), "scalar": (), "deep": (2, 1, 2, 1, 2, 1, 2, 2), "no": (0,)}
 WITHOUT = ("var_out", "m_out", "v_out")
 
 
@@ -138,16 +138,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
 
 
 def refusals(plain: Call) -> Iterator[Refusal]:
-    for name in ("m", "v", "grad", "max_grad_norm"):
-        words = (f"'{name}'", "(3, 3)", "expected", "(2, 3)")
-        yield Refusal(f"{name}_of_3x3", words, {name: np.zeros((3, 3), np.float32)})
-        words = (f"'{name}'", "(3,)", "expected", "(2, 3)")
-        yield Refusal(f"{name}_of_3", words, {name: np.zeros(3, np.float32)}, by_rank=True)
-    for name in SETTINGS:
-        words = (f"'{name}'", "(2,)", "expected", "one number")
-        yield Refusal(f"{name}_of_2", words, {name: np.ones(2, plain.dtype(name))})
-        words = (f"'{name}'", "(1, 1)", "expected", "one number")
-        yield Refusal(f"{name}_of_1x1", words, {name: np.ones((1, 1), plain.dtype(name))}, by_rank=True)
+    yield from of_wrong_shapes(plain, ("m", "v", "grad", "max_grad_norm"), SETTINGS)
     yield Refusal("no_largest", ("'max_grad_norm'", "'max_grad_norm_out'"), {"max_grad_norm": None}, status=MISSING)
 
 
@@ -166,21 +157,7 @@ def largest_terms(*inputs: ArrayLike | None, maximize: int = 0, dtype: Reals = n
         return np.maximum(np.abs(n["var"]), np.abs(update)), m, v, most
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
-    """torch's third step of one parameter, on copies; None for other powers than those of three steps."""
-    given = with_torch.tensors(torch, call)
-    step = torch_in_place(torch, call)
-    return step and (lambda: step([None if tensor is None else tensor.clone() for tensor in given]))
-
-
-def torch_timed(torch: Any, call: Call) -> Callable[[], Any] | None:
-    """The same on copies that are made beforehand: copying takes as long as the step, which is in place."""
-    copies = [None if tensor is None else tensor.clone() for tensor in with_torch.tensors(torch, call)]
-    step = torch_in_place(torch, call)
-    return step and (lambda: step(copies))
-
-
-def torch_in_place(torch: Any, call: Call) -> Callable[[list[Any]], Any] | None:
+def torch_in_place(torch: Any, call: Call) -> Step | None:
     """torch's third step of one parameter, which changes the tensors of a call that it is given."""
     numbers = {name: float(np.asarray(call.given[name]).reshape(())) for name in SETTINGS}
     if any(abs(numbers[f"{beta}_power"] - numbers[beta] ** 3) > 1e-15 for beta in ("beta1", "beta2")):
@@ -240,11 +217,16 @@ RECORD = Record(
     worked=worked,
     refusals=refusals,
     large=large,
-    torch=torch_call,
+    torch=torch_call(torch_in_place),
     documented=("aclnnApplyAdamW", "Loshchilov", "Kingma", "AMSGrad", "beta1_power"),
     benchmarks=(
-        Benchmark(benchmark, torch=torch_timed),
-        Benchmark(benchmark, note="in place", torch=torch_timed, in_place=dict(zip(WITHOUT, NAMES, strict=False))),
+        Benchmark(benchmark, torch=torch_timed(torch_in_place)),
+        Benchmark(
+            benchmark,
+            note="in place",
+            torch=torch_timed(torch_in_place),
+            in_place=dict(zip(WITHOUT, NAMES, strict=False)),
+        ),
     ),
     accuracies=(accuracy.Accuracy(judged),),
 )

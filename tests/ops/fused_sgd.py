@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tests.ops._shared import accuracy, with_torch
+from tests.ops._shared import accuracy
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, FLOATS, INF, NAN, Shape, normal
 from tests.ops._shared.numbers import Array, Reals, real
+from tests.ops._shared.optimizer_steps import FORMS, Step, of_wrong_shapes, torch_call, torch_timed
 from tests.ops._shared.record import (
     MISSING,
     Attribute,
@@ -94,7 +95,6 @@ def make(choice: Choice) -> dict[str, Array | None]:
     return made
 
 
-FORMS: dict[str, Shape] = {"plain": (2, 3), "vector": (40,), "scalar": (), "deep": (2, 1, 2, 1, 2, 1, 2, 2), "no": (0,)}
 WITHOUT = ("param_out",)
 IN_PLACE = {"param_out": "param", "momentum_buffer_out": "momentum_buffer"}
 
@@ -134,16 +134,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
 
 
 def refusals(plain: Call) -> Iterator[Refusal]:
-    for name in ("grad", "momentum_buffer"):
-        words = (f"'{name}'", "(3, 3)", "expected", "(2, 3)")
-        yield Refusal(f"{name}_of_3x3", words, {name: np.zeros((3, 3), np.float32)})
-        words = (f"'{name}'", "(3,)", "expected", "(2, 3)")
-        yield Refusal(f"{name}_of_3", words, {name: np.zeros(3, np.float32)}, by_rank=True)
-    for name in SETTINGS:
-        words = (f"'{name}'", "(2,)", "expected", "one number")
-        yield Refusal(f"{name}_of_2", words, {name: np.ones(2, plain.dtype(name))})
-        words = (f"'{name}'", "(1, 1)", "expected", "one number")
-        yield Refusal(f"{name}_of_1x1", words, {name: np.ones((1, 1), plain.dtype(name))}, by_rank=True)
+    yield from of_wrong_shapes(plain, ("grad", "momentum_buffer"), SETTINGS)
     words = ("'momentum_buffer'", "'momentum_buffer_out'")
     yield Refusal("no_momentum", words, dict.fromkeys(OPTIONAL), status=MISSING)
     for name, needed, change in (
@@ -160,21 +151,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, inputs((300, 101), dtype, without=OPTIONAL), outputs=WITHOUT, label="plain_blocks")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
-    """torch's step of one parameter, not the first, on copies; None where torch's differs."""
-    given = with_torch.tensors(torch, call)
-    step = torch_in_place(torch, call)
-    return step and (lambda: step([None if tensor is None else tensor.clone() for tensor in given]))
-
-
-def torch_timed(torch: Any, call: Call) -> Callable[[], Any] | None:
-    """The same on copies that are made beforehand: copying takes as long as the step, which is in place."""
-    copies = [None if tensor is None else tensor.clone() for tensor in with_torch.tensors(torch, call)]
-    step = torch_in_place(torch, call)
-    return step and (lambda: step(copies))
-
-
-def torch_in_place(torch: Any, call: Call) -> Callable[[list[Any]], Any] | None:
+def torch_in_place(torch: Any, call: Call) -> Step | None:
     """torch's step of one parameter, which changes the tensors of a call that it is given."""
     numbers = {
         name: 0.0 if call.inputs.get(name) is None else float(np.asarray(call.inputs[name]).reshape(()))
@@ -244,13 +221,15 @@ RECORD = Record(
     worked=worked,
     refusals=refusals,
     large=large,
-    torch=torch_call,
+    torch=torch_call(torch_in_place),
     documented=("aclnnFusedSgd", "Sutskever", "The first step of PyTorch", "nesterov"),
     benchmarks=(
-        Benchmark(without_momentum, torch=torch_timed),
-        Benchmark(without_momentum, note="in place", torch=torch_timed, in_place={"param_out": "param"}),
-        Benchmark(with_momentum, note="momentum", torch=torch_timed),
-        Benchmark(with_momentum, note="momentum in place", torch=torch_timed, in_place=IN_PLACE),
+        Benchmark(without_momentum, torch=torch_timed(torch_in_place)),
+        Benchmark(
+            without_momentum, note="in place", torch=torch_timed(torch_in_place), in_place={"param_out": "param"}
+        ),
+        Benchmark(with_momentum, note="momentum", torch=torch_timed(torch_in_place)),
+        Benchmark(with_momentum, note="momentum in place", torch=torch_timed(torch_in_place), in_place=IN_PLACE),
     ),
     accuracies=(accuracy.Accuracy(judged),),
 )
