@@ -49,6 +49,7 @@ TORCH = (
     "optimizers",
     "exchange",
     "verification",
+    "forward",
     "capture",
 )
 

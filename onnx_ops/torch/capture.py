@@ -12,25 +12,21 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
-from torch.fx.experimental.symbolic_shapes import is_symbolic
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, NEXT, SEED, InputRole
-from onnx_ops.core.version import __version__
-from onnx_ops.torch.arguments import Dimension, DynamicShapes, tensors
+from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
+from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers import Plan, clipped
-from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.randomness import Random
-from onnx_ops.torch.steps import JointStep, ModelCall, RunInfo
-from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
-from onnx_ops.torch.verification.tolerances import compare
+from onnx_ops.torch.steps import JointStep, RunInfo
+from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
 from onnx_ops.torch.verification.trials import trials
-from onnx_ops.torch.verification.verify import Graph, Updates, Verification, arrays
+from onnx_ops.torch.verification.verify import Updates, Verification
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
 
@@ -42,9 +38,9 @@ class Capture:
     Attributes:
         model: the graph. Its inputs are the state, then the batch; `onnx_ops.Step` reads its metadata.
         state: the initial state: parameters, buffers, optimizer state, seed and learning rates, by the names of inputs.
-        inference: the forward graph of the model in evaluation mode, with the state's parameters as initializers; None
-            with `inference=False`, if the loss does not call the model, or if the model draws random numbers in
-            evaluation mode too.
+        inference: the forward graph in evaluation mode, with the state's parameters as initializers; None with
+            `inference=False`, if the loss does not call the model, if the model returns nothing but the loss, or if it
+            draws random numbers in evaluation mode too.
     """
 
     model: onnx.ModelProto
@@ -87,7 +83,7 @@ def gradients(
     dynamic_shapes: DynamicShapes = None,
     opset_version: int = 21,
     check: bool = True,
-    inference: bool = True,
+    inference: bool | Callable[..., Any] = True,
 ) -> Capture:
     """A loss and its gradients as one ONNX graph.
 
@@ -101,8 +97,11 @@ def gradients(
             `Dim("time", min=16, max=512)` allows are in the graph's metadata; `onnx_ops.Trainer` refuses others.
         opset_version: of the standard operators, at least 18.
         check: compare two steps of the graph with PyTorch, the second one with other parameters and arguments.
-        inference: capture the forward graph of the model in evaluation mode too. Without it the capture is faster, and
-            `onnx_ops.Trainer.export` is not available.
+        inference: capture a forward graph in evaluation mode too, for `onnx_ops.Trainer.export`. True captures the
+            first call of the model, without the inputs that only a loss needs which the model computes itself, such as
+            `labels`, and without the outputs that depend on these. A function captures what it computes:
+            `lambda model, ids, mask: model(ids, attention_mask=mask).logits`; the names of its further parameters are
+            those of arguments of the loss, and of inputs of the graph. With False the capture is faster.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers by their names in `state_dict` (tied ones once, by the
@@ -129,7 +128,7 @@ def training_step(
     grad_scaler: torch.amp.GradScaler | None = None,
     opset_version: int = 21,
     check: bool = True,
-    inference: bool = True,
+    inference: bool | Callable[..., Any] = True,
 ) -> Capture:
     """A training step as one ONNX graph: as `gradients`, with the optimizer's update in place of the gradients.
 
@@ -164,7 +163,7 @@ def _captured(
     scaling: LossScaling | None,
     opset_version: int,
     check: bool,
-    inference: bool,
+    inference: bool | Callable[..., Any],
 ) -> Capture:
     refuse_autocast()
     refuse_compiled(joint.model)
@@ -215,12 +214,13 @@ def _captured(
             verification.step(trial)
     if plan is not None:
         _remove_gradient_outputs(exported)
-    forward = None
-    if inference and eager.call is not None and seen.call is not None:
-        dynamic = _dynamic(seen.call, traced)
-        forward = _inference(joint, eager.call, dynamic, opset_version, where, check)
+    forward = Forward(joint, traced, opset_version, where, check)
+    if callable(inference):
+        trained = forward.of_function(inference)
+    else:
+        trained = forward.of_first_call(eager, seen) if inference else None
     state = {name: to_array(values[name]) for name in record.roles}
-    return Capture(_step(exported, record), state, forward)
+    return Capture(_step(exported, record), state, trained)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
@@ -254,29 +254,13 @@ def _resolve_inputs(
             graph.inputs.remove(value)
             del roles[name]
         if constant:
-            _make_constant(graph, value, joint.buffers[name])
+            make_constant(graph, value, joint.buffers[name])
     return {value.name: roles[value.name] for value in graph.inputs if value.name in roles}
-
-
-def _make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
-    """Make a value that was an input an initializer."""
-    value.const_value = ir.tensor(to_array(tensor), name=value.name)
-    graph.register_initializer(value)
-
-
-def _proto(model: ir.Model) -> onnx.ModelProto:
-    """A model as a proto, without the exporter's metadata, which names files of this machine."""
-    ClearMetadataAndDocStringPass()(model)
-    for value in (*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)):
-        value.metadata_props.clear()
-    proto = ir.to_proto(model)
-    proto.producer_name, proto.producer_version = "onnx_ops", __version__
-    return proto
 
 
 def _step(model: ir.Model, record: Step) -> onnx.ModelProto:
     """The graph of a step with the record in its metadata."""
-    proto = _proto(model)
+    proto = model_proto(model)
     record.write_into(proto)
     return proto
 
@@ -295,47 +279,3 @@ def _remove_gradient_outputs(model: ir.Model) -> None:
     graph.outputs.clear()
     graph.outputs.extend(kept)
     RemoveUnusedNodesPass()(model)
-
-
-def _dynamic(call: ModelCall, traced: Traced) -> Dynamic:
-    """The dynamic dimensions of the arguments of a call in a trace."""
-    found: dict[str, dict[int, Dimension]] = {}
-    for name, tensor in tensors(call.arguments):
-        sizes = {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
-        found[name] = {axis: traced.dimension(size) for axis, size in sizes.items()}
-    return found
-
-
-def _inference(
-    joint: JointStep, call: ModelCall, dynamic: Dynamic, opset_version: int, where: Locations, check: bool
-) -> onnx.ModelProto | None:
-    """The forward graph of the model in evaluation mode for the loss's first call; None if it draws random numbers."""
-    arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
-    values = joint.state() | arguments
-    random = Random(values.pop(SEED))
-    outputs: list[str] = []
-
-    def forward(given: Tensors) -> Tensors:
-        with random:
-            result = joint.infer(given, call)
-        outputs[:] = result
-        return result
-
-    traced = trace(forward, values, dynamic, where)
-    joint.check_constants(traced.graph, joint.buffers)
-    if random.used:
-        return None
-    exported = to_onnx(traced, values, outputs, opset_version, where)
-    with preserved(joint.model), eager_mode():
-        expected = joint.infer(values, call) if check else {}
-    graph = exported.graph
-    for value in list(graph.inputs):
-        if value.name in arguments:
-            continue
-        graph.inputs.remove(value)
-        if value.uses():
-            _make_constant(graph, value, values[value.name or ""])
-    proto = _proto(exported)
-    if check:
-        compare("outputs in evaluation mode", Graph(proto).run(arguments), arrays(expected))
-    return proto

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +54,26 @@ class ModelCall:
         return model(*(value for _, value in values[: self.positional]), **dict(values[self.positional :]))
 
 
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of a function of a model and of arguments of the loss.
+
+    Attributes:
+        function: `function(model, ...)`.
+        arguments: by the names of its further parameters.
+    """
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def run(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
+        """The result of the call with other arguments."""
+        signature = inspect.signature(self.function)
+        call = inspect.BoundArguments(signature, OrderedDict({next(iter(signature.parameters)): model, **arguments}))
+        call.apply_defaults()
+        return self.function(*call.args, **call.kwargs)
+
+
 @dataclass
 class RunInfo:
     """Information about a run of the step.
@@ -61,6 +83,7 @@ class RunInfo:
         changed: the buffers and parameters that the loss changes.
         draws: the number of draws of random numbers.
         call: the first call of the model; None if the loss does not call it.
+        returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
         effects: the storages that operators read and wrote; empty in a run with FakeTensors.
     """
 
@@ -68,6 +91,7 @@ class RunInfo:
     changed: list[str] = field(default_factory=list)
     draws: int = 0
     call: ModelCall | None = None
+    returns_loss: bool = False
     effects: Effects = field(default_factory=Effects)
 
 
@@ -152,8 +176,11 @@ class JointStep:
         random = Random(values[SEED])
         scale = values.get(GRAD_SCALE)
 
+        first = _FirstCall(self.model, info)
+
         def differentiated(result: Any) -> Tensors:
             loss, reported = _outputs(result)
+            info.returns_loss = first.returned(loss)
             outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
             found = _gradients(loss if scale is None else loss * scale, wanted)
@@ -167,7 +194,7 @@ class JointStep:
         with (
             random,
             info.effects if changed is None else contextlib.nullcontext(),
-            _FirstCall(self.model, info),
+            first,
             ordered_recomputation(random, given.values()),
         ):
             outputs, after = torch.func.functional_call(
@@ -200,7 +227,34 @@ class JointStep:
             outputs[NEXT + SEED] = values[SEED] + 1
         return outputs
 
-    def infer(self, values: Tensors, call: ModelCall) -> Tensors:
+    def call_of(self, function: Callable[..., Any]) -> FunctionCall:
+        """The call of a function of the model with those arguments of the loss that it has parameters for.
+
+        Raises:
+            CaptureError: no function of the model; a parameter that is no argument of the loss.
+        """
+        try:
+            _, *others = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:  # built in, without a signature, or without parameters
+            raise CaptureError(
+                "the function for inference has no parameter, expected one of the model and of arguments of the loss,"
+                f" such as lambda model, {next(iter(self._given), 'x')}: ..."
+            ) from error
+        arguments: dict[str, Any] = {}
+        for parameter in others:
+            name = parameter.name
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                arguments[name] = tuple(arg for key, arg in self._given.items() if key.rpartition(".")[0] == name)
+            elif name in self._given:
+                arguments[name] = self._given[name]
+            elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+                raise CaptureError(
+                    f"the function for inference has the parameter '{name}', which is no argument of the loss; expected"
+                    f" some of {', '.join(self._given) or 'none'}"
+                )
+        return FunctionCall(function, arguments)
+
+    def infer(self, values: Tensors, call: ModelCall | FunctionCall) -> Tensors:
         """Run the model in evaluation mode, in which it stays.
 
         Args:
@@ -322,13 +376,30 @@ class _FirstCall:
 
     def __init__(self, model: torch.nn.Module, info: RunInfo) -> None:
         self._model, self._info = model, info
+        self._returned: list[torch.Tensor] | None = None
 
     def __enter__(self) -> None:
-        self._hook = self._model.register_forward_pre_hook(self._record, with_kwargs=True)
+        self._hooks = [
+            self._model.register_forward_pre_hook(self._record, with_kwargs=True),
+            self._model.register_forward_hook(self._record_result),
+        ]
 
     def __exit__(self, *error: Any) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._returned = None
+
+    def returned(self, loss: torch.Tensor) -> bool:
+        """Whether the call has returned a loss, and otherwise nothing but floating numbers."""
+        found = self._returned or []
+        return any(tensor is loss for tensor in found) and all(
+            not tensor.dim() and tensor.is_floating_point() for tensor in found
+        )
 
     def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._info.call is None:
             self._info.call = ModelCall(bound(model.forward, args) | kwargs, len(args))
+
+    def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        if self._returned is None:
+            self._returned = [tensor for _, tensor in tensors(result)]

@@ -183,7 +183,8 @@ def _light_inference_model(
     function = inference_function(model)
     if function is None:
         raise StepError(
-            f"the step has no inference graph: there is no function {function_text(*INFERENCE_FUNCTION)} in its model"
+            f"the step has no inference graph: there is no function {function_text(*INFERENCE_FUNCTION)} in its model;"
+            " capture it with inference=, a function of the model"
         )
     step = Step.of(model)
     inferred = _parameters_and_buffers(step)

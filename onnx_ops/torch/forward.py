@@ -1,0 +1,166 @@
+"""Forward graphs in evaluation mode, captured along with a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from onnx_ops.core.step_format import SEED
+from onnx_ops.core.version import __version__
+from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.explanations import Locations
+from onnx_ops.torch.preserving import preserved
+from onnx_ops.torch.randomness import Random
+from onnx_ops.torch.steps import FunctionCall, JointStep, ModelCall, RunInfo
+from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
+from onnx_ops.torch.verification.tolerances import compare
+from onnx_ops.torch.verification.verify import Graph, arrays
+
+
+class Forward:
+    """Captures forward graphs in evaluation mode.
+
+    Args:
+        joint: the step.
+        traced: its trace, which has the dynamic dimensions.
+        opset_version: of the standard operators.
+        where: the locations of operators, for error messages.
+        check: whether to compare the graphs with PyTorch.
+    """
+
+    def __init__(self, joint: JointStep, traced: Traced, opset_version: int, where: Locations, check: bool) -> None:
+        self._joint, self._traced, self._opset_version = joint, traced, opset_version
+        self._where, self._check = where, check
+
+    def of_function(self, function: Callable[..., Any]) -> onnx.ModelProto | None:
+        """The graph of a function of the model and of arguments of the loss; None if it draws random numbers."""
+        call = self._joint.call_of(function)
+        return self._graph(call, {name: self._traced.dynamic[name] for name, _ in tensors(call.arguments)})
+
+    def of_first_call(self, eager: RunInfo, seen: RunInfo) -> onnx.ModelProto | None:
+        """The graph of the loss's first call of the model, without what only a loss needs.
+
+        Args:
+            eager: of a run.
+            seen: of the trace.
+
+        Returns:
+            The graph; None if there is no call, if it returns nothing but the loss, or if it draws random numbers.
+        """
+        if eager.call is None or seen.call is None or eager.returns_loss:
+            return None
+        sizes = {
+            name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
+            for name, tensor in tensors(seen.call.arguments)
+        }
+        dynamic = {
+            name: {axis: self._traced.dimension(size) for axis, size in axes.items()} for name, axes in sizes.items()
+        }
+        return self._graph(eager.call, dynamic, remove_losses=True)
+
+    def _graph(
+        self, call: ModelCall | FunctionCall, dynamic: Dynamic, *, remove_losses: bool = False
+    ) -> onnx.ModelProto | None:
+        """The graph of a call; None if it draws random numbers."""
+        joint = self._joint
+        arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
+        values = joint.state() | arguments
+        random = Random(values.pop(SEED))
+        outputs: list[str] = []
+
+        def forward(given: Tensors) -> Tensors:
+            with random:
+                result = joint.infer(given, call)
+            outputs[:] = result
+            return result
+
+        traced = trace(forward, values, dynamic, self._where)
+        joint.check_constants(traced.graph, joint.buffers)
+        if random.used:
+            return None
+        exported = to_onnx(traced, values, outputs, self._opset_version, self._where)
+        if remove_losses:
+            _remove_losses(exported, arguments)
+        with preserved(joint.model), eager_mode():
+            expected = joint.infer(values, call) if self._check else {}
+        graph = exported.graph
+        for value in list(graph.inputs):
+            used = bool(value.uses())
+            if used and value.name in arguments:
+                continue
+            graph.inputs.remove(value)
+            if used:
+                make_constant(graph, value, values[value.name or ""])
+        proto = model_proto(exported)
+        if self._check:
+            kept = {value.name for value in proto.graph.output}
+            wanted = arrays({name: tensor for name, tensor in expected.items() if name in kept})
+            compare("outputs in evaluation mode", Graph(proto).run(arguments), wanted)
+        return proto
+
+
+def make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
+    """Make a value that was an input an initializer."""
+    value.const_value = ir.tensor(to_array(tensor), name=value.name)
+    graph.register_initializer(value)
+
+
+def model_proto(model: ir.Model) -> onnx.ModelProto:
+    """A model as a proto, without the exporter's metadata, which names files of this machine."""
+    ClearMetadataAndDocStringPass()(model)
+    for value in (*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)):
+        value.metadata_props.clear()
+    proto = ir.to_proto(model)
+    proto.producer_name, proto.producer_version = "onnx_ops", __version__
+    return proto
+
+
+def _remove_losses(model: ir.Model, arguments: Collection[str]) -> None:
+    """Remove the outputs that need arguments on which only losses depend.
+
+    Losses are outputs that are one floating number. If there are no other outputs, all of them stay.
+    """
+    graph = model.graph
+    others = [value for value in graph.outputs if not _is_number(value)]
+    needed = _sources(others or graph.outputs)
+    only = {value for value in graph.inputs if value.name in arguments and value not in needed}
+    for value in [value for value in graph.outputs if not only.isdisjoint(_sources([value]))]:
+        graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(model)
+
+
+def _is_number(value: ir.Value) -> bool:
+    return (
+        value.shape is not None and not len(value.shape) and value.dtype is not None and value.dtype.is_floating_point()
+    )
+
+
+def _sources(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """All values that values are computed from, the inputs of the graph among them."""
+    pending, seen = list(values), set()
+    while pending:
+        value = pending.pop()
+        if value not in seen:
+            seen.add(value)
+            pending.extend(_read(value.producer()))
+    return seen
+
+
+def _read(node: ir.Node | None) -> Iterator[ir.Value]:
+    """The values that a node and its subgraphs read."""
+    if node is None:
+        return
+    yield from filter(None, node.inputs)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            subgraph = attribute.as_graph()
+            yield from subgraph.outputs
+            for inner in subgraph:
+                yield from _read(inner)

@@ -1,0 +1,142 @@
+"""The inference graph of a capture: of the model's first call, without what only a loss needs, or of a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
+
+import onnx_ops
+from onnx_ops.torch import Capture, CaptureError, gradients, training_step
+
+
+class Tagger(nn.Module):
+    """Computes its own loss if it is given labels, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 6)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        hidden = self.dropout(self.embedding(ids)) * mask[..., None]
+        logits = self.head(hidden)
+        result = {"logits": logits, "hidden": [hidden]}
+        if labels is None:
+            return result
+        return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten())} | result
+
+
+def batch(samples: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 7, (samples, 5), generator=generator)
+    mask = torch.randint(0, 2, (samples, 5), generator=generator).float()
+    return ids, mask, torch.randint(0, 3, (samples, 5), generator=generator)
+
+
+def of_model(model: nn.Module, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    return model(ids, mask, labels=labels)["loss"]
+
+
+def capture(model: nn.Module, loss: Any = of_model, **options: Any) -> Capture:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    shapes = ({0: Dim("N")},) * 3
+    return training_step(model, loss, batch(4), optimizer, dynamic_shapes=shapes, **options)
+
+
+def names(model: onnx.ModelProto | None) -> tuple[list[str], list[str]]:
+    assert model is not None
+    return [value.name for value in model.graph.input], [value.name for value in model.graph.output]
+
+
+def exported(step: Capture, folder: Path) -> tuple[ort.InferenceSession, onnx_ops.Trainer]:
+    """The exported model after two steps, and the trainer that has made them."""
+    trainer = onnx_ops.Trainer(step)
+    for seed in range(2):
+        trainer.step(**dict(zip(("ids", "mask", "labels"), (t.numpy() for t in batch(6, seed)), strict=True)))
+    trainer.export(folder / "model.onnx")
+    return ort.InferenceSession(folder / "model.onnx"), trainer
+
+
+def loaded(model: nn.Module, trainer: onnx_ops.Trainer) -> nn.Module:
+    onnx_ops.torch.load_into_torch(trainer.state_dict(), model)
+    return model.eval()
+
+
+def close(got: Any, wanted: Tensor) -> None:
+    np.testing.assert_allclose(got, wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_inputs_that_only_the_loss_needs_are_dropped(tmp_path: Path, scaled: bool) -> None:
+    model = Tagger()
+    step = capture(model, lambda m, ids, mask, labels: of_model(m, ids, mask, labels) * (0.5 if scaled else 1.0))
+    assert names(step.inference) == (["ids", "mask"], ["output.logits", "output.hidden.0"])
+    session, trainer = exported(step, tmp_path)
+    ids, mask, _ = batch(3, 7)
+    logits, hidden = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+    wanted = loaded(model, trainer)(ids, mask)
+    close(logits, wanted["logits"])
+    close(hidden, wanted["hidden"][0])
+
+
+def test_a_function_of_the_model(tmp_path: Path) -> None:
+    model = Tagger()
+    step = capture(model, inference=lambda m, mask, ids: m(ids, mask)["logits"].softmax(-1))
+    assert names(step.inference) == (["mask", "ids"], ["output"])
+    session, trainer = exported(step, tmp_path)
+    ids, mask, _ = batch(3, 7)
+    (found,) = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+    close(found, loaded(model, trainer)(ids, mask)["logits"].softmax(-1))
+
+
+def test_a_function_of_arguments_in_containers() -> None:
+    def loss(m: nn.Module, *batch: Tensor, weight: Tensor | None = None) -> Tensor:
+        return functional.cross_entropy(m(batch[0]["x"]), batch[1], weight)
+
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    step = gradients(
+        model, loss, ({"x": x, "unused": x[0]}, y), inference=lambda m, *batch, power=2: m(batch[0]["x"]) ** power
+    )
+    assert names(step.inference) == (["batch.0.x"], ["output"])
+    assert step.inference is not None
+    (found,) = onnx_ops.InferenceSession(step.inference).run(None, {"batch.0.x": x.numpy()})
+    close(found, model(x) ** 2)
+
+
+class Energy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().sum()
+
+
+def test_models_that_return_one_number() -> None:
+    """A number that is the loss leaves nothing; one that the loss is computed from stays."""
+    x = torch.randn(5, 3)
+    step = gradients(Energy(), lambda m, x: (m(x) - 1).square(), (x,))
+    assert names(step.inference) == (["x"], ["output"])
+    trainer = onnx_ops.Trainer(gradients(Energy(), lambda m, x: m(x), (x,)))
+    assert not trainer.has_inference_graph
+    with pytest.raises(onnx_ops.StepError, match="capture it with inference=, a function of the model"):
+        trainer.export("model.onnx")
+
+
+def test_functions_that_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"parameter 'words', which is no argument of the loss; .* ids, mask"):
+        capture(Tagger(), inference=lambda m, words, mask: m(words, mask)["logits"])
+    with pytest.raises(CaptureError, match="no parameter, expected one of the model and of arguments of the loss"):
+        capture(Tagger(), inference=lambda: None)
