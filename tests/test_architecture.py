@@ -39,6 +39,7 @@ TORCH = (
     "indices",
     "substitution",
     "translation",
+    "joining",
     "simplifying",
     "randomness",
     "mixed_precision",

@@ -15,6 +15,7 @@ from onnxscript.rewriter.rules import common as rules
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
+from onnx_ops.torch.joining import join_pads
 from onnx_ops.torch.operators import TABLE
 
 # The rules that compare no floating constants.
@@ -44,6 +45,8 @@ def simplify(model: ir.Model) -> None:
         optimizer.fold_constants(model)
         rewriter.RewritePass(rewriter.pattern.RewriteRuleSet(RULES))(model)
         common.RemoveUnusedNodesPass()(model)
+    join_pads(model)
+    common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.DeduplicateInitializersPass()(model)

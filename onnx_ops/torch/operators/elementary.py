@@ -1,4 +1,4 @@
-"""Functions of single numbers: logarithms, angles in degrees, signs, extremes of two."""
+"""Functions of single numbers: powers, logarithms, angles in degrees, signs, extremes of two."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.nodes import number, op
-from onnx_ops.torch.base.table import replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 aten = torch.ops.aten
+
+
+@decomposes(aten.pow.Tensor_Scalar)
+def _pow(self: Tensor, exponent: float) -> Any:
+    """The small powers that PyTorch computes as products: onnxruntime calls the C library's pow for each element."""
+    if exponent == 1 and self.is_floating_point():
+        return self.clone()
+    if exponent == 2 and (self.is_floating_point() or isinstance(exponent, int)):
+        return self * self
+    if exponent == 3 and (self.is_floating_point() or isinstance(exponent, int)):
+        return self * self * self
+    return NotImplemented
 
 
 def _times(factor: float) -> Callable[[Any], Any]:

@@ -48,7 +48,8 @@ def _scaled(translate: Any) -> Callable[..., Any]:
     """A sum or difference whose second term has a factor."""
 
     def translated(self: Any, other: Any, alpha: float = 1.0) -> Any:
-        return translate.func(self, other, alpha=double(alpha) if isinstance(alpha, float) else alpha)
+        # torch.onnx omits a factor of 1 only if it is a Python number.
+        return translate.func(self, other, alpha=double(alpha) if isinstance(alpha, float) and alpha != 1 else alpha)
 
     return translated
 

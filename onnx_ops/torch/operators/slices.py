@@ -1,0 +1,40 @@
+"""Gradients of slices, as pads: torch.onnx writes scatters, with an index for each element or row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.table import decomposes
+
+aten = torch.ops.aten
+
+
+def _padded(values: Tensor, axis: int, before: Any, after: Any) -> Tensor:
+    """Zeros before and after the values along an axis; negative numbers crop."""
+    return aten.constant_pad_nd(values, [*([0, 0] * (values.dim() - 1 - axis)), before, after], 0)
+
+
+@decomposes(aten.select_backward.default)
+def _select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    axis = dim % len(input_sizes)
+    size = input_sizes[axis]
+    place = index + size if index < 0 else index
+    return _padded(grad_output.unsqueeze(axis), axis, place, size - 1 - place)
+
+
+@decomposes(aten.slice_backward.default)
+def _slice_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
+    axis = dim % len(input_sizes)
+    size, count = input_sizes[axis], grad_output.shape[axis]
+    if isinstance(size, int) and isinstance(start, int):
+        start = min(max(start + size if start < 0 else start, 0), size)
+    elif not isinstance(start, int) or start < 0:  # whether it lies in the tensor depends on the dynamic size
+        return NotImplemented
+    if step > 1:
+        spaced = _padded(grad_output.unsqueeze(axis + 1), axis + 1, 0, step - 1)
+        grad_output, count = spaced.flatten(axis, axis + 1), count * step
+    return _padded(grad_output, axis, start, size - start - count)

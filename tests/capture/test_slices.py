@@ -1,0 +1,71 @@
+"""Gradients of slices: pads and concatenations, no nodes with an index for each element."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import onnx
+import pytest
+import torch
+from captures import gradients
+from torch import Tensor, nn
+from torch.export import Dim
+
+SCATTERING = {"ScatterElements", "ScatterND"}
+
+
+def counted(model: onnx.ModelProto) -> collections.Counter[str]:
+    return collections.Counter(node.op_type for node in model.graph.node)
+
+
+def captured(loss: Callable[[Tensor], Tensor], *, dynamic: bool = False) -> collections.Counter[str]:
+    """The nodes of the gradients of a loss of a tensor (N, 7), which the capture compares with PyTorch."""
+    torch.manual_seed(0)
+    shapes = {"x": {0: Dim("N")}} if dynamic else None
+    model = nn.Linear(3, 7)
+    return counted(gradients(model, lambda model, x: loss(model(x)), (torch.randn(6, 3),), dynamic_shapes=shapes).model)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_slices_are_pads(dynamic: bool) -> None:
+    def loss(y: Tensor) -> Tensor:
+        columns = y[:, 1:3].sum() + (y[:, -2] * y[:, 5:100].sum(1)).sum() + y[:, -3:-1].square().sum()
+        spaced = (y[:, 1::3] * y[:, ::3][:, :2]).sum() + y[::2].square().sum() + y[:, 4:4].sum()
+        return columns + spaced + (y[1:] * y[:-1]).sum() + y[-1].square().sum() + y[0].square().sum()
+
+    nodes = captured(loss, dynamic=dynamic)
+    assert not SCATTERING & nodes.keys()
+
+
+def test_adjacent_slices_are_concatenated() -> None:
+    def loss(y: Tensor) -> Tensor:
+        last, first, middle = y[:, 5:], y[:, :2], y[:, 2:5]
+        rows = torch.stack([y[2] * y[3], y[4].square()])
+        return (first * last).sum() + middle.square().sum() + y.square().sum() + rows.sum()
+
+    nodes = captured(loss)
+    assert nodes["Concat"] >= 2  # the columns, and rows 2 to 4
+    assert nodes["Pad"] == 1  # the rows together
+    assert not SCATTERING & nodes.keys()
+
+
+def test_overlapping_slices_are_added() -> None:
+    nodes = captured(lambda y: (y[:, :4] * y[:, 3:]).sum() + y[:, 2:4].square().sum())
+    assert nodes["Pad"] >= 2
+
+
+def test_attention_in_pytorch_has_one_concatenation_of_its_projections() -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    nodes = counted(gradients(model, lambda m, x: m(x, x, x)[0].square().sum(), (torch.randn(2, 5, 8),)).model)
+    assert not (SCATTERING | {"Pad"}) & nodes.keys()
+
+
+def test_powers_are_products() -> None:
+    assert "Pow" not in captured(lambda y: (y**2 + y**3.0 + (y**2).mean(-1, keepdim=True)).sum())
+
+
+def test_a_sum_has_no_factor_of_1() -> None:
+    model = captured(lambda y: (y + y.exp() - y.tanh()).sum())
+    assert model["Mul"] <= 4
