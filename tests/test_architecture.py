@@ -34,6 +34,8 @@ TORCH = (
     "effects",
     "preserving",
     "frames",
+    "sizes",
+    "caches",
     "explanations",
     "constants",
     "indices",

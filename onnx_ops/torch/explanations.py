@@ -35,6 +35,7 @@ class Locations(TorchDispatchMode):
 
     Attributes:
         complex: the first operator that returned a complex tensor, with its location; None if there is none.
+        restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -45,6 +46,7 @@ class Locations(TorchDispatchMode):
         self._locations: dict[str, Location] = {}
         self._of_gradients: dict[int, Location] = {}
         self.complex: tuple[str, Location] | None = None
+        self.restrictions: dict[str, str] = {}
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Locations:
@@ -217,22 +219,33 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
                 f"{found[1]} is to be dynamic: give an example in which it is 2 or more, {found[2]} counts as a number"
             )
         return (
-            f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it: len(x), a number in"
-            " view or reshape, or a tensor of that size. Use x.shape[0] and -1, or let dynamic_shapes not name it"
+            f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
+            f"{_restricted(found[1], where)}: by int(), range() or math, a number in view or reshape, or a tensor of"
+            " that size. Use x.shape[0], torch.arange and -1, or let dynamic_shapes not name it"
         )
     if found := re.search(r"guard (\d+) <= (\S+) and \S+ <= IntInfinity", str(error)):
         return (
-            f"{found[2]} is to be dynamic, but the graph is right only where it is {found[1]} or more. Say so by"
-            f" min={found[1]} of its torch.export.Dim, or let dynamic_shapes not name it"
+            f"{found[2]} is to be dynamic, but the graph is right only where it is {found[1]} or more"
+            f"{_restricted(found[2], where)}. Say so by min={found[1]} of its torch.export.Dim, or let dynamic_shapes"
+            " not name it"
         )
     if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
         return (
-            f"{found[1]} is to be dynamic, but the graph is right only where {found[2]}. Say so by min and max of its"
-            " torch.export.Dim, or let dynamic_shapes not name it"
+            f"{found[1]} is to be dynamic, but the graph is right only where {found[2]}"
+            f"{_restricted(found[1], where)}. Say so by min and max of its torch.export.Dim, or by a multiple such as"
+            ' 16 * torch.export.Dim("s"), or let dynamic_shapes not name it'
         )
     if found := re.search(r"The values of (\S+) .* and (\S+) .*must always be equal", str(error)):
-        return f"{found[1]} and {found[2]} must be equal: give both the same torch.export.Dim"
+        return (
+            f"{found[1]} and {found[2]} must be equal{_restricted(found[1], where)}: give both the same"
+            " torch.export.Dim"
+        )
     return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
+
+
+def _restricted(size: str, where: Locations) -> str:
+    line = where.restrictions.get(size)
+    return "" if line is None else f" (at {line})"
 
 
 def _no_translation(error: BaseException, where: Locations) -> str | None:

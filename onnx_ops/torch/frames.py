@@ -34,7 +34,12 @@ def _first(frames: Iterable[tuple[FrameType, int]]) -> str | None:
         file = frame.f_code.co_filename
         if file == TRACING:
             return None
-        of_python = file.startswith(("<", STANDARD)) and not file.startswith(INSTALLED)
-        if not of_python and not file.startswith(LIBRARIES):
+        if not is_library(file):
             return f"{file}, line {number}"
     return None
+
+
+def is_library(file: str) -> bool:
+    """Whether a file of code is part of PyTorch, this package or the standard library."""
+    of_python = file.startswith(("<", STANDARD)) and not file.startswith(INSTALLED)
+    return of_python or file.startswith(LIBRARIES)

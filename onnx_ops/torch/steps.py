@@ -105,7 +105,8 @@ class JointStep:
         dynamic_shapes: their dynamic dimensions, as for torch.export.export.
 
     Attributes:
-        parameters, buffers: those of the model, by name; a tied tensor has its first name.
+        parameters, buffers: those of the model, by name; a tied tensor has its first name. Buffers that are not dense,
+            such as sparse ones, are no state of the step; they may be constants of the graph.
         persistent: the names in the model's state_dict.
         tied: the other names of tied tensors, with the first name.
         arguments: the tensors among the arguments, by path.
@@ -122,7 +123,8 @@ class JointStep:
         self._call = _Call(model, loss)
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.buffers = dict(model.named_buffers())
+        self.buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.layout is torch.strided}
+        self._others = {name: buffer for name, buffer in model.named_buffers() if name not in self.buffers}
         self.persistent = set(model.state_dict())
         self.tied = _tied(model, self.parameters | self.buffers)
         self._given = bound(loss, args, skip=1)
@@ -172,6 +174,7 @@ class JointStep:
         arguments = {name: leaves[name] for name in self.arguments}
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
+        others = {name: (tensor, tensor._version) for name, tensor in self._others.items()}
 
         random = Random(values[SEED])
         scale = values.get(GRAD_SCALE)
@@ -210,6 +213,9 @@ class JointStep:
                     f"the loss puts another object in the place of the parameter '{name}', which the optimizer does not"
                     " know: change its elements in place, under torch.no_grad()"
                 )
+        for name, (tensor, version) in others.items():
+            if after.get(name) is not tensor or tensor._version != version:
+                raise CaptureError(f"the loss changes the buffer '{name}', which is sparse; state of a graph is dense")
         info.changed = [
             name
             for name, tensor in given.items()

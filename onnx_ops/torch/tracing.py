@@ -32,6 +32,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.arguments import Dimension
+from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.explanations import Locations, explained
 from onnx_ops.torch.indices import index_ranges
@@ -41,6 +42,7 @@ from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
+from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
 from onnx_ops.torch.translation import check_translations, registry
 from onnx_ops.training.ranges import IndexRange
@@ -123,13 +125,17 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
-    shapes = ShapeEnv(duck_shape=False)
+    shapes = RecordedShapes(duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
+    roots = Roots(shapes)
+    for given in inputs:
+        roots.derive(given.derived())
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with (
             preserved(where.model),
+            symbolic_sizes(),
             where,
             Constants(mode),
             _unchecked_distributions(),
@@ -138,12 +144,22 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
         ):
             return list(function(dict(zip(examples, tensors, strict=True))).values())
 
-    with explained(where):
+    def traced() -> torch.fx.GraphModule:
         with mode, enable_python_dispatcher(), portable_kernels(), _size_oblivious():
             fakes = [given.fake for given in inputs]
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
-            graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
-        _check_sizes(shapes, inputs)
+            return make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
+
+    with explained(where), without_traced_values():
+        try:
+            graph = traced()
+        except TypeError as error:
+            if not hashes_a_size(error):
+                raise
+            with bypassed_caches():
+                graph = traced()
+        where.restrictions = _restrictions(shapes, inputs)
+        _check_sizes(shapes, inputs, roots)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)))
@@ -167,6 +183,10 @@ class _Input:
         )
         source = ConstantSource(name)
         return cls(mode.from_tensor(tensor, symbolic_context=context, source=source), source, context, dimensions)
+
+    def derived(self) -> Iterator[tuple[torch.SymInt, torch.export.Dim]]:
+        """The sizes of dimensions such as 2 * Dim("N")."""
+        return ((self.fake.shape[axis], dim) for axis, dim in self.dimensions.items() if hasattr(dim, "root"))
 
     def symbols(self) -> Iterator[tuple[Any, Dimension]]:
         """The symbol of each dynamic dimension, with the dimension."""
@@ -192,7 +212,18 @@ def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
     return StrictMinMaxConstraint(vr=ValueRanges(max(least or 2, 2), int_oo if most is None else most), warn_only=False)
 
 
-def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
+def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, str]:
+    """The line of code that restricts a dynamic dimension, by the name that PyTorch's errors give the dimension."""
+    lines = {
+        f"{given.source.name}.size()[{axis}]": shapes.line_of(given.fake.shape[axis])
+        for given in inputs
+        for axis in given.dimensions
+        if isinstance(given.fake.shape[axis], torch.SymInt)
+    }
+    return {name: line for name, line in lines.items() if line is not None}
+
+
+def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
     """Raise PyTorch's error for a graph that is valid only for some sizes of the dynamic dimensions.
 
     Conditions on sizes, such as `if len(x) > 4`, were evaluated for the examples.
@@ -208,16 +239,20 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input]) -> None:
         places.setdefault(dim.__name__, []).append(place)
     equal = [(first, other) for first, *others in places.values() for other in others]
     derived = [  # such as 2 * Dim("N")
-        (place, places[dim.root.__name__][0], dim.fn)
+        (place, places[dim.root.__name__][0] if dim.root.__name__ in places else roots.symbol(dim), dim.fn)
         for dim, place in named
-        if hasattr(dim, "root") and dim.root.__name__ in places
+        if hasattr(dim, "root")
     ]
     shapes.produce_guards(
         [given.fake for given in inputs],
         [given.source for given in inputs],
         input_contexts=[given.context for given in inputs],
         equalities_inputs=EqualityConstraint(
-            source_pairs=equal, derived_equalities=derived, phantom_symbols=[], relaxed_sources=set(), warn_only=False
+            source_pairs=equal,
+            derived_equalities=derived,
+            phantom_symbols=[*roots],
+            relaxed_sources=set(),
+            warn_only=False,
         ),
     )
 

@@ -219,7 +219,7 @@ def test_norms_and_columns(rank: int) -> None:
     [
         (nn.AdaptiveMaxPool2d(3), r"an adaptive max pool to \[3, 3\] needs sizes of space that are not dynamic"),
         (nn.Upsample(scale_factor=2, mode="bicubic"), "upsample_bicubic2d needs sizes of space that are not dynamic"),
-        (nn.Conv2d(4, 4, 3), r"x\.size\(\)\[2\] is to be dynamic, .* where it is 3 or more\. Say so by min=3"),
+        (nn.Conv2d(4, 4, 3), r"x\.size\(\)\[2\] is to be dynamic, .* is 3 or more \(at .*\)\. Say so by min=3"),
     ],
 )
 def test_what_needs_numbers_says_so(layer: nn.Module, said: str) -> None:

@@ -202,3 +202,25 @@ def test_numbers_of_parameters_are_no_constants() -> None:
 
     with pytest.raises(CaptureError, match="not those of PyTorch: loss is off"):
         gradients(model, loss, (torch.randn(5, 4),))
+
+
+class Marked(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("marks", torch.eye(3).to_sparse())
+        self.register_buffer("own", torch.eye(3).to_sparse(), persistent=False)
+
+
+def test_sparse_buffers_that_the_step_does_not_use() -> None:
+    """As openai-whisper's alignment_heads."""
+    capture = gradients(Marked(), lambda model, x: model(x).square().sum(), (torch.ones(2, 3),), inference=True)
+    assert set(capture.state) == {"weight", "bias"}
+
+
+def test_sparse_buffers_that_the_step_changes_are_refused() -> None:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        model.marks = (2 * torch.eye(3)).to_sparse()
+        return model(x).square().sum()
+
+    with pytest.raises(CaptureError, match="changes the buffer 'marks', which is sparse"):
+        gradients(Marked(), loss, (torch.ones(2, 3),))

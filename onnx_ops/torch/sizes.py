@@ -1,0 +1,124 @@
+"""Dynamic sizes in a trace: those derived from others, len() of tensors, and the lines of code that restrict them."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.frames import line_now
+
+
+class RecordedShapes(ShapeEnv):
+    """A ShapeEnv that records the line of the model or loss at which each guard is added."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._lines: list[tuple[sympy.Basic, str | None]] = []
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
+        before = len(self.guards)
+        try:
+            return super().evaluate_expr(*args, **kwargs)
+        finally:
+            if len(self.guards) > before:
+                line = line_now()
+                self._lines += ((guard.expr, line) for guard in self.guards[before:])
+
+    def line_of(self, size: torch.SymInt) -> str | None:
+        """The first line that restricts a size: that makes a number of it if there is one."""
+        symbol = size.node._expr
+        restricting = [(expr, line) for expr, line in self._lines if line and symbol in expr.free_symbols]
+        fixing = (line for expr, line in restricting if expr.free_symbols == {symbol} and isinstance(expr, sympy.Eq))
+        return next(fixing, restricting[0][1] if restricting else None)
+
+
+class Roots:
+    """The sizes N of dimensions such as 2 * Dim("N"), if no input has a dimension Dim("N")."""
+
+    def __init__(self, shapes: ShapeEnv) -> None:
+        self._shapes = shapes
+        self._symbols: dict[str, sympy.Symbol] = {}
+
+    def __iter__(self) -> Iterator[sympy.Symbol]:
+        return iter(self._symbols.values())
+
+    def symbol(self, dim: Any) -> sympy.Symbol:
+        return self._symbols[dim.root.__name__]
+
+    def derive(self, sizes: Iterable[tuple[torch.SymInt, Any]]) -> None:
+        """Replace sizes in the trace by expressions in their roots, so that conditions such as divisibility are known.
+
+        Raises:
+            CaptureError: the size in the example is no value of the dimension.
+        """
+        for size, dim in sizes:
+            symbol, hint = size.node.expr, size.node.hint
+            offset = int(dim.fn(0))
+            root, rest = divmod(hint - offset, int(dim.fn(1)) - offset)
+            if rest:
+                raise CaptureError(f"a size of {hint} in the example is not {dim.__name__} for any {dim.root.__name__}")
+            if dim.root.__name__ not in self._symbols:
+                self._symbols[dim.root.__name__] = self._made(dim.root, root)
+            self._shapes._set_replacement(symbol, dim.fn(self.symbol(dim)), "derived dimension")
+
+    def _made(self, root: Any, value: int) -> sympy.Symbol:
+        least, most = max(getattr(root, "min", None) or 1, 1), getattr(root, "max", None)
+        allowed = ValueRanges(least, int_oo if most is None else most)
+        return self._shapes.create_symbol(
+            value,
+            source=ConstantSource(root.__name__),
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=StrictMinMaxConstraint(vr=allowed, warn_only=False),
+        )
+
+
+@contextlib.contextmanager
+def symbolic_sizes() -> Iterator[None]:
+    """A context in which len() of a tensor is its dynamic size, and attention takes a condition on it.
+
+    Python's own len() makes a number of the size, and PyTorch's attention takes no SymBool, such as
+    `is_causal=x.shape[1] > 1`.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(builtins, "len", _length))
+        for module in list(sys.modules.values()):  # those too that have imported it
+            if getattr(module, "__dict__", {}).get(ATTENTION) is _scaled_dot_product_attention:
+                stack.enter_context(mock.patch.dict(vars(module), {ATTENTION: _attention}))
+        yield
+
+
+ATTENTION = "scaled_dot_product_attention"
+_len = builtins.len
+_scaled_dot_product_attention = functional.scaled_dot_product_attention
+
+
+def _length(container: Any, /) -> Any:
+    if isinstance(container, torch.Tensor) and container.dim() and isinstance(container.shape[0], torch.SymInt):
+        return container.shape[0]
+    return _len(container)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: Any = False,
+    **options: Any,
+) -> Tensor:
+    return _scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, bool(is_causal), **options)

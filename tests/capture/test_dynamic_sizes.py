@@ -1,0 +1,154 @@
+"""Code of models and losses that computes with dynamic sizes, compared at other sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from captures import gradients
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn.functional import scaled_dot_product_attention
+
+import onnx_ops
+from onnx_ops.torch import CaptureError
+
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+def compared(model: nn.Module, loss: Loss, shapes: list[tuple[int, ...]], *dims: Dim) -> None:
+    """Capture at the first shape, and compare loss and gradients at all."""
+    torch.manual_seed(0)
+    examples = [torch.randn(shape) for shape in shapes]
+    capture = gradients(model, loss, (examples[0],), dynamic_shapes=({axis: dim for axis, dim in enumerate(dims)},))
+    session = onnx_ops.InferenceSession(capture.model)
+    for x in examples:
+        value = loss(model, x)
+        wanted = torch.autograd.grad(value, list(model.parameters()))
+        names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
+        got = session.run(names, capture.state | {"x": x.numpy()})
+        for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
+            scale = float(tensor.abs().max())
+            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=2e-5 * scale, err_msg=name)
+
+
+def test_len_of_a_tensor() -> None:
+    """As in the losses of CLIP and of normalizing flows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        same = F.cross_entropy(y @ y.t(), torch.arange(len(x)))
+        return same + y.view(len(y), 2, 4).sum(1).square().sum() / len(x) + len([1, 2]) * y.mean()
+
+    before = len
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (1, 8)], Dim("N"))
+    assert len is before
+
+
+class Attention(nn.Linear):
+    """Attention that is causal where there is more than one query, as many libraries have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = super().forward(x)[:, None].chunk(3, -1)
+        first = scaled_dot_product_attention(q, k, v, is_causal=x.shape[1] > 1)
+        return first + F.scaled_dot_product_attention(q, k, v, None, 0.0, x.shape[1] == x.shape[1] and x.shape[1] > 1)
+
+
+def test_attention_that_is_causal_under_a_condition_on_sizes() -> None:
+    compared(Attention(4, 12), lambda m, x: m(x).square().sum(), [(3, 5, 4), (2, 7, 4), (4, 1, 4)], Dim("N"), Dim("T"))
+
+
+@functools.lru_cache(maxsize=1)
+def positions(count: int, scale: float = 0.5) -> Tensor:
+    return torch.arange(count)[:, None] * scale
+
+
+class Cached(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.held = functools.cache(lambda count: torch.ones(count, 1))
+
+    @functools.cache  # noqa: B019
+    def shifts(self, count: int) -> Tensor:
+        return torch.arange(count)[:, None] ** 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        return super().forward(x) + positions(count) * self.shifts(count) + self.held(count) + positions(3).sum()
+
+
+def test_cached_functions_of_sizes() -> None:
+    positions.cache_clear()
+    cached = positions, Cached.shifts
+    compared(Cached(), lambda m, x: m(x).sin().sum(), [(3, 5, 4), (2, 7, 4)], Dim("N"), Dim("T"))
+    assert (positions, Cached.shifts) == cached
+    assert type(positions(3)) is torch.Tensor
+
+
+class Evaluated(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.training else positions(4))
+
+
+def test_caches_keep_no_tensor_of_a_trace() -> None:
+    positions.cache_clear()
+    model = Evaluated(4, 4)
+    gradients(model, lambda m, x: m(x).square().sum(), (torch.randn(4, 4),), inference=True)
+    assert type(positions(4)) is torch.Tensor
+
+
+class Patches(nn.Module):
+    """Patches of 4 x 4 pixels, a U-Net of one level, and conditions on the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(1, 2, 3, padding=1), nn.ConvTranspose2d(2, 1, 2, stride=2)
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, height, width = x.shape
+        if height % 8 or width % 4:
+            raise ValueError("a size that is no multiple")
+        y = torch.cat([x, self.up(F.max_pool2d(self.down(x).tanh(), 2))], 1).sum(1)
+        patches = y.reshape(n, height // 4, 4, width // 4, 4).transpose(2, 3).reshape(n, -1, 16)
+        return self.linear(patches)
+
+
+def test_multiples_of_a_dimension() -> None:
+    """The second one refers to a dimension that no input has, the third one to the same."""
+    side = Dim("side")
+    compared(
+        Patches(),
+        lambda m, x: m(x).square().sum(),
+        [(2, 1, 16, 32), (3, 1, 8, 16), (1, 1, 24, 48)],
+        Dim("N"),
+        Dim.STATIC,
+        8 * side,
+        16 * side,
+    )
+
+
+def lines_of(loss: Loss) -> str:
+    code = loss.__code__
+    return rf"test_dynamic_sizes\.py, line {code.co_firstlineno + 1}\)"
+
+
+def test_the_line_that_makes_a_number_of_a_size_is_named() -> None:
+    def by_range(model: nn.Module, x: Tensor) -> Tensor:
+        return sum((model(x)[i].sum() for i in range(len(x))), torch.zeros(()))
+
+    def by_condition(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() if x.shape[0] > 3 else model(x).mean()
+
+    for loss, said in ((by_range, "makes the number 6 of it"), (by_condition, "right only where it is 4 or more")):
+        with pytest.raises(CaptureError, match=rf"x\.size\(\)\[0\].* {said} \(at .*{lines_of(loss)}"):
+            compared(nn.Linear(8, 8), loss, [(6, 8)], Dim("N"))
+
+
+def test_a_size_that_is_no_multiple() -> None:
+    with pytest.raises(CaptureError, match=r"a size of 6 in the example is not 4\*rows for any rows"):
+        compared(nn.Linear(8, 8), lambda m, x: m(x).sum(), [(6, 8)], 4 * Dim("rows"))
