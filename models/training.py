@@ -60,6 +60,7 @@ class StartedStep:
     model: onnx.ModelProto
     state: Arrays
     inference: onnx.ModelProto | None
+    evaluation: onnx.ModelProto | None = None
 
 
 def unchanged(state: Arrays, rng: np.random.Generator) -> Arrays:

@@ -17,6 +17,7 @@ from onnx_ops.training.errors import StateLostError, StepError, WorkerError
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_files import step_model
 from onnx_ops.training.trainer import Trainer
+from onnx_ops.training.trainer_step import TrainerStep
 
 __all__ = [
     "DOMAIN",
@@ -35,6 +36,7 @@ __all__ = [
     "Step",
     "StepError",
     "Trainer",
+    "TrainerStep",
     "WorkerError",
     "inline",
     "link",

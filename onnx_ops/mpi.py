@@ -20,7 +20,7 @@ import sys
 import threading
 from typing import Any
 
-from onnx_ops.training.workers.agreement import leave_before_training
+from onnx_ops.training.workers.agreement import leave
 from onnx_ops.training.workers.ending import announce, call_at_exit, end_all_by_exceptions
 
 SUPERVISED = "ONNX_OPS_SUPERVISED"
@@ -41,7 +41,7 @@ def protect() -> Any:
 
     workers = MPI.COMM_WORLD
     end_all_by_exceptions(workers)
-    call_at_exit(workers, lambda: leave_before_training(workers))
+    call_at_exit(workers, lambda: leave(workers))
     return workers
 
 

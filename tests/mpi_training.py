@@ -76,7 +76,7 @@ def main() -> None:
         batch = {name: a[ends[rank] : ends[rank + 1]] for name, a in whole(number).items()}
         if number == 3 and rank == communicator.size - 1 and (how := told.get("instead")):
             if told.get("norms"):  # when the others wait for the sums of gradients
-                trainer._runner._local[2].run = lambda *given, how=how, batch=batch: end(how, batch)
+                trainer._only().runner._local[2].run = lambda *given, how=how, batch=batch: end(how, batch)
             else:
                 end(how, batch)
         if told.get("accumulated"):

@@ -645,7 +645,7 @@ def test_memory_of_captures(tmp_path: Path) -> None:
         save_step(model, state, inference, folder / "step.onnx", external=False)
         print((peak() - before) / SIZE)
         before = reset()
-        trainer = Trainer(SimpleNamespace(model=model, state=state, inference=inference))
+        trainer = Trainer(SimpleNamespace(model=model, state=state, inference=inference, evaluation=None))
         print((peak() - before) / SIZE)
     """
     saving, loading = measured(program, tmp_path)

@@ -57,7 +57,21 @@ TABLES: dict[str, dict[str, str]] = {
             " synchronize_batch_norm=False, check_finite=True, keep_previous=False)"
         ),
         "Trainer.step": "(self, /, **batch)",
+        "Trainer.batch_inputs": "property",
         "Trainer.accumulate": "(self, /, **batch)",
+        "Trainer.evaluate": "(self, mode='eval', /, **batch)",
+        "Trainer.predict": "(self, /, **inputs)",
+        "Trainer.has_evaluation_graph": "property",
+        "TrainerStep": "(model, state, batches, runner, session, reload)",
+        "TrainerStep.step": "(self, /, **batch)",
+        "TrainerStep.accumulate": "(self, /, **batch)",
+        "TrainerStep.evaluate": "(self, mode='eval', /, **batch)",
+        "TrainerStep.predict": "(self, /, **inputs)",
+        "TrainerStep.export": "(self, path)",
+        "TrainerStep.has_inference_graph": "property",
+        "TrainerStep.has_evaluation_graph": "property",
+        "TrainerStep.learning_rate": "property that can be set",
+        "TrainerStep.state_dict": "(self)",
         "Trainer.has_inference_graph": "property",
         "Trainer.learning_rate": "property that can be set",
         "Trainer.state_dict": "(self)",
@@ -76,18 +90,21 @@ TABLES: dict[str, dict[str, str]] = {
         "reference_ops": "()",
         "register_kernels": "(options)",
         "session_options": "()",
-        "step_model": "(model, state, inference=None)",
+        "step_model": "(model, state, inference=None, evaluation=None)",
     },
     "onnx_ops.torch": {
-        "Capture": "(model, state, inference)",
+        "Capture": "(model, state, inference, evaluation=None)",
         "Capture.save": "(self, path, *, external=False, frozen=None)",
         "CaptureError": "Error, ValueError",
-        "gradients": "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True)",
+        "gradients": (
+            "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True,"
+            " evaluation=False)"
+        ),
         "load_into_torch": "(state, model, optimizer=None)",
         "state_from_torch": "(state, model, optimizer=None)",
         "training_step": (
             "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, grad_scaler=None,"
-            " opset_version=21, check=True, inference=True)"
+            " opset_version=21, check=True, inference=True, evaluation=False)"
         ),
         "translation_table": "()",
         "whole_ops": "()",

@@ -16,10 +16,10 @@ from linear_oracle import Oracle
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
-from onnx_ops.core.step_format import STEP_METADATA, InputRole
+from onnx_ops.core.step_format import CARRIED_DOMAIN, INFERENCE, STEP_METADATA, InputRole
 from onnx_ops.graph.functions import function_key
 from onnx_ops.training.errors import StepError
-from onnx_ops.training.inference import INFERENCE_FUNCTION, inference_model, with_inference
+from onnx_ops.training.inference import inference_model, with_carried
 from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
 
@@ -215,8 +215,8 @@ def test_an_inlined_step_keeps_its_inference_graph() -> None:
     whole = steps.whole_step()
     inlined = onnx_ops.inline(whole)
     onnx.checker.check_model(inlined, full_check=True)
-    assert [function_key(f) for f in inlined.functions] == [INFERENCE_FUNCTION]
-    assert {entry.domain for entry in inlined.opset_import} == {"", INFERENCE_FUNCTION[0]}
+    assert [function_key(f) for f in inlined.functions] == [(CARRIED_DOMAIN, INFERENCE, "")]
+    assert {entry.domain for entry in inlined.opset_import} == {"", (CARRIED_DOMAIN, INFERENCE, "")[0]}
     assert {node.domain for node in (*inlined.graph.node, *inlined.functions[0].node)} == {""}
     assert Step.of(inlined) == Step.of(whole)
     assert onnx_ops.inline(inlined) == inlined
@@ -237,7 +237,7 @@ def test_step_without_inference_graph_has_no_inference_model() -> None:
 
 def test_a_second_inference_graph_is_refused() -> None:
     with pytest.raises(StepError, match="has an inference graph already"):
-        with_inference(steps.whole_step(), steps.inference_graph())
+        with_carried(steps.whole_step(), INFERENCE, steps.inference_graph())
 
 
 def test_weights_in_the_inference_graph_stand_for_the_state_and_others_are_constants() -> None:
@@ -313,4 +313,4 @@ def test_inference_graph_that_does_not_fit_is_refused(change: Callable[[onnx.Mod
     inference = steps.inference_graph()
     change(inference)
     with pytest.raises(StepError, match=problem):
-        with_inference(steps.bare_step(), inference)
+        with_carried(steps.bare_step(), INFERENCE, inference)

@@ -203,7 +203,7 @@ def test_a_worker_that_has_not_made_the_last_step_is_found_out(monkeypatch: pyte
         trainer = synchronized(communicator)
         if communicator.rank == 1:
             with monkeypatch.context() as patched:
-                patched.setattr(trainer._runner._shared, "run", refuse)
+                patched.setattr(trainer._only().runner._shared, "run", refuse)
                 with pytest.raises(MemoryError):
                     trainer.step(**share(0, (6, 6), 1))
         else:

@@ -140,6 +140,7 @@ class Capture:
     model: onnx.ModelProto
     state: State
     inference: onnx.ModelProto | None
+    evaluation: None = None
 
 
 @pytest.mark.parametrize("kind", ["path", "text path", "bytes", "capture", "capture of a whole step", "external data"])

@@ -338,7 +338,8 @@ def test_sessions_of_workers_leave_the_cores_to_each_other() -> None:
 
     def told(given: ort.SessionOptions | None) -> list[str]:
         trainer = Trainer(steps.whole_step(), given, communicator=ThreadCommunicator.alone())
-        sessions = [bound._session for bound in (*trainer._runner._local, trainer._runner._shared._bound)]
+        runner = trainer._only().runner
+        sessions = [bound._session for bound in (*runner._local, runner._shared._bound)]
         key = "session.intra_op.allow_spinning"
         return [session.get_session_options().get_session_config_entry(key) for session in sessions]
 

@@ -63,13 +63,16 @@ FORMAT_METADATA = "onnx_ops.format"
 CHECKSUM_METADATA = "onnx_ops.sha256"
 """Of a checkpoint: the checksum of its other contents."""
 
-# --- the inference graph ----------------------------------------------------------------------------------------------
+# --- graphs that a step carries ---------------------------------------------------------------------------------------
 
 CARRIED_DOMAIN = "onnx_ops.training"
 """Domain of functions that no node calls, and that a model carries as data."""
 
 INFERENCE = "inference"
 """The function of that domain that is the inference graph."""
+
+EVALUATION = "evaluation"
+"""The function of that domain that is the loss in evaluation mode."""
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 

@@ -41,11 +41,14 @@ class Capture:
         inference: the forward graph in evaluation mode, with the state's parameters as initializers; None with
             `inference=False`, if the loss does not call the model, if the model returns nothing but the loss, or if it
             draws random numbers in evaluation mode too.
+        evaluation: the graph of the loss and the further outputs in evaluation mode, whose inputs are state, then the
+            batch; None without `evaluation=True`.
     """
 
     model: onnx.ModelProto
     state: dict[str, np.ndarray]
     inference: onnx.ModelProto | None
+    evaluation: onnx.ModelProto | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {summary(self.model)}>"
@@ -72,7 +75,15 @@ class Capture:
             ModelFileError: a path that is no regular file; constants of the graph that exceed 2 GiB; with `frozen` also
                 `external`, what the step changes above 2 GiB, or nothing that is frozen.
         """
-        save_step(self.model, self.state, self.inference, Path(path), external=external, frozen=frozen)
+        save_step(
+            self.model,
+            self.state,
+            self.inference,
+            Path(path),
+            external=external,
+            frozen=frozen,
+            evaluation=self.evaluation,
+        )
 
 
 def gradients(
@@ -84,6 +95,7 @@ def gradients(
     opset_version: int = 21,
     check: bool = True,
     inference: bool | Callable[..., Any] = True,
+    evaluation: bool = False,
 ) -> Capture:
     """A loss and its gradients as one ONNX graph.
 
@@ -102,6 +114,8 @@ def gradients(
             `labels`, and without the outputs that depend on these. A function captures what it computes:
             `lambda model, ids, mask: model(ids, attention_mask=mask).logits`; the names of its further parameters are
             those of arguments of the loss, and of inputs of the graph. With False the capture is faster.
+        evaluation: capture the loss and the further outputs with the model in evaluation mode too, for
+            `onnx_ops.Trainer.evaluate`.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers by their names in `state_dict` (tied ones once, by the
@@ -114,7 +128,7 @@ def gradients(
         CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, None, None, None, opset_version, check, inference)
+    return _captured(joint, None, None, None, opset_version, check, inference, evaluation)
 
 
 def training_step(
@@ -129,11 +143,12 @@ def training_step(
     opset_version: int = 21,
     check: bool = True,
     inference: bool | Callable[..., Any] = True,
+    evaluation: bool = False,
 ) -> Capture:
     """A training step as one ONNX graph: as `gradients`, with the optimizer's update in place of the gradients.
 
     Args:
-        model, loss, args, dynamic_shapes, opset_version, check, inference: as for `gradients`.
+        model, loss, args, dynamic_shapes, opset_version, check, inference, evaluation: as for `gradients`.
         optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides only `__init__`, of parameters of the
             model; its state is the initial state of the graph.
         clip_grad_norm: maximal total norm of the gradients of the optimizer's parameters, as for
@@ -153,7 +168,7 @@ def training_step(
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
     scaling = LossScaling(grad_scaler, joint.parameters) if grad_scaler and grad_scaler.is_enabled() else None
-    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference)
+    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference, evaluation)
 
 
 def _captured(
@@ -164,6 +179,7 @@ def _captured(
     opset_version: int,
     check: bool,
     inference: bool | Callable[..., Any],
+    evaluation: bool,
 ) -> Capture:
     refuse_autocast()
     refuse_compiled(joint.model)
@@ -219,8 +235,9 @@ def _captured(
         trained = forward.of_function(inference)
     else:
         trained = forward.of_first_call(eager, seen) if inference else None
+    evaluated = forward.of_loss(record.roles, (first, second)) if evaluation else None
     state = {name: to_array(values[name]) for name in record.roles}
-    return Capture(_step(exported, record), state, trained)
+    return Capture(_step(exported, record), state, trained, evaluated)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:

@@ -15,13 +15,16 @@ from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.steps import FunctionCall, JointStep, ModelCall, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
-from onnx_ops.torch.verification.tolerances import compare
+from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
+from onnx_ops.torch.verification.trials import Trial
 from onnx_ops.torch.verification.verify import Graph, arrays
+from onnx_ops.torch.verification.widening import rounds_to_16_bits
 
 
 class Forward:
@@ -64,6 +67,59 @@ class Forward:
             name: {axis: self._traced.dimension(size) for axis, size in axes.items()} for name, axes in sizes.items()
         }
         return self._graph(eager.call, dynamic, remove_losses=True)
+
+    def of_loss(self, state: Collection[str], trials: Iterable[Trial]) -> onnx.ModelProto:
+        """The graph of the loss and the further outputs.
+
+        Args:
+            state: the inputs of the graph that are state; other buffers become constants.
+            trials: states and batches for which the graph is compared with PyTorch.
+
+        Raises:
+            CaptureError: random numbers that only evaluation mode draws, so that the step has no seed for them.
+        """
+        joint = self._joint
+        values = joint.state() | joint.argument_values()
+        outputs: list[str] = []
+        draws = 0
+
+        def forward(given: Tensors) -> Tensors:
+            nonlocal draws
+            with Random(given[SEED]) as random:
+                result = joint.evaluate(given)
+            outputs[:], draws = result, random.used
+            return result
+
+        traced = trace(forward, values, {n: self._traced.dynamic[n] for n in joint.arguments}, self._where)
+        joint.check_constants(traced.graph, joint.buffers)
+        if draws and SEED not in state:
+            raise CaptureError(
+                "the loss draws random numbers in evaluation mode only, for which the step has no seed: pass them in as"
+                " arguments"
+            )
+        exported = to_onnx(traced, values, outputs, self._opset_version, self._where)
+        graph = exported.graph
+        for value in list(graph.inputs):
+            name = value.name or ""
+            used = bool(value.uses())
+            if name in joint.arguments or (used and name in state):
+                continue
+            graph.inputs.remove(value)
+            if used:
+                make_constant(graph, value, values[name])
+        proto = model_proto(exported)
+        if self._check:
+            session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
+            for trial in trials:
+                with preserved(joint.model), eager_mode(), joint.with_parameters(trial.values):
+                    expected = self._evaluated(trial.values)
+                compare("outputs in evaluation mode", session.run(trial.values), arrays(expected), tolerance)
+        return proto
+
+    def _evaluated(self, values: Tensors) -> Tensors:
+        """The outputs of PyTorch with the random numbers of the seed."""
+        with Random(values[SEED]):
+            return self._joint.evaluate(values)
 
     def _graph(
         self, call: ModelCall | FunctionCall, dynamic: Dynamic, *, remove_losses: bool = False

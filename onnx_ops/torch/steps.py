@@ -121,6 +121,7 @@ class JointStep:
         self, model: torch.nn.Module, loss: Callable[..., Any], args: tuple[Any, ...], dynamic_shapes: DynamicShapes
     ) -> None:
         self._call = _Call(model, loss)
+        self._loss = loss
         self.model = model
         self.parameters = dict(model.named_parameters())
         self.buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.layout is torch.strided}
@@ -276,6 +277,33 @@ class JointStep:
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
         result, _ = torch.func.functional_call(whole, named, (lambda result: result,), tie_weights=True)
         return {name: tensor.detach() for name, tensor in tensors(result, OUTPUT)}
+
+    def evaluate(self, values: Tensors) -> Tensors:
+        """Run the loss with the model in evaluation mode, in which it stays.
+
+        Args:
+            values: parameters, buffers and arguments, by name; they are not changed.
+
+        Returns:
+            Loss and further outputs, by the names of the graph's outputs.
+        """
+        leaves = {
+            name: values[name].detach().clone().requires_grad_(tensor.requires_grad)
+            for name, tensor in (self.parameters | self.arguments).items()
+        }
+        given = {name: leaves[name] if name in leaves else values[name].clone() for name in self._registered()}
+
+        def loss(model: torch.nn.Module, *args: Any) -> Any:
+            return self._loss(model.train().eval(), *args)
+
+        result, _ = torch.func.functional_call(
+            _Call(self.model, loss),
+            {f"model.{name}": tensor for name, tensor in given.items()},
+            (lambda result: result, *replaced(self._given, leaves).values()),
+            tie_weights=True,
+        )
+        value, reported = _outputs(result)
+        return {LOSS: value.detach()} | {name: tensor.detach() for name, tensor in reported.items()}
 
     def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
         """Check that no constant of a graph is a parameter or buffer, or a view of one.

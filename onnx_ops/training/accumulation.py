@@ -33,7 +33,7 @@ from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
-from onnx_ops.training.state import State, Version
+from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import (
     MakeSession,
@@ -49,7 +49,7 @@ class Accumulation:
 
     Args:
         model: the step.
-        state: the state of the training.
+        state: the state of the step.
         session: makes a session.
         counted: the input, and its axis, whose size is the number of samples; None if all batches have as many.
         check_finite: whether a loss that is NaN or infinite is refused.
@@ -64,7 +64,7 @@ class Accumulation:
     def __init__(
         self,
         model: onnx.ModelProto,
-        state: State,
+        state: StatePart,
         session: MakeSession,
         counted: tuple[str, int] | None,
         check_finite: bool,

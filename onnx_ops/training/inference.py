@@ -1,15 +1,15 @@
-"""The inference graph of a training step: the trained network, which the step's model carries as a function."""
+"""Graphs that the model of a step carries as functions: the trained network, and the loss in evaluation mode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_ops.core.step_format import CARRIED_DOMAIN, INFERENCE, InputRole
+from onnx_ops.core.step_format import CARRIED_DOMAIN, EVALUATION, INFERENCE, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.files import ModelFileError, write_model
 from onnx_ops.graph.functions import Key, add_function_imports, called_key, function_key, functions_needed
@@ -25,68 +25,78 @@ from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
 from onnx_ops.training.weights import fill, save_model
 
-INFERENCE_FUNCTION: Key = (CARRIED_DOMAIN, INFERENCE, "")
+STATE_OF: Mapping[str, tuple[InputRole, ...]] = {
+    INFERENCE: (InputRole.PARAMETER, InputRole.BUFFER),
+    EVALUATION: (InputRole.PARAMETER, InputRole.BUFFER, InputRole.SEED),
+}
+"""The carried graphs, each with the roles of the inputs of the step that it may have."""
 
 
-def inference_function(model: onnx.ModelProto) -> onnx.FunctionProto | None:
-    """The function with the inference graph of a step; None if it has none."""
-    return next((f for f in model.functions if function_key(f) == INFERENCE_FUNCTION), None)
+def carried_function(model: onnx.ModelProto, name: str) -> onnx.FunctionProto | None:
+    """The function with a graph that a step carries; None if it has none of that name."""
+    return next((f for f in model.functions if function_key(f) == _key(name)), None)
 
 
-def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.ModelProto:
-    """Add an inference graph to a step.
+def _key(name: str) -> Key:
+    return CARRIED_DOMAIN, name, ""
+
+
+def with_carried(model: onnx.ModelProto, name: str, given: onnx.ModelProto) -> onnx.ModelProto:
+    """Add a graph to a step, which carries it as a function.
 
     Args:
-        model: a step that has none.
-        inference: a model whose inputs and outputs have types. Inputs and initializers with the name of a parameter or
-            buffer of the step become that parameter or buffer; other initializers become constants.
+        model: a step that has none of that name.
+        name: INFERENCE or EVALUATION.
+        given: a model whose inputs and outputs have types. Inputs and initializers with the name of a parameter or
+            buffer of the step, in EVALUATION also of its seed, become that input; other initializers become constants.
 
     Returns:
         A copy of the step, not linked.
 
     Raises:
         LinkError: no model.
-        StepError: a step that has an inference graph already; parameters or buffers of other types.
+        StepError: a step that has such a graph already; parameters or buffers of other types.
     """
     whole = load_model(model)
     restore(whole)
-    if inference_function(whole) is not None:
-        raise StepError("the step has an inference graph already")
+    if carried_function(whole, name) is not None:
+        raise StepError(f"the step has an {name} graph already")
     step = Step.of(whole)
-    brought = without_data(inference, lambda tensor: tensor.name in _parameters_and_buffers(step))
+    inputs = set(step.names(*STATE_OF[name]))
+    brought = without_data(given, lambda tensor: tensor.name in inputs)
     check(brought)
     restore(brought)
-    _separate_functions(brought, whole)
-    parameters = {n: t for n, t in step.state(whole).items() if n in _parameters_and_buffers(step)}
+    _separate_functions(brought, whole, f"{name}_")
+    parameters = {n: t for n, t in step.state(whole).items() if n in inputs}
     graph = brought.graph
     if graph.sparse_initializer:
-        raise StepError("the inference graph has sparse initializers, expected dense ones")
+        raise StepError(f"the {name} graph has sparse initializers, expected dense ones")
     types = {tensor.name: TensorType(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
     types |= declared_types(graph.input)
-    for name in types.keys() & parameters.keys():
-        if types[name] != parameters[name]:
-            given, wanted = tensor_text(types[name]), tensor_text(parameters[name])
-            raise StepError(f"'{name}' is {given} in the inference graph, expected that of the step, {wanted}")
-    taken = [name for name in parameters if name in types]
-    own = [value for value in graph.input if value.name not in parameters]
-    for value in (*own, *graph.output):
-        _check_typed(value)
+    for own in types.keys() & parameters.keys():
+        if types[own] != parameters[own]:
+            came, wanted = tensor_text(types[own]), tensor_text(parameters[own])
+            raise StepError(f"'{own}' is {came} in the {name} graph, expected that of the step, {wanted}")
+    taken = [own for own in parameters if own in types]
+    batch = [value for value in graph.input if value.name not in parameters]
+    for value in (*batch, *graph.output):
+        _check_typed(value, name)
     constants = [
         helper.make_node("Constant", [], [tensor.name], value=_nameless(tensor))
         for tensor in graph.initializer
-        if tensor.name not in parameters and tensor.name not in {value.name for value in own}
+        if tensor.name not in parameters and tensor.name not in {value.name for value in batch}
     ]
     function = helper.make_function(
         CARRIED_DOMAIN,
-        INFERENCE,
-        [*taken, *(value.name for value in own)],
+        name,
+        [*taken, *(value.name for value in batch)],
         [value.name for value in graph.output],
         [*constants, *graph.node],
         list(brought.opset_import),
     )
     add_import(function, "", default_opset(whole, 1))
     described = [value_info(n, parameters[n]) for n in taken]
-    function.value_info.extend([*described, *own, *graph.output])
+    function.value_info.extend([*described, *batch, *graph.output])
     whole.functions.extend(brought.functions)
     whole.functions.append(function)
     add_function_imports(whole)
@@ -94,14 +104,9 @@ def with_inference(model: onnx.ModelProto, inference: onnx.ModelProto) -> onnx.M
     return whole
 
 
-def _parameters_and_buffers(step: Step) -> set[str]:
-    """The inputs of a step that an inference graph may have: parameters and buffers."""
-    return set(step.names(InputRole.PARAMETER, InputRole.BUFFER))
-
-
-def _check_typed(value: onnx.ValueInfoProto) -> None:
+def _check_typed(value: onnx.ValueInfoProto, name: str) -> None:
     if TensorType.of_proto(value.type).dtype is None:
-        raise StepError(f"'{value.name}' of the inference graph has no type")
+        raise StepError(f"'{value.name}' of the {name} graph has no type")
 
 
 def _nameless(tensor: TensorProto) -> TensorProto:
@@ -111,8 +116,8 @@ def _nameless(tensor: TensorProto) -> TensorProto:
     return copy
 
 
-def _separate_functions(brought: onnx.ModelProto, whole: onnx.ModelProto) -> None:
-    """Drop functions of `brought` that are also in `whole`; if any differ, rename all of `brought` with a prefix."""
+def _separate_functions(brought: onnx.ModelProto, whole: onnx.ModelProto, prefix: str) -> None:
+    """Drop functions of `brought` that are also in `whole`; if any differ, rename all of `brought` with the prefix."""
     own = {function_key(f): f for f in whole.functions}
     if all(own.get(function_key(f), f) == f for f in brought.functions):
         kept = [f for f in brought.functions if function_key(f) not in own]
@@ -121,7 +126,6 @@ def _separate_functions(brought: onnx.ModelProto, whole: onnx.ModelProto) -> Non
         return
     called = {function_key(f) for f in brought.functions}
     names = {name for _, name, _ in (*own, *called)}
-    prefix = "inference_"
     while any(prefix + name in names for _, name, _ in called):
         prefix += "_"
     for _, node in placed_nodes(brought):
@@ -180,30 +184,55 @@ def _light_inference_model(
 
     Small ones may be shapes, which `link` reads.
     """
-    function = inference_function(model)
-    if function is None:
-        raise StepError(
-            f"the step has no inference graph: there is no function {function_text(*INFERENCE_FUNCTION)} in its model;"
-            " capture it with inference=, a function of the model"
-        )
+    function = _carried(model, INFERENCE)
     step = Step.of(model)
-    inferred = _parameters_and_buffers(step)
+    inferred = set(step.names(*STATE_OF[INFERENCE]))
     taken = [name for name in function.input if name in inferred]
     types = step.state(model)
     check_state({name: types[name] for name in taken}, {name: state[name] for name in taken if name in state})
     contents = {name: state[name] for name in taken if state[name].size > LARGE}
+    initializers = [
+        placeholder(name, state[name]) if name in contents else numpy_helper.from_array(state[name], name)
+        for name in taken
+    ]
+    return _carried_model(model, function, initializers), contents
+
+
+def carried_model(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """A graph that a step carries, as a model whose inputs are the state that it reads, then the batch.
+
+    Raises:
+        StepError: a step without that graph.
+        OpError, LinkError: as `link`.
+    """
+    return _carried_model(model, _carried(model, name), [])
+
+
+def _carried(model: onnx.ModelProto, name: str) -> onnx.FunctionProto:
+    function = carried_function(model, name)
+    if function is None:
+        how = "inference=, a function of the model" if name == INFERENCE else "evaluation=True"
+        raise StepError(
+            f"the step has no {name} graph: there is no function {function_text(*_key(name))} in its model; capture it"
+            f" with {how}"
+        )
+    return function
+
+
+def _carried_model(
+    model: onnx.ModelProto, function: onnx.FunctionProto, initializers: Sequence[TensorProto]
+) -> onnx.ModelProto:
+    """The graph of a function as a model, linked, in which initializers take the place of inputs."""
     infos = {info.name: info for info in function.value_info}
     for name in (*function.input, *function.output):
-        _check_typed(infos.get(name, onnx.ValueInfoProto(name=name)))
+        _check_typed(infos.get(name, onnx.ValueInfoProto(name=name)), function.name)
+    given = {tensor.name for tensor in initializers}
     graph = helper.make_graph(
         list(function.node),
-        model.graph.name or INFERENCE,
-        [infos[name] for name in function.input if name not in inferred],
+        model.graph.name or function.name,
+        [infos[name] for name in function.input if name not in given],
         [infos[name] for name in function.output],
-        [
-            placeholder(name, state[name]) if name in contents else numpy_helper.from_array(state[name], name)
-            for name in taken
-        ],
+        list(initializers),
         function.doc_string or None,
         [info for info in function.value_info if info.name not in (*function.input, *function.output)],
     )
@@ -216,4 +245,4 @@ def _light_inference_model(
     )
     whole.functions.extend(functions_needed(graph, model.functions))
     add_function_imports(whole)
-    return link(whole), contents
+    return link(whole)

@@ -9,7 +9,7 @@ import onnx
 from onnx_ops.graph.stored import Source
 from onnx_ops.training.accumulation import Accumulation
 from onnx_ops.training.binding import Arrays
-from onnx_ops.training.state import State, Version
+from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import MakeSession, UpdateSession, loss_output, reported_dtypes
 
@@ -19,7 +19,7 @@ class SessionStepRunner:
 
     Args:
         model: the step.
-        state: the state of the training.
+        state: the state of the step.
         session: makes a session.
         counted: returns the input, and its axis, whose size is the number of samples; None if all batches have as many.
         check_finite: whether a loss that is NaN or infinite is refused.
@@ -28,7 +28,7 @@ class SessionStepRunner:
     def __init__(
         self,
         model: onnx.ModelProto,
-        state: State,
+        state: StatePart,
         session: MakeSession,
         counted: Callable[[], tuple[str, int] | None],
         check_finite: bool,

@@ -71,12 +71,6 @@ class State:
         now, _ = self.sets
         self.sets = (now, {**now, **{name: self._tensor(name, now[name].array) for name in self._changing}})
 
-    def next_values(self) -> Sets:
-        """For each set, the tensors that a step writes, by the names of outputs."""
-        first, second = self.sets
-        names = [name for name in first if name in self._changing]
-        return {NEXT + name: second[name] for name in names}, {NEXT + name: first[name] for name in names}
-
     @property
     def version(self) -> Version:
         """The current version, with nothing pending; StateLostError after `lose`."""
@@ -104,9 +98,17 @@ class State:
         """The current set of tensors; StateLostError after `lose`."""
         return self.sets[self.version.turn]
 
-    def stepped(self) -> None:
-        """Make the set that a step has written the current one."""
+    def stepped(self, written: Collection[str]) -> None:
+        """Make the set that a step has written the current one.
+
+        Args:
+            written: the names that the step changes; others are copied from the set that was the current one.
+        """
         version = self.version
+        if self.keeps_previous:
+            now, then = self.sets[version.turn], self.sets[1 - version.turn]
+            for name in self._changing.difference(written):
+                then[name].array[...] = now[name].array
         self._version = version._replace(turn=1 - version.turn, steps=version.steps + 1)
 
     @property
@@ -139,3 +141,57 @@ class State:
         """Replace the values of some names."""
         self._version = self.version._replace(pending=arrays)
         self._settled()
+
+
+class StatePart:
+    """The part of a state that a step reads and writes, under the names of the step's inputs.
+
+    Args:
+        state: the whole state.
+        names: the names in the state, by those of the step.
+        changing: the names of the step that have a next value.
+
+    Attributes:
+        whole: the whole state.
+        names: as given.
+        written: the names in the state that the step changes.
+    """
+
+    def __init__(self, state: State, names: Mapping[str, str], changing: Collection[str]) -> None:
+        self.whole, self.names, self._changing = state, names, changing
+        self.written = frozenset(names[name] for name in changing)
+        self._known: tuple[Sets, Sets] | None = None
+
+    @property
+    def sets(self) -> Sets:
+        """Both sets of tensors, as in `State.sets`; the same objects until the state keeps previous values."""
+        if self._known is None or self._known[0] is not self.whole.sets:
+            first, second = self.whole.sets
+            now = {own: first[name] for own, name in self.names.items()}
+            then = {own: second[name] for own, name in self.names.items()} if self.keeps_previous else now
+            self._known = self.whole.sets, (now, then)
+        return self._known[1]
+
+    @property
+    def now(self) -> Tensors:
+        """The current set of tensors; StateLostError after `State.lose`."""
+        return self.sets[self.whole.version.turn]
+
+    @property
+    def keeps_previous(self) -> bool:
+        """As `State.keeps_previous`."""
+        return self.whole.keeps_previous
+
+    def keep_previous(self) -> None:
+        """As `State.keep_previous`."""
+        self.whole.keep_previous()
+
+    def next_values(self) -> Sets:
+        """For each set, the tensors that the step writes, by the names of outputs."""
+        first, second = self.sets
+        names = [name for name in first if name in self._changing]
+        return {NEXT + name: second[name] for name in names}, {NEXT + name: first[name] for name in names}
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace the values of some names."""
+        self.whole.assign({self.names[name]: array for name, array in arrays.items()})

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from onnx_ops.core.step_format import EVALUATION, INFERENCE
 from onnx_ops.graph.files import MOST_BYTES, ExternalData, ModelFileError
 from onnx_ops.graph.light import placeholder, read_light
 from onnx_ops.graph.reading import is_protobuf, load_model
@@ -18,7 +19,7 @@ from onnx_ops.graph.stored import Source
 from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
-from onnx_ops.training.inference import inference_function, with_inference
+from onnx_ops.training.inference import carried_function, with_carried
 from onnx_ops.training.step import Step, frozen_names
 from onnx_ops.training.weights import check_files, fill, save_model, share_weights
 
@@ -30,6 +31,7 @@ class Captured(Protocol):
         model: the step, with its metadata.
         state: an array for each input of the state.
         inference: the graph of the trained network as a model of its own; None if there is none.
+        evaluation: the graph of the loss in evaluation mode, likewise.
     """
 
     @property
@@ -41,25 +43,36 @@ class Captured(Protocol):
     @property
     def inference(self) -> onnx.ModelProto | None: ...
 
+    @property
+    def evaluation(self) -> onnx.ModelProto | None: ...
+
+
+StepSource = str | os.PathLike[str] | bytes | onnx.ModelProto | Captured
+"""A training step: path of a step file, its model or the bytes of that, or a capture."""
+
 
 def step_model(
-    model: onnx.ModelProto, state: Mapping[str, np.ndarray], inference: onnx.ModelProto | None = None
+    model: onnx.ModelProto,
+    state: Mapping[str, np.ndarray],
+    inference: onnx.ModelProto | None = None,
+    evaluation: onnx.ModelProto | None = None,
 ) -> onnx.ModelProto:
     """The model of a step file: self-contained, with a start value for each input of the state.
 
     Args:
         model: the step, with its metadata.
         state: an array for each input of the state.
-        inference: the graph of the trained network, as for `with_inference`.
+        inference: the graph of the trained network, as for `with_carried`.
+        evaluation: the graph of the loss in evaluation mode, likewise.
 
     Returns:
         A linked model.
 
     Raises:
-        StepError: a model that is no step; a state or an inference graph that does not fit it.
+        StepError: a model that is no step; a state or a further graph that does not fit it.
         OpError, LinkError: as `link`.
     """
-    whole = _light_step_model(model, state, inference)
+    whole = _light_step_model(model, state, inference, evaluation)
     fill(whole, state)
     return whole
 
@@ -72,11 +85,12 @@ def save_step(
     *,
     external: bool,
     frozen: str | None = None,
+    evaluation: onnx.ModelProto | None = None,
 ) -> None:
     """Write the model of a step file, as of `step_model`, without a copy of the state.
 
     Args:
-        model, state, inference: as for `step_model`.
+        model, state, inference, evaluation: as for `step_model`.
         path, external: as for `save_model`; the safetensors file has the name of the model's with another extension. If
             the extension is that of a text format of ONNX, the state is written as text.
         frozen: name of a safetensors file in the same folder for the parameters and buffers that the step does not
@@ -88,9 +102,9 @@ def save_step(
     if not is_protobuf(path):
         if frozen is not None:
             raise ModelFileError(f"cannot write {path}: a step in a text format has its state in one file")
-        onnx.save(step_model(model, state, inference), path)
+        onnx.save(step_model(model, state, inference, evaluation), path)
         return
-    whole = _light_step_model(model, state, inference)
+    whole = _light_step_model(model, state, inference, evaluation)
     if frozen is None:
         save_model(whole, state, path, f"{path.stem}.safetensors", external=external)
         return
@@ -109,20 +123,31 @@ def save_step(
 
 
 def _light_step_model(
-    model: onnx.ModelProto, state: Mapping[str, np.ndarray], inference: onnx.ModelProto | None
+    model: onnx.ModelProto,
+    state: Mapping[str, np.ndarray],
+    inference: onnx.ModelProto | None,
+    evaluation: onnx.ModelProto | None,
 ) -> onnx.ModelProto:
     """As `step_model`, with placeholders for the start values."""
     step = Step.of(model)
     check_state(step.state(model), state)
-    whole = link(model if inference is None else with_inference(model, inference))
+    whole = link(_with_graphs(model, inference, evaluation))
     _remove_state(whole, step)
     whole.graph.initializer.extend(placeholder(name, state[name]) for name in step.roles)
     return whole
 
 
-def open_step(
-    step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
-) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
+def _with_graphs(
+    model: onnx.ModelProto, inference: onnx.ModelProto | None, evaluation: onnx.ModelProto | None
+) -> onnx.ModelProto:
+    """The step with the graphs that it has not yet."""
+    for name, graph in ((INFERENCE, inference), (EVALUATION, evaluation)):
+        if graph is not None and carried_function(model, name) is None:
+            model = with_carried(model, name, graph)
+    return model
+
+
+def open_step(step: StepSource) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
     """Read a step.
 
     Returns:
@@ -150,8 +175,7 @@ def open_step(
             data.embed_all(model)
     else:
         model, start = load_model(step.model), dict(step.state)
-        if step.inference is not None and inference_function(model) is None:
-            model = with_inference(model, step.inference)
+        model = _with_graphs(model, step.inference, step.evaluation)
         _remove_state(model, Step.of(model))
     light = onnx.ModelProto()  # protobuf frees what is removed from a message only with the whole message
     light.CopyFrom(model)

@@ -20,7 +20,7 @@ from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.in_place import in_place
-from onnx_ops.training.state import State, Version
+from onnx_ops.training.state import StatePart, Version
 
 MakeSession = Callable[[onnx.ModelProto], ort.InferenceSession]
 
@@ -82,7 +82,7 @@ class UpdateSession:
     def __init__(
         self,
         model: onnx.ModelProto,
-        state: State,
+        state: StatePart,
         session: MakeSession,
         inputs: Callable[[Tensors], Tensors],
         loss: str | None,

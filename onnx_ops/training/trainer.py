@@ -12,26 +12,28 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnx_ops.core.step_format import GRAD_SCALE, LEARNING_RATE, NEXT, InputRole, learning_rate_names
+from onnx_ops.core.step_format import GRAD_SCALE, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.adapters import adapter_names
-from onnx_ops.training.arrays import check_names, check_state, numpy_dtype
+from onnx_ops.training.arrays import check_names, check_state
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
-from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
-from onnx_ops.training.inference import inference_function, write_inference_model
-from onnx_ops.training.learning_rates import cast_rate, check_rates, rates_of_groups
+from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.learning_rates import check_rates
 from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.session_step_runner import SessionStepRunner
-from onnx_ops.training.state import State
-from onnx_ops.training.step import Step, frozen_names, summary
-from onnx_ops.training.step_files import Captured, open_step
+from onnx_ops.training.shared_state import SHARED, SharedState, changing_names
+from onnx_ops.training.state import State, StatePart
+from onnx_ops.training.step import Step, summary
+from onnx_ops.training.step_files import StepSource, open_step
 from onnx_ops.training.step_runner import StepRunner
+from onnx_ops.training.trainer_step import Mode, TrainerStep
 from onnx_ops.training.weights import FOR_READERS
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
+from onnx_ops.training.workers.meeting import Meeting
 from onnx_ops.training.workers.step_runner import DistributedStepRunner
 
 CPU = "CPUExecutionProvider"
@@ -63,6 +65,16 @@ class Trainer:
     that fails changes the state. So there are without kernels, with other providers than that of the CPU, and for a
     loss of unknown shape.
 
+    Several steps can train one state, such as the two of a GAN, or those of a head alone and of the whole model. They
+    are captured from one model, so that parameters and buffers of the same name are one tensor; optimizer state, seed
+    and learning rates are of each step, and have its name before their own in the state. `trainer["generator"]` is a
+    TrainerStep, which has the methods of a trainer that concern one step:
+
+        trainer = onnx_ops.Trainer({"generator": generator, "discriminator": discriminator})
+        trainer["generator"].step(noise=noise)
+        trainer["generator"].learning_rate = 1e-4
+        trainer.save("checkpoint.safetensors")
+
     A trainer is not thread-safe.
 
     With a communicator several workers, usually processes, train together: each makes the same steps with samples of
@@ -71,7 +83,8 @@ class Trainer:
     samples of a batch. With `synchronize_batch_norm`, statistics and sums of batch norm are exchanged as well.
 
     Args:
-        step: path of a step file, its model or the bytes of that, or a capture of `onnx_ops.torch`.
+        step: path of a step file, its model or the bytes of that, or a capture of `onnx_ops.torch`. Or several of these
+            by name; tensors that they share have the same start values.
         sess_options, providers: as for onnxruntime.InferenceSession. By default the threads of workers' sessions do not
             spin while they wait.
         communicator: of all workers, such as mpi4py.MPI.COMM_WORLD. The state of worker 0 is copied to all. An uncaught
@@ -87,12 +100,12 @@ class Trainer:
         keep_previous: whether steps write to a second set of tensors, which needs the memory of the state once more.
 
     Attributes:
-        batch_inputs: types of the arguments of `step`, by name.
+        steps: the names of the steps; empty if there is one without a name.
 
     Raises:
-        StepError: no training step; start values that `load_state_dict` refuses; with a communicator, a step without
-            values named `grad.<parameter>`, or whose next state depends on the batch otherwise than through them; batch
-            norm that cannot be synchronized; a model that onnxruntime refuses.
+        StepError: no training step; steps that do not fit one state; start values that `load_state_dict` refuses; with
+            a communicator, a step without values named `grad.<parameter>`, or whose next state depends on the batch
+            otherwise than through them; batch norm that cannot be synchronized; a model that onnxruntime refuses.
         WorkerError: workers whose steps differ.
         OSError, ModelFileError: a file, or external data, that cannot be read.
         OpError, LinkError: as `onnx_ops.InferenceSession`.
@@ -100,7 +113,7 @@ class Trainer:
 
     def __init__(
         self,
-        step: str | os.PathLike[str] | bytes | onnx.ModelProto | Captured,
+        step: StepSource | Mapping[str, StepSource],
         sess_options: ort.SessionOptions | None = None,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
         *,
@@ -112,25 +125,34 @@ class Trainer:
     ) -> None:
         if communicator is not None:
             end_all_by_exceptions(communicator)
-        model, start = open_step(step)
-        self._name = os.fspath(step) if isinstance(step, str | os.PathLike) else model.graph.name
-        self._step = Step.of(model)
-        self._types = self._step.state(model)
-        self._check_state(start)
-        self._model = model
-        self._is_distributed = communicator is not None
+        given = step if isinstance(step, Mapping) else {"": step}
+        if not given or (isinstance(step, Mapping) and "" in step):
+            raise StepError(f"the steps are {list(given)}, expected at least one, each with a name")
+        self.steps: tuple[str, ...] = tuple(step) if isinstance(step, Mapping) else ()
+        self._label = os.fspath(step) if isinstance(step, str | os.PathLike) else ""
+        self._checkpoint: Path | None = None
+        """The last checkpoint that was written or loaded."""
+
+        shared = SharedState()
+        models: dict[str, onnx.ModelProto] = {}
+        names: dict[str, dict[str, str]] = {}
+        self._rates: list[str] = []
+        for name, source in given.items():
+            models[name], start = open_step(source)
+            types = Step.of(models[name]).state(models[name])
+            check_state(types, start)
+            check_rates(learning_rate_names(types), start)
+            names[name] = shared.add(name, models[name], start)
+            self._rates += [names[name][own] for own in learning_rate_names(types)]
+        self._types, self._step = shared.types, Step(shared.roles, shared.tied)
+        changing = {name: changing_names(model) for name, model in models.items()}
+        written = {names[name][own] for name, found in changing.items() for own in found}
+        self._changing = [name for name in self._types if name in written]
         registered = registered_options(sess_options, stacklevel=3)
         if communicator is not None and sess_options is None:
             # Threads that spin until their session's next run slow down other workers and other parts of the step.
             registered.add_session_config_entry(SPINNING, "0")
-        self.batch_inputs: dict[str, TensorType] = self._step.batch(model)
-        counted = _counted(self.batch_inputs, batch_dimension, self._is_distributed)
-        self._batches = Batches(
-            self.batch_inputs, self._step.bounds, self._step.ranges, counted, may_be_empty=self._is_distributed
-        )
-        outputs = {value.name for value in model.graph.output}
-        self._changing = [name for name in self._types if NEXT + name in outputs]
-        self._state = State(self._types, start, self._changing)
+        self._state = State(self._types, shared.start, self._changing)
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 
@@ -138,25 +160,46 @@ class Trainer:
             with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(registered):
                 return InferenceSession(model, registered, providers)
 
-        check_finite = check_finite and GRAD_SCALE not in self._types
-        self._runner: StepRunner
-        if communicator is None:
-            self._runner = SessionStepRunner(
-                model,
-                self._state,
-                session,
-                lambda: counted_axis(self.batch_inputs, batch_dimension),
-                check_finite,
-            )
-        else:
-            self._runner = DistributedStepRunner(
-                model, self._state, session, communicator, counted, synchronize_batch_norm, check_finite
-            )
-        self._checkpoint: Path | None = None
-        """The last checkpoint that was written or loaded."""
+        meeting = None if communicator is None else Meeting(communicator, list(models))
+
+        def made(name: str, model: onnx.ModelProto) -> TrainerStep:
+            record = Step.of(model)
+            part, inputs = StatePart(self._state, names[name], changing[name]), record.batch(model)
+            counted = _counted(inputs, batch_dimension, communicator is not None)
+            batches = Batches(inputs, record.bounds, record.ranges, counted, may_be_empty=communicator is not None)
+            finite = check_finite and GRAD_SCALE not in record.roles
+            runner: StepRunner
+            if communicator is None or meeting is None:
+                runner = SessionStepRunner(model, part, session, lambda: counted_axis(inputs, batch_dimension), finite)
+            else:
+                runner = DistributedStepRunner(
+                    model, part, session, communicator, meeting, name, counted, synchronize_batch_norm, finite
+                )
+            return TrainerStep(model, part, batches, runner, session, self._reload)
+
+        kept = self._state.keeps_previous
+        self._made = {name: made(name, model) for name, model in models.items()}
+        if len(models) > 1 and kept != self._state.keeps_previous:  # the steps before wrote to the only set of tensors
+            self._made = {name: made(name, model) for name, model in models.items()}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of '{self._name}': {summary(self._model)}>"
+        found = [
+            f"'{name or self._label or step.model.graph.name}': {summary(step.model)}"
+            for name, step in self._made.items()
+        ]
+        return f"<{type(self).__name__} of {'; '.join(found)}>"
+
+    def __getitem__(self, step: str) -> TrainerStep:
+        """The step of a name; StepError if there is none."""
+        if step not in self.steps:
+            known = ", ".join(map(repr, self.steps)) or "one step, which has no name"
+            raise StepError(f"there is no step {step!r}: the trainer has {known}")
+        return self._made[step]
+
+    @property
+    def batch_inputs(self) -> dict[str, TensorType]:
+        """Types of the arguments of `step`, by name."""
+        return self._only().batch_inputs
 
     def step(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Make one step.
@@ -181,15 +224,7 @@ class Trainer:
                 state that was loaded.
             onnxruntime exceptions: a call that a kernel refuses; the message names op and input.
         """
-        try:
-            reported = self._runner.run(self._state.version, lambda: self._checked(batch))
-        except UpdateFailedError as failure:
-            reason = f"the state is lost, as a step has failed during its update: {failure.__cause__}"
-            checkpoint = "load_state_dict" if self._checkpoint is None else f"load, the last one is {self._checkpoint}"
-            self._state.lose(f"{reason}; give the trainer a state by {checkpoint}")
-            raise self._state.lost from failure.__cause__
-        self._state.stepped()
-        return reported
+        return self._only().step(**batch)
 
     def accumulate(self, /, **batch: np.ndarray) -> dict[str, np.ndarray]:
         """Add the gradients of a batch to those that the next `step` applies.
@@ -222,14 +257,57 @@ class Trainer:
                 whose first axes have different names, without `batch_dimension`.
             onnxruntime exceptions: as for `step`.
         """
-        return self._runner.accumulate(self._state.version, lambda: self._checked(batch))
+        return self._only().accumulate(**batch)
+
+    def evaluate(self, mode: Mode = "eval", /, **batch: np.ndarray) -> dict[str, np.ndarray]:
+        """The loss and the further reported outputs on the current state, which does not change.
+
+        Weights are not copied: the graph reads those of the training. Its session is made by the first call. Random
+        numbers are those of the next step. With a communicator the results are those of this worker's samples: other
+        workers need not take part.
+
+        Args:
+            mode: "eval" for the loss in evaluation mode, of a step captured with `evaluation=True`; "train" for the
+                loss as the step computes it, in the mode that the model was captured in.
+            batch: as for `step`.
+
+        Returns:
+            The reported outputs, by name. A loss may be NaN or infinite.
+
+        Raises:
+            StepError: a step without evaluation graph; a batch that `step` refuses.
+            onnxruntime exceptions: as for `step`.
+        """
+        return self._only().evaluate(mode, **batch)
+
+    def predict(self, /, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of the inference graph on the current state.
+
+        Weights are not copied, as by `evaluate`; `export` writes the graph to a file.
+
+        Args:
+            inputs: an array for each input of the inference graph, by name. No dtype is converted.
+
+        Returns:
+            The outputs, by name.
+
+        Raises:
+            StepError: a step without inference graph; arrays of wrong names, dtypes or shapes.
+            onnxruntime exceptions: as for `step`.
+        """
+        return self._only().predict(**inputs)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
     @property
     def has_inference_graph(self) -> bool:
-        """Whether the step has an inference graph, which `export` writes."""
-        return inference_function(self._model) is not None
+        """Whether the step has an inference graph, for `predict` and `export`."""
+        return self._only().has_inference_graph
+
+    @property
+    def has_evaluation_graph(self) -> bool:
+        """Whether the step has an evaluation graph, for `evaluate`."""
+        return self._only().has_evaluation_graph
 
     @property
     def learning_rate(self) -> float | Any:  # Any, so that type checkers let a float be computed with
@@ -241,16 +319,11 @@ class Trainer:
             StepError: a step without a setting 'learning_rate'; a sequence whose length is not the number of groups; a
                 rate that is not finite or less than 0. The rates are then as they were.
         """
-        state = self._state.now
-        rates = tuple(float(state[name].array) for name in self._rate_names())
-        return rates if len(rates) > 1 else rates[0]
+        return self._only().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: float | Sequence[float]) -> None:
-        names = self._rate_names()
-        rates = rates_of_groups(rate, len(names))
-        dtypes = [numpy_dtype(self._types[name]) for name in names]
-        self._state.assign({n: cast_rate(rate, dtype) for n, rate, dtype in zip(names, rates, dtypes, strict=True)})
+        self._only().learning_rate = rate
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the whole state: parameters, buffers, optimizer state, seed and settings, by name."""
@@ -282,8 +355,10 @@ class Trainer:
             untied = {name: array for name, array in untied.items() if name in self._types}
         self._check_state(untied, () if strict else keys.missing_keys)
         whole = untied if strict else {**self._arrays, **untied}
-        self._runner.discard_accumulated()
-        self._state.load(whole, self._runner.checksum_after_load(self._state.loaded, untied))
+        for step in self._made.values():
+            step.runner.discard_accumulated()
+        runner = next(iter(self._made.values())).runner
+        self._state.load(whole, runner.checksum_after_load(self._state.loaded, untied))
         return keys
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -315,7 +390,7 @@ class Trainer:
         """
         arrays = self._arrays
         if not frozen:
-            fixed = set(frozen_names(self._model))
+            fixed = set(self._step.names(*SHARED)).difference(self._changing)
             arrays = {name: array for name, array in arrays.items() if name not in fixed}
         write_checkpoint(Path(path), arrays, metadata or {})
         self._checkpoint = Path(path)
@@ -393,7 +468,7 @@ class Trainer:
             StepError: a step without an inference graph.
             ModelFileError: a file that cannot be written.
         """
-        write_inference_model(self._model, self._arrays, Path(path))
+        self._only().export(path)
 
     # --- private ------------------------------------------------------------------------------------------------------
 
@@ -402,17 +477,25 @@ class Trainer:
         """The state without copying; the next step overwrites it."""
         return {name: tensor.array for name, tensor in self._state.now.items()}
 
-    def _rate_names(self) -> list[str]:
-        """The settings that are learning rates; StepError if there are none."""
-        names = learning_rate_names(self._types)
-        if not names:
-            raise StepError(f"the step has no setting '{LEARNING_RATE}'")
-        return names
+    def _only(self) -> TrainerStep:
+        """The step of a trainer that has one; StepError for a trainer with several."""
+        if len(self._made) > 1:
+            first = self.steps[0]
+            raise StepError(
+                f"the trainer has the steps {', '.join(map(repr, self.steps))}, expected one of them by its name, such"
+                f" as trainer['{first}'].step(...)"
+            )
+        (step,) = self._made.values()
+        return step
+
+    def _reload(self) -> str:
+        """How to give the trainer a state, for messages."""
+        return "load_state_dict" if self._checkpoint is None else f"load, the last one is {self._checkpoint}"
 
     def _check_state(self, state: Mapping[str, Source], omitted: Collection[str] = ()) -> None:
         types = {name: tensor for name, tensor in self._types.items() if name not in omitted}
         check_state(types, state)
-        check_rates(learning_rate_names(types), state)
+        check_rates([name for name in self._rates if name in types], state)
 
     def _adapter_names(self, adapter: str) -> dict[str, str]:
         """The parameters of an adapter, by their names in files."""
@@ -432,12 +515,6 @@ class Trainer:
             if other in state and not _same(untied.setdefault(first, state[other]), state[other]):
                 raise StepError(f"'{other}' differs from '{first}', to which it is tied")
         return untied
-
-    def _checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """The arrays of a batch, checked and contiguous; none if a worker passes none."""
-        if not batch and (self._is_distributed or self._runner.accumulated):
-            return {}
-        return self._batches.checked(batch)
 
 
 @contextlib.contextmanager

@@ -25,23 +25,29 @@ def checksum(contents: Iterable[bytes | memoryview]) -> int:
     return crc % CHECKSUMS
 
 
-def check_agreement(communicator: Communicator, own: int, what: str) -> None:
+def check_agreement(communicator: Communicator, own: int, what: str, doing: str = "makes a trainer") -> None:
     """Compare a checksum over all workers.
 
+    Args:
+        communicator: of the workers.
+        own: the checksum of this one.
+        what: the checksum is of, for messages.
+        doing: what this worker does, for messages.
+
     Raises:
-        WorkerError: on all workers: checksums that differ; a worker that ends before training.
+        WorkerError: on all workers: checksums that differ; a worker that has called `leave` instead.
     """
     checksums = _exchanged(communicator, own)
     left = np.flatnonzero(checksums == LEFT)
     if left.size:
         forget(communicator)
         rank = communicator.rank
-        raise WorkerError(f"worker {listed(left)} has ended without a trainer, while worker {rank} makes one")
+        raise WorkerError(f"worker {listed(left)} has ended, while worker {rank} {doing}")
     check_equal(checksums, what)
 
 
-def leave_before_training(communicator: Communicator) -> None:
-    """Tell workers that make a trainer that this one ends. All that end without a trainer take part in the message."""
+def leave(communicator: Communicator) -> None:
+    """Tell workers that wait in `check_agreement` that this one ends. All that end there take part in the message."""
     _exchanged(communicator, LEFT)
 
 

@@ -14,13 +14,13 @@ from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
-from onnx_ops.training.state import State, Version
+from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import MakeSession, UpdateSession, check_loss, loss_output, reported_dtypes
 from onnx_ops.training.workers.agreement import check_agreement, checksum
 from onnx_ops.training.workers.communicator import Communicator, broadcast
-from onnx_ops.training.workers.ending import call_at_exit
 from onnx_ops.training.workers.exchange import Exchange
+from onnx_ops.training.workers.meeting import Meeting
 from onnx_ops.training.workers.partition import partition
 
 
@@ -35,6 +35,8 @@ class DistributedStepRunner:
         state: the state; that of worker 0 is copied to all.
         session: makes the session of a part.
         communicator: of all workers.
+        meeting: where they meet next; of all steps of the training.
+        step_name: name of the step.
         counted: the input, and its axis, whose size is the number of samples; None if all workers have as many.
         synchronize_batch_norm: whether batch norm normalizes with the samples of all workers.
         check_finite: whether a loss that is NaN or infinite is refused, unless it differs between workers.
@@ -43,9 +45,11 @@ class DistributedStepRunner:
     def __init__(
         self,
         model: onnx.ModelProto,
-        state: State,
+        state: StatePart,
         session: MakeSession,
         communicator: Communicator,
+        meeting: Meeting,
+        step_name: str,
         counted: tuple[str, int] | None,
         synchronize_batch_norm: bool,
         check_finite: bool,
@@ -65,9 +69,8 @@ class DistributedStepRunner:
 
         self._rank = communicator.rank
         self._exchanges = [Exchange(communicator, local.exchanged) for local in parts.local]
-        self._next_exchange = 0
-        """The exchange in which other workers may wait for this one."""
-        call_at_exit(communicator, lambda: self._exchanges[self._next_exchange].leave())
+        self._meeting, self._step_name = meeting, step_name
+        meeting.end(self._exchanges[0].leave)
         sent = {name: tensor for exchange in self._exchanges for name, tensor in exchange.own.items()}
         combined = {name: tensor for exchange in self._exchanges[:-1] for name, tensor in exchange.of_all.items()}
         self._averages = self._exchanges[-1].of_all
@@ -145,10 +148,15 @@ class DistributedStepRunner:
         arrays: Arrays = {}
         found: Arrays = {}
         passed: dict[str, ort.OrtValue] = {}
-        samples, state = 0, self._checksum(version, now)
         last = len(self._local) - 1
+        if update or last:
+            self._meeting.begin(self._step_name)
+        samples, state = 0, self._checksum(version, now)
         for number, (local, exchange) in enumerate(zip(self._local, self._exchanges, strict=True)):
-            self._next_exchange, failure, weight = number, None, 0
+            exchanges = update or number < last
+            if exchanges:
+                self._meeting.expect(exchange.leave)
+            failure, weight = None, 0
             try:
                 if not number:
                     arrays = batch()
@@ -160,17 +168,15 @@ class DistributedStepRunner:
                 weight = self._with_accumulated(samples, now) if update and number == last else samples
             except Exception as error:
                 failure = error
-            if number == last and not update:
-                self._next_exchange = 0
-                if failure is not None:
-                    raise failure
-                break
             try:
-                exchange(weight, state, failure)
+                if exchanges:
+                    exchange(weight, state, failure)
+                elif failure is not None:
+                    raise failure
             except Exception:
-                self._next_exchange = 0  # no worker continues this step
+                self._meeting.end(self._exchanges[0].leave)  # no worker continues this step
                 raise
-        self._next_exchange = 0
+        self._meeting.end(self._exchanges[0].leave)
         return found, samples
 
     def _with_accumulated(self, samples: int, now: Tensors) -> int:

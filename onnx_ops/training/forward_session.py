@@ -1,0 +1,60 @@
+"""A session that computes a graph on the state of a training, which it does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from onnx_ops.core.step_format import GRADIENT, NEXT
+from onnx_ops.graph.slices import part
+from onnx_ops.graph.types import declared_types
+from onnx_ops.training.batches import Batches
+from onnx_ops.training.binding import Arrays, BoundSession
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.state import StatePart
+from onnx_ops.training.step import Step
+from onnx_ops.training.step_runner import MakeSession, reported_dtypes
+
+
+class ForwardSession:
+    """Runs a graph, whose inputs that are state are bound to its tensors.
+
+    Args:
+        model: the graph.
+        step: the metadata of the step, whose bounds and ranges of indices hold for inputs of the same names.
+        state: the state of the step.
+        session: makes the session.
+    """
+
+    def __init__(self, model: onnx.ModelProto, step: Step, state: StatePart, session: MakeSession) -> None:
+        self._state = state
+        inputs = {name: tensor for name, tensor in declared_types(model.graph.input).items() if name not in step.roles}
+        ranges = [found for found in step.ranges if found.input in inputs]
+        self._batches = Batches(inputs, step.bounds, ranges, None, may_be_empty=False)
+        self._bound = BoundSession(session(model), state.sets, [{}, {}], reported_dtypes(model))
+
+    def run(self, batch: Mapping[str, object]) -> Arrays:
+        """The outputs, by name; StepError for arrays that do not fit the inputs, or a state that is lost."""
+        turn = self._state.whole.version.turn
+        return self._bound.run(turn, self._batches.checked(batch))
+
+
+def reporting_part(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The part of a step that computes the reported outputs, without gradients.
+
+    All inputs of the batch are inputs of the part.
+
+    Raises:
+        StepError: a step that reports nothing but gradients.
+    """
+    outputs = [value for value in model.graph.output if not value.name.startswith((NEXT, GRADIENT))]
+    if not outputs:
+        raise StepError("the step reports nothing that could be evaluated, expected the loss")
+    found = part(model, model.graph.input, outputs)
+    batch = Step.of(model).batch(model)
+    read = {value.name for value in found.graph.input}
+    kept = [value for value in model.graph.input if value.name in read or value.name in batch]
+    del found.graph.input[:]
+    found.graph.input.extend(kept)
+    return found
