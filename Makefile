@@ -9,6 +9,8 @@ WEB := scripts/web/node_modules/.package-lock.json
 OLDEST := .venv-oldest
 # The newest of everything, PyTorch included, which is a download of some gigabytes.
 NEWEST := .venv-newest
+# The models of other packages, which see the packages of .venv, so that PyTorch is there once.
+ZOO := .venv-zoo
 # With RECORD=1 a run without a failure is noted in docs/versions.json, for the table of versions in README.md.
 RECORDED = $(if $(RECORD),--record "make $@")
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
@@ -16,7 +18,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo models accuracy docs clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -69,6 +71,9 @@ bench-memory: $(VENV)/ready ## peak memory of training steps beside PyTorch's, o
 beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs onnx-ops[torch])
 	$(RUN) -m scripts.trainings.beside_torch
 
+zoo: $(ZOO)/ready ## captures models of other packages, for docs/models.md: two hours, or make zoo ONLY=timm (needs PyTorch in .venv)
+	$(ZOO)/bin/python -m scripts.zoo --resume --jobs 2 $(if $(ONLY),--only $(ONLY))
+
 models: $(VENV)/ready ## captures the steps of the trainings anew (needs onnx-ops[torch])
 	$(RUN) -m models.capturing
 
@@ -101,6 +106,15 @@ $(NEWEST)/ready: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --editable '.[demo,test,torch]'
 	touch $@
 
+# The wheels of the second list require torchvision or triton, whose wheels are for other builds of PyTorch.
+$(ZOO)/ready: pyproject.toml scripts/zoo/without_dependencies.txt $(VENV)/ready
+	$(PYTHON) -m venv $(ZOO)
+	$(RUN) -c 'import site; print(*site.getsitepackages())' > \
+	  `$(ZOO)/bin/python -c 'import site; print(*site.getsitepackages())'`/packages_of_venv.pth
+	$(ZOO)/bin/python -m pip install --quiet --editable '.[torch,zoo]'
+	$(ZOO)/bin/python -m pip install --quiet --no-deps --requirement scripts/zoo/without_dependencies.txt
+	touch $@
+
 web-packages: $(WEB) ## what test-web and web need from npm
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
@@ -108,4 +122,4 @@ $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	touch $@
 
 clean: ## removes environments, packages from npm and caches
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(ZOO) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,125 @@
+"""The training of a case in PyTorch, in float32 or float64."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onnx_ops.torch.arguments import tensors
+from scripts.zoo.entries import Case, Entry
+
+MOMENTUM = 0.9
+NEAR = 1e-6
+"""Relative change of parameters, larger than rounding to float32."""
+
+Batch = tuple[torch.Tensor, ...]
+
+
+def build(entry: Entry) -> Case:
+    """The model of an entry, the same one each time, without dropout: its masks are others than PyTorch's."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (the generator that packages draw from)
+    case = entry.build()
+    for module in case.model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return case
+
+
+def optimizer(case: Case) -> torch.optim.SGD:
+    """SGD with momentum: after one step its state is the gradient."""
+    trained = [parameter for parameter in case.model.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(trained, lr=case.rate, momentum=MOMENTUM)
+
+
+def batch_of(case: Case, samples: int, seed: int) -> Batch:
+    torch.manual_seed(seed)
+    return case.batch(samples)
+
+
+def feeds(case: Case, batch: Batch) -> dict[str, np.ndarray]:
+    """A batch by the names of the step's inputs."""
+    names = list(inspect.signature(case.loss).parameters)[1:]
+    return {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+
+
+class Training:
+    """The training of an entry in PyTorch.
+
+    Args:
+        entry: its model is built anew.
+        dtype: of parameters, buffers and floating arguments.
+    """
+
+    def __init__(self, entry: Entry, dtype: torch.dtype = torch.float32) -> None:
+        self.case, self.dtype = build(entry), dtype
+        self.model = self.case.model.to(dtype) if dtype != torch.float32 else self.case.model
+        self.optimizer = optimizer(self.case)
+
+    def step(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Make a step; returns its loss and all that it changes, with the gradients in the state of the optimizer."""
+        self.optimizer.zero_grad()
+        loss = self.case.loss(self.model, *self._cast(batch))
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.detach().numpy(), **self.state()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Parameters, buffers and momentum by the names of the step's inputs, without those that have none."""
+        found = {name: tensor for name, tensor in self.model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                found[f"optimizer.momentum_buffer.{name}"] = momentum
+        return {name: tensor.detach().numpy().copy() for name, tensor in found.items()}
+
+    def disturb(self, amount: float, seed: int = 0) -> None:
+        """Change parameters by relative changes up to `amount`; zeros become small numbers, as they hide gradients."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                noise = 2 * torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 1
+                size = parameter.abs().max() if parameter.numel() else 0.0
+                start = torch.where(parameter == 0, 0.1 * amount * (size or 1.0) * noise, parameter)
+                parameter.copy_(start.to(parameter.dtype) * (1 + amount * noise))
+
+    def inference(self, batch: Batch) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+        """Set evaluation mode; the arguments of the loss's first call of the model by name, and the model's results."""
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        hook = self.model.register_forward_pre_hook(
+            lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+        )
+        self.model.eval()
+        with torch.no_grad():
+            self.case.loss(self.model, *self._cast(batch))
+            hook.remove()
+            args, kwargs = calls[0]
+            result = self.model(*args, **kwargs)
+        given = inspect.signature(self.model.forward).bind(*args, **kwargs).arguments
+        return (
+            {name: tensor.numpy() for name, tensor in tensors(given)},
+            [tensor.numpy() for _, tensor in tensors(result)],
+        )
+
+    def _cast(self, batch: Batch) -> Batch:
+        return tuple(tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in batch)
+
+
+def references(entry: Entry, wide: torch.dtype, disturbance: float = 0.0) -> tuple[Training, Training, Training]:
+    """Trainings in float32, in the dtype `wide`, and in `wide` from parameters that differ by NEAR.
+
+    Args:
+        entry: the model.
+        wide: float64, or float32 for a model that requires it.
+        disturbance: of the parameters of all three.
+    """
+    trainings = Training(entry), Training(entry, wide), Training(entry, wide)
+    if disturbance:
+        for training in trainings:
+            training.disturb(disturbance)
+    trainings[-1].disturb(NEAR, seed=1)
+    return trainings

@@ -1,0 +1,126 @@
+"""Models of torchvision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.zoo.entries import Case, Models
+from scripts.zoo.losses import cross_entropy, images, pixels
+
+MODELS = Models("torchvision")
+
+
+def _classifier(name: str, size: int = 32, **options: Any) -> Case:
+    import torchvision
+
+    return Case(getattr(torchvision.models, name)(weights=None, num_classes=5, **options), cross_entropy, images(size))
+
+
+@MODELS("ResNet-18")
+def resnet18() -> Case:
+    return _classifier("resnet18")
+
+
+@MODELS("MobileNetV2")
+def mobilenet_v2() -> Case:
+    return _classifier("mobilenet_v2", width_mult=0.25)
+
+
+@MODELS("MobileNetV3-small")
+def mobilenet_v3_small() -> Case:
+    return _classifier("mobilenet_v3_small")
+
+
+@MODELS("SqueezeNet 1.1")
+def squeezenet() -> Case:
+    return _classifier("squeezenet1_1")
+
+
+@MODELS("ShuffleNetV2")
+def shufflenet() -> Case:
+    return _classifier("shufflenet_v2_x0_5")
+
+
+@MODELS("MNASNet")
+def mnasnet() -> Case:
+    return _classifier("mnasnet0_5")
+
+
+@MODELS("DenseNet")
+def densenet() -> Case:
+    from torchvision.models.densenet import DenseNet
+
+    return Case(DenseNet(8, (2, 2), 16, num_classes=5), cross_entropy, images(32))
+
+
+@MODELS("VGG-11 with batch norm, one linear layer")
+def vgg() -> Case:
+    from torch import nn
+
+    case = _classifier("vgg11_bn")
+    case.model.avgpool, case.model.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(512, 5)
+    return case
+
+
+@MODELS("ViT")
+def vit() -> Case:
+    from torchvision.models import VisionTransformer
+
+    return Case(VisionTransformer(32, 8, 2, 4, 32, 48, num_classes=5), cross_entropy, images(32))
+
+
+@MODELS("Swin V2")
+def swin_v2() -> Case:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+    model = SwinTransformer(
+        [4, 4],
+        16,
+        [2, 2],
+        [2, 4],
+        [4, 4],
+        stochastic_depth_prob=0.0,
+        num_classes=5,
+        block=SwinTransformerBlockV2,
+        downsample_layer=PatchMergingV2,
+    )
+    return Case(model, cross_entropy, images(32))
+
+
+@MODELS("MaxViT")
+def maxvit() -> Case:
+    from torchvision.models import MaxVit
+
+    model = MaxVit((32, 32), 8, 4, [8, 16], [1, 1], 8, stochastic_depth_prob=0.0, num_classes=5)
+    return Case(model, cross_entropy, images(32))
+
+
+@MODELS("DeepLabV3, MobileNetV3")
+def deeplab() -> Case:
+    import torchvision
+
+    model = torchvision.models.segmentation.deeplabv3_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=4
+    )
+
+    def loss(model, inputs, labels):  # type: ignore[no-untyped-def]
+        from torch.nn import functional
+
+        return functional.cross_entropy(model(inputs)["out"], labels)
+
+    return Case(model, loss, pixels(32))
+
+
+@MODELS("R(2+1)D, video")
+def video() -> Case:
+    import torch
+    import torchvision
+
+    model = torchvision.models.video.VideoResNet(
+        torchvision.models.video.resnet.BasicBlock,
+        [torchvision.models.video.resnet.Conv2Plus1D] * 4,
+        [1, 1, 1, 1],
+        torchvision.models.video.resnet.R2Plus1dStem,
+        num_classes=5,
+    )
+    return Case(model, cross_entropy, lambda n: (torch.randn(n, 3, 4, 32, 32), torch.randint(5, (n,))))

@@ -1,0 +1,92 @@
+"""docs/models.md, from the results of the models and of the measurements of speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from scripts import markdown
+from scripts.zoo.entries import Entry
+from scripts.zoo.models import ENTRIES
+from scripts.zoo.results import CHECKS, EAGER, Result
+from scripts.zoo.speed_results import Speed, speed_table
+
+INTRODUCTION = """\
+# Models of other packages
+
+`make zoo` captures training steps of models of other packages, in small configurations with random weights, and
+`make zoo-speed` compares the speed of larger ones with PyTorch. This page has their results. Each model is checked in a
+process of its own:
+
+| check        | what is compared with PyTorch, element by element |
+| ------------ | ------------------------------------------------- |
+| static       | a capture with constant sizes: a step from other parameters, on another batch |
+| dynamic      | a capture with a dynamic batch size (and length, or numbers of nodes and edges) |
+| second_state | of it, a step from other parameters on a batch of another size |
+| ten_steps    | the losses of ten steps on batches of three sizes, and the state that they lead to |
+| portable     | a step of the file in onnxruntime alone, in a process without onnx_ops |
+| export       | the exported model and the model in evaluation mode, if the loss calls the model |
+
+Loss, gradients, parameters and buffers are compared with PyTorch's in float64. Their error, relative to the largest
+element of a tensor, may be 1e-4, ten times that of PyTorch in float32, or what a relative change of the parameters by
+1e-6 makes of it. The optimizer is SGD with momentum; dropout is off, as its masks differ from PyTorch's. Seconds are
+processor time of the dynamic capture and its verification.
+"""
+
+
+def text(results: Path, speed: Path) -> str:
+    """The page for folders with the results of `make zoo` and of `make zoo-speed`."""
+    found = [result for entry in ENTRIES.values() if (result := Result.read(results / f"{entry.key}.json")) is not None]
+    trained = [result for result in found if result.checks.get(EAGER) == "ok"]
+    captured = [result for result in trained if all(result.checks.get(check) == "ok" for check in CHECKS)]
+    dynamic = [result for result in trained if result.checks.get("dynamic") == "ok"]
+    packages = len({result.package for result in trained})
+    parts = [
+        INTRODUCTION,
+        f"Of {len(trained)} models of {packages} packages that PyTorch trains on a CPU, {len(dynamic)} are captured"
+        f" with dynamic sizes, and {len(captured)} pass all checks.\n",
+        _table(trained),
+        *_failures(trained),
+    ]
+    measured = Speed.read_all(speed)
+    if measured:
+        parts += ["## Speed and memory\n", speed_table(measured)]
+    return "\n".join(parts)
+
+
+def _table(results: Sequence[Result]) -> str:
+    header = ["package", "model", "parameters", *CHECKS, "capture", "nodes", "file"]
+    rows = []
+    for package, group in groupby(results, lambda result: f"{result.package} {result.version}"):
+        for i, result in enumerate(group):
+            seconds = "" if result.capture_seconds is None else f"{result.capture_seconds[1]:.0f} s"
+            rows.append(
+                [
+                    "" if i else package,
+                    result.name,
+                    f"{result.parameters:,}",
+                    *({"ok": "yes", None: ""}.get(result.checks.get(check), "no") for check in CHECKS),
+                    seconds,
+                    f"{result.nodes or ''}",
+                    f"{result.file_bytes / 1e6:.2f} MB" if result.file_bytes else "",
+                ]
+            )
+    return markdown.table(header, rows, right=(2, len(header) - 3, len(header) - 2, len(header) - 1)) + "\n"
+
+
+def _failures(results: Sequence[Result]) -> list[str]:
+    """A paragraph for each model that fails a check: the error, and a workaround if one is known."""
+    lines = []
+    for result in results:
+        failed = {name: found for name, found in result.checks.items() if found != "ok"}
+        if not failed:
+            continue
+        entry: Entry = ENTRIES[result.key]
+        lines += [f"**{result.package}: {result.name}**", ""]
+        for found, group in groupby(failed, failed.__getitem__):
+            lines.append(f"- {', '.join(group)}: `{found.replace('`', chr(39))}`")
+        if entry.workaround:
+            lines.append(f"- workaround: {entry.workaround}")
+        lines.append("")
+    return ["## What fails\n", *lines] if lines else []
