@@ -44,7 +44,7 @@ TABLES: dict[str, dict[str, str]] = {
         "OpError": "Error, ValueError",
         "Reduction": "NONE MEAN SUM BATCHMEAN",
         "Status": "ACLNN_ERR_PARAM_NULLPTR ACLNN_ERR_PARAM_INVALID",
-        "Step": "(roles, tied=<factory>, bounds=<factory>, ranges=())",
+        "Step": "(roles, tied=<factory>, bounds=<factory>, ranges=(), conditions=())",
         "Step.of": "(model)",
         "Step.write_into": "(self, model)",
         "Step.names": "(self, *roles)",
@@ -98,13 +98,13 @@ TABLES: dict[str, dict[str, str]] = {
         "CaptureError": "Error, ValueError",
         "gradients": (
             "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True,"
-            " evaluation=False)"
+            " evaluation=False, specialize=False)"
         ),
         "load_into_torch": "(state, model, optimizer=None)",
         "state_from_torch": "(state, model, optimizer=None)",
         "training_step": (
             "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, grad_scaler=None,"
-            " opset_version=21, check=True, inference=True, evaluation=False)"
+            " opset_version=21, check=True, inference=True, evaluation=False, specialize=False)"
         ),
         "translation_table": "()",
         "whole_ops": "()",

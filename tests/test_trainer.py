@@ -651,7 +651,7 @@ def test_checkpoint_names_the_version_of_its_format(trainer: Trainer, tmp_path: 
     content = path.read_bytes()
     assert json.loads(content[8 : content.index(b"}") + 1] + b"}")["__metadata__"]["onnx_ops.format"] == "1.1"
     assert trainer.load(path) == {"epoch": "3"}
-    for version, problem in (("2.0", "expected at most 1.1: update onnx_ops"), ("new", 'expected a string such as "1')):
+    for version, problem in (("3.0", "expected at most 2.0: update onnx_ops"), ("new", 'expected a string such as "2')):
         numpy.save_file(steps.start(), path, {"onnx_ops.format": version, "onnx_ops.sha256": "of another kind"})
         with pytest.raises(StepError, match=f"{path} cannot be read: its format version is .*{version}.*, {problem}"):
             trainer.load(path)

@@ -98,7 +98,7 @@ EACH_LEVEL = pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.OR
 def test_readers_run_before_updates(name: str, level: ort.GraphOptimizationLevel, tmp_path: Path) -> None:
     model = load_model(KEPT[name]) if name in KEPT else TWO_LAYERS if name == "two_layers" else steps.bare_step()
     assert late_readers(model) or name == "sparse_coding", "without rewriting, some readers may run last"
-    rewritten = in_place(model, "loss", True)
+    rewritten = in_place(model, "loss")
     assert rewritten is not None
     assert late_readers(rewritten.model) == []
     assert late_readers(optimized(rewritten.model, tmp_path / "optimized.onnx", level)) == []
@@ -106,7 +106,7 @@ def test_readers_run_before_updates(name: str, level: ort.GraphOptimizationLevel
 
 def test_check_finds_a_reader_that_may_run_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriting._Rewriting, "_reading", lambda self, name: iter(()))
-    rewritten = in_place(TWO_LAYERS, "loss", True)
+    rewritten = in_place(TWO_LAYERS, "loss")
     assert rewritten is not None
     assert late_readers(rewritten.model) == ["Transpose wt reads w after Sub"]
 
@@ -187,7 +187,7 @@ def test_a_state_that_is_reported_has_two_sets() -> None:
         }""",
         {"a": InputRole.BUFFER},
     )
-    assert in_place(model, "loss", True) is None
+    assert in_place(model, "loss") is None
     trainer = Trainer(step_model(model, {"a": np.zeros(2, np.float32)}), kernel_options())
     assert list(trainer.step(y=np.ones(1, np.float32))["seen"]) == [0, 0]
 
@@ -314,7 +314,7 @@ def step_by_one_node(op: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("op", UPDATES)
 def test_no_output_of_an_update_is_copied(op: str) -> None:
-    rewritten = in_place(step_by_one_node(op), "loss", check_finite=True)
+    rewritten = in_place(step_by_one_node(op), "loss")
     assert rewritten is not None
     onnx.checker.check_model(rewritten.model, full_check=True)
     (update,) = (node for node in rewritten.model.graph.node if node.op_type == op)

@@ -28,8 +28,11 @@ class FormatVersion(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-FORMAT = FormatVersion(1, 1)
-"""What is written, and the newest version that can be read."""
+FORMAT = FormatVersion(2, 0)
+"""The newest version that can be read, and what is written of a step with conditions."""
+
+UNCONDITIONAL = FormatVersion(1, 1)
+"""What is written of other steps and of checkpoints: earlier readers would not check conditions."""
 
 UNVERSIONED = FormatVersion(1, 0)
 """The version of files without one."""
@@ -128,6 +131,12 @@ GRADIENT = "grad."
 
 LOSS = "loss"
 """The output that is the loss of a captured step."""
+
+CONDITIONS = "condition.holds"
+"""An output of a captured step: which of its conditions hold."""
+
+CONDITION_NUMBERS = "condition.numbers"
+"""An output of a captured step: the numbers that its conditions depend on, as float64."""
 
 OUTPUT = "output"
 """A further reported output of a captured step, or the output of its inference graph; several are `output.0`, ..."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,13 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, NEXT, SEED, InputRole
+from onnx_ops.core.step_format import (
+    GRAD_SCALE,
+    GRADIENT,
+    NEXT,
+    SEED,
+    InputRole,
+)
 from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
@@ -96,6 +104,7 @@ def gradients(
     check: bool = True,
     inference: bool | Callable[..., Any] = True,
     evaluation: bool = False,
+    specialize: bool = False,
 ) -> Capture:
     """A loss and its gradients as one ONNX graph.
 
@@ -116,6 +125,10 @@ def gradients(
             those of arguments of the loss, and of inputs of the graph. With False the capture is faster.
         evaluation: capture the loss and the further outputs with the model in evaluation mode too, for
             `onnx_ops.Trainer.evaluate`.
+        specialize: where Python reads a number from a tensor and branches on it, as in `if labels.max() >= classes`,
+            capture the way that the example takes. The step then has conditions: `onnx_ops.Trainer` raises a StepError
+            that names the line, before the state changes, for numbers that would take another way. Other programs read
+            the outputs `condition.holds` and `condition.numbers`; the forward graph fails.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers by their names in `state_dict` (tied ones once, by the
@@ -128,7 +141,7 @@ def gradients(
         CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, None, None, None, opset_version, check, inference, evaluation)
+    return _captured(joint, None, None, None, opset_version, check, inference, evaluation, specialize)
 
 
 def training_step(
@@ -144,11 +157,12 @@ def training_step(
     check: bool = True,
     inference: bool | Callable[..., Any] = True,
     evaluation: bool = False,
+    specialize: bool = False,
 ) -> Capture:
     """A training step as one ONNX graph: as `gradients`, with the optimizer's update in place of the gradients.
 
     Args:
-        model, loss, args, dynamic_shapes, opset_version, check, inference, evaluation: as for `gradients`.
+        model, loss, args, dynamic_shapes, opset_version, check, inference, evaluation, specialize: as for `gradients`.
         optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides only `__init__`, of parameters of the
             model; its state is the initial state of the graph.
         clip_grad_norm: maximal total norm of the gradients of the optimizer's parameters, as for
@@ -168,7 +182,7 @@ def training_step(
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
     scaling = LossScaling(grad_scaler, joint.parameters) if grad_scaler and grad_scaler.is_enabled() else None
-    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference, evaluation)
+    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference, evaluation, specialize)
 
 
 def _captured(
@@ -180,12 +194,14 @@ def _captured(
     check: bool,
     inference: bool | Callable[..., Any],
     evaluation: bool,
+    specialize: bool,
 ) -> Capture:
     refuse_autocast()
     refuse_compiled(joint.model)
     eager = RunInfo()
     scale_state = {} if scaling is None else scaling.state()
-    first, second = trials(joint, eager, {name: t for name, t in scale_state.items() if name == GRAD_SCALE})
+    scale = {name: t for name, t in scale_state.items() if name == GRAD_SCALE}
+    first, *seconds = trials(joint, eager, scale, several=specialize)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
     states = {} if plan is None else plan.state() | plan.rates() | scale_state
     values = joint.state() | states | joint.argument_values()
@@ -213,29 +229,42 @@ def _captured(
         return outputs
 
     where = Locations(joint.model)
-    traced = trace(whole, values, joint.dynamic, where)
+    traced = trace(whole, values, joint.dynamic, where, specialize)
     joint.check_constants(traced.graph, seen.changed)
+    names += traced.condition_outputs()
     _check_names(values, names)
     exported = to_onnx(traced, values, names, opset_version, where)
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
     record = Step(
-        _resolve_inputs(exported.graph, joint, plan, seen, scale_state), joint.tied, _bounds(traced.dynamic), ranges
+        _resolve_inputs(exported.graph, joint, plan, seen, scale_state),
+        joint.tied,
+        _bounds(traced.dynamic),
+        ranges,
+        tuple(traced.conditions),
     )
     if check:
         updates = None
         if optimizer is not None and plan is not None:
             updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm, scaling)
         verification = Verification(_step(exported, record), joint, updates)
-        for trial in (first, second):
-            verification.step(trial)
+        if (violated := verification.step(first)) is not None:
+            raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
+        reasons = list(itertools.takewhile(lambda reason: reason is not None, map(verification.step, seconds)))
+        seconds = seconds[len(reasons) :]
+        if not seconds:
+            warnings.warn(
+                "the step is compared with PyTorch at the captured state only, as other states and batches that were"
+                f" tried violate a condition: {reasons[-1]}",
+                stacklevel=3,
+            )
     if plan is not None:
         _remove_gradient_outputs(exported)
-    forward = Forward(joint, traced, opset_version, where, check)
+    forward = Forward(joint, traced, opset_version, where, check, specialize)
     if callable(inference):
         trained = forward.of_function(inference)
     else:
         trained = forward.of_first_call(eager, seen) if inference else None
-    evaluated = forward.of_loss(record.roles, (first, second)) if evaluation else None
+    evaluated = forward.of_loss(record.roles, (first, *seconds[:1])) if evaluation else None
     state = {name: to_array(values[name]) for name in record.roles}
     return Capture(_step(exported, record), state, trained, evaluated)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.frames import line_now, line_of_error
+from onnx_ops.torch.frames import Line, line_now, line_of_error
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,15 @@ class Location:
     """Where an operator was run first: the module of the model, and the line of code if there is one."""
 
     module: str
-    line: str | None
+    line: Line | None
 
 
 class Locations(TorchDispatchMode):
     """A mode that records the module and the line of code that run each operator.
 
     Attributes:
+        number_at: a function that returns the text of the number that a line reads from a tensor in the example; None
+            if that is unknown.
         complex: the first operator that returned a complex tensor, with its location; None if there is none.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
     """
@@ -45,8 +47,9 @@ class Locations(TorchDispatchMode):
         self._running: list[torch.nn.Module] = []
         self._locations: dict[str, Location] = {}
         self._of_gradients: dict[int, Location] = {}
+        self.number_at: Callable[[Line], str | None] = lambda line: None
         self.complex: tuple[str, Location] | None = None
-        self.restrictions: dict[str, str] = {}
+        self.restrictions: dict[str, Line] = {}
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Locations:
@@ -179,10 +182,13 @@ def _branch(error: BaseException, where: Locations) -> str | None:
     if not value_required and not isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
+    line = line_of_error(error)
+    number = None if line is None else where.number_at(line)
     return (
-        f"{where.module()} decides by the numbers in a tensor what to do{operator}{_at(line_of_error(error))}; a graph"
-        " cannot follow such a branch. Write it with torch.where, or compute what it decides on before the step and"
-        " pass it in as a number"
+        f"{where.module()} decides by the numbers in a tensor what to do{operator}{_at(line)}"
+        f"{'' if number is None else f', by {number} in the example'}; a graph cannot follow such a branch. With"
+        " specialize=True the step is that of the example, and refuses numbers that would take another way. Or write it"
+        " with torch.where, or compute what it decides on before the step and pass it in as a number"
     )
 
 
@@ -195,7 +201,7 @@ def _compiled(error: BaseException, where: Locations) -> str | None:
     )
 
 
-def _at(line: str | None) -> str:
+def _at(line: Line | None) -> str:
     return "" if line is None else f" at {line}"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -25,6 +26,7 @@ from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
 from onnx_ops.torch.verification.trials import Trial
 from onnx_ops.torch.verification.verify import Graph, arrays
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
+from onnx_ops.training.conditions import Condition
 
 
 class Forward:
@@ -36,11 +38,21 @@ class Forward:
         opset_version: of the standard operators.
         where: the locations of operators, for error messages.
         check: whether to compare the graphs with PyTorch.
+        specialize: whether the graphs go the way of the example where the model branches on data; a run fails for data
+            that would take another way.
     """
 
-    def __init__(self, joint: JointStep, traced: Traced, opset_version: int, where: Locations, check: bool) -> None:
+    def __init__(
+        self,
+        joint: JointStep,
+        traced: Traced,
+        opset_version: int,
+        where: Locations,
+        check: bool,
+        specialize: bool,
+    ) -> None:
         self._joint, self._traced, self._opset_version = joint, traced, opset_version
-        self._where, self._check = where, check
+        self._where, self._check, self._specialize = where, check, specialize
 
     def of_function(self, function: Callable[..., Any]) -> onnx.ModelProto | None:
         """The graph of a function of the model and of arguments of the loss; None if it draws random numbers."""
@@ -90,14 +102,16 @@ class Forward:
             outputs[:], draws = result, random.used
             return result
 
-        traced = trace(forward, values, {n: self._traced.dynamic[n] for n in joint.arguments}, self._where)
+        dynamic = {name: self._traced.dynamic[name] for name in joint.arguments}
+        traced = trace(forward, values, dynamic, self._where, self._specialize)
         joint.check_constants(traced.graph, joint.buffers)
         if draws and SEED not in state:
             raise CaptureError(
                 "the loss draws random numbers in evaluation mode only, for which the step has no seed: pass them in as"
                 " arguments"
             )
-        exported = to_onnx(traced, values, outputs, self._opset_version, self._where)
+        exported, conditions = self._exported(traced, values, outputs)
+        _fail_where_violated(exported.graph, conditions)
         graph = exported.graph
         for value in list(graph.inputs):
             name = value.name or ""
@@ -115,6 +129,11 @@ class Forward:
                     expected = self._evaluated(trial.values)
                 compare("outputs in evaluation mode", session.run(trial.values), arrays(expected), tolerance)
         return proto
+
+    def _exported(self, traced: Traced, values: Tensors, outputs: list[str]) -> tuple[ir.Model, dict[str, ir.Value]]:
+        """The graph of a trace, and its conditions: for each a name, and (1,) bool, whether it holds."""
+        exported = to_onnx(traced, values, [*outputs, *traced.condition_outputs()], self._opset_version, self._where)
+        return exported, _taken_out(exported.graph, traced.conditions)
 
     def _evaluated(self, values: Tensors) -> Tensors:
         """The outputs of PyTorch with the random numbers of the seed."""
@@ -137,13 +156,16 @@ class Forward:
             outputs[:] = result
             return result
 
-        traced = trace(forward, values, dynamic, self._where)
+        traced = trace(forward, values, dynamic, self._where, self._specialize)
         joint.check_constants(traced.graph, joint.buffers)
         if random.used:
             return None
-        exported = to_onnx(traced, values, outputs, self._opset_version, self._where)
-        if remove_losses:
-            _remove_losses(exported, arguments)
+        exported, conditions = self._exported(traced, values, outputs)
+        removed = _remove_losses(exported, arguments) if remove_losses else set()
+        _fail_where_violated(
+            exported.graph, {name: holds for name, holds in conditions.items() if removed.isdisjoint(_sources([holds]))}
+        )
+        RemoveUnusedNodesPass()(exported)
         with preserved(joint.model), eager_mode():
             expected = joint.infer(values, call) if self._check else {}
         graph = exported.graph
@@ -178,8 +200,53 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def _remove_losses(model: ir.Model, arguments: Collection[str]) -> None:
-    """Remove the outputs that need arguments on which only losses depend.
+def _taken_out(graph: ir.Graph, conditions: Sequence[Condition]) -> dict[str, ir.Value]:
+    """Take the outputs with the conditions out of a graph: for each a name, and () bool, whether it holds."""
+    if not conditions:
+        return {}
+    holds, _ = graph.outputs[-2:]
+    del graph.outputs[-2:]
+    names = [f"condition {i + 1}: {condition.line} ({condition.code})" for i, condition in enumerate(conditions)]
+    producer = holds.producer()
+    if producer is not None and producer.op_type == "Concat" and len(producer.inputs) == len(names):
+        # Not through the whole, so that each condition depends on what it needs only.
+        return {name: row for name, row in zip(names, producer.inputs, strict=True) if row is not None}
+    rows = ir.node("Split", [holds], {"axis": 0, "num_outputs": len(names)}, num_outputs=len(names))
+    graph.append(rows)
+    return dict(zip(names, rows.outputs, strict=True))
+
+
+def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value]) -> None:
+    """Make the runs of a graph fail where a condition, (1,) bool, does not hold.
+
+    They fail at a node that has the name of the condition, which is in onnxruntime's message.
+    """
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, *inputs: ir.Value, name: str | None = None, **attributes: int) -> ir.Value:
+        nodes.append(ir.node(op_type, inputs, attributes, name=name))
+        return nodes[-1].outputs[0]
+
+    def constant(*values: int) -> ir.Value:
+        nodes.append(ir.node("Constant", [], {"value": ir.tensor(np.array(values, np.int64))}))
+        return nodes[-1].outputs[0]
+
+    # Each index is 0, and out of range in the list of one element for a condition that does not hold.
+    index = constant(0)
+    for name, holds in conditions.items():
+        violated = add("Cast", add("Not", holds), to=ir.DataType.INT64)
+        index = add("Gather", constant(0), add("Add", violated, index), name=name)
+    for place, result in enumerate(graph.outputs if conditions else ()):
+        rows = add("Unsqueeze", result, constant(0))
+        checked = add("Squeeze", add("Gather", rows, index), constant(0))
+        checked.shape, checked.type = result.shape, result.type
+        checked.name, result.name = result.name, f"{result.name}.unchecked"
+        graph.outputs[place] = checked
+    graph.extend(nodes)
+
+
+def _remove_losses(model: ir.Model, arguments: Collection[str]) -> set[ir.Value]:
+    """Remove the outputs that need arguments on which only losses depend; the inputs with these arguments.
 
     Losses are outputs that are one floating number. If there are no other outputs, all of them stay.
     """
@@ -189,7 +256,7 @@ def _remove_losses(model: ir.Model, arguments: Collection[str]) -> None:
     only = {value for value in graph.inputs if value.name in arguments and value not in needed}
     for value in [value for value in graph.outputs if not only.isdisjoint(_sources([value]))]:
         graph.outputs.remove(value)
-    RemoveUnusedNodesPass()(model)
+    return only
 
 
 def _is_number(value: ir.Value) -> bool:

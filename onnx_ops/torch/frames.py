@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -18,24 +20,52 @@ STANDARD = sysconfig.get_path("stdlib")
 INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
-def line_now() -> str | None:
-    """The innermost running line of a model or loss, `<file>, line <number>`; None within a backward pass."""
-    return _first(traceback.walk_stack(None))
+@dataclass(frozen=True)
+class Line:
+    """A line of code."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.number}"
+
+    @property
+    def short(self) -> str:
+        """The line with the path of its file as in an import, without that of a folder of this machine."""
+        folders = [folder for folder in sys.path if folder and self.file.startswith(f"{folder.rstrip('/')}/")]
+        folder = max(folders, key=len, default=str(Path(self.file).parent))
+        return f"{Path(self.file).relative_to(folder).as_posix()}, line {self.number}"
+
+    @property
+    def code(self) -> str:
+        """Its text; empty if the file is not available."""
+        return linecache.getline(self.file, self.number).strip()
 
 
-def line_of_error(error: BaseException) -> str | None:
+def line_now() -> Line | None:
+    """The innermost running line of a model or loss; None within a backward pass."""
+    return _first((frame.f_code.co_filename, number) for frame, number in traceback.walk_stack(None))
+
+
+def line_of_error(error: BaseException) -> Line | None:
     """The innermost line of a model or loss in the traceback of an error; None if there is none."""
-    return _first(reversed(list(traceback.walk_tb(error.__traceback__))))
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    return _first((frame.f_code.co_filename, number) for frame, number in frames)
 
 
-def _first(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """The line of the first frame of a model or loss; `frames` has the innermost first."""
-    for frame, number in frames:
-        file = frame.f_code.co_filename
+def line_of_stack(stack: traceback.StackSummary) -> Line | None:
+    """The innermost line of a model or loss in a stack that was recorded; None if there is none."""
+    return _first((frame.filename, frame.lineno or 0) for frame in reversed(stack))
+
+
+def _first(places: Iterable[tuple[str, int]]) -> Line | None:
+    """The first line of a model or loss; `places` has files and numbers of lines, the innermost first."""
+    for file, number in places:
         if file == TRACING:
             return None
         if not is_library(file):
-            return f"{file}, line {number}"
+            return Line(file, number)
     return None
 
 

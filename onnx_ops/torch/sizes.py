@@ -19,7 +19,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.frames import line_now
+from onnx_ops.torch.frames import Line, line_now
 
 
 class RecordedShapes(ShapeEnv):
@@ -27,7 +27,7 @@ class RecordedShapes(ShapeEnv):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._lines: list[tuple[sympy.Basic, str | None]] = []
+        self._lines: list[tuple[sympy.Basic, Line | None]] = []
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
         before = len(self.guards)
@@ -38,7 +38,7 @@ class RecordedShapes(ShapeEnv):
                 line = line_now()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 
-    def line_of(self, size: torch.SymInt) -> str | None:
+    def line_of(self, size: torch.SymInt) -> Line | None:
         """The first line that restricts a size: that makes a number of it if there is one."""
         symbol = size.node._expr
         restricting = [(expr, line) for expr, line in self._lines if line and symbol in expr.free_symbols]

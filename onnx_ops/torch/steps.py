@@ -167,6 +167,7 @@ class JointStep:
             CaptureError: a result of the loss, a gradient, a change of a parameter or a random operator that a graph
                 cannot have.
         """
+        info.call = None
         leaves = {name: values[name].detach() for name in (*self.parameters, *self.arguments)}
         leaves = {n: t.clone() if changed is None or n in changed else t for n, t in leaves.items()}
         for name, tensor in (self.parameters | self.arguments).items():

@@ -27,14 +27,18 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
     is_symbolic,
 )
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.onnx._internal.exporter import _core as exporter
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
 from onnx_ops.torch.arguments import Dimension
 from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.constants import Constants
+from onnx_ops.torch.data_dependence import DataDependence, Example, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
+from onnx_ops.torch.frames import Line
 from onnx_ops.torch.indices import index_ranges
 from onnx_ops.torch.mixed_precision import Float32Computation
 from onnx_ops.torch.operators import TABLE
@@ -45,6 +49,7 @@ from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
 from onnx_ops.torch.translation import check_translations, registry
+from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
 
 Tensors = dict[str, torch.Tensor]
@@ -98,12 +103,19 @@ class Traced:
         dynamic: the dynamic dimensions of the inputs: the graph is valid for other sizes of them too.
         symbols: the symbol of each dynamic dimension, with the dimension.
         ranges: the valid values of inputs that are indices.
+        conditions: on data, for the graph to be valid; its last outputs say which of them hold, and the numbers that
+            they depend on.
     """
 
     graph: torch.fx.GraphModule
     dynamic: Dynamic
     symbols: Mapping[Any, Dimension]
     ranges: Sequence[IndexRange]
+    conditions: Sequence[Condition]
+
+    def condition_outputs(self) -> list[str]:
+        """The names of the outputs with the conditions."""
+        return [CONDITIONS, CONDITION_NUMBERS] if self.conditions else []
 
     def dimension(self, size: torch.SymInt) -> Dimension:
         """The dynamic dimension whose size is `size`; Dim.AUTO for a size computed from several."""
@@ -112,7 +124,13 @@ class Traced:
         return next(same, torch.export.Dim.AUTO)
 
 
-def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dynamic, where: Locations) -> Traced:
+def trace(
+    function: Callable[[Tensors], Tensors],
+    examples: Tensors,
+    dynamic: Dynamic,
+    where: Locations,
+    specialize: bool = False,
+) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
     Args:
@@ -121,6 +139,7 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
         dynamic: their dynamic dimensions. Two of the same size in the example are different dimensions, unless they
             have the same torch.export.Dim.
         where: records the locations of the operators for error messages.
+        specialize: whether the trace goes the way of the examples where the function branches on data.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
@@ -131,21 +150,30 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
     roots = Roots(shapes)
     for given in inputs:
         roots.derive(given.derived())
+    where.number_at = lambda line: _recorded(function, examples, where).text_at(line)
+    example = _recorded(function, examples, where) if specialize else None
+    conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with (
-            preserved(where.model),
-            symbolic_sizes(),
-            where,
-            Constants(mode),
-            _unchecked_distributions(),
-            Float32Computation(),
-            whole_ops(),
-        ):
-            return list(function(dict(zip(examples, tensors, strict=True))).values())
+        dependence = DataDependence(shapes, example)
+        with preserved(where.model), symbolic_sizes(), where, Constants(mode), dependence, _substituted():
+            outputs = list(function(dict(zip(examples, tensors, strict=True))).values())
+        sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
+        found = dependence.conditions(sizes)
+        if found is not None:
+            conditions[:] = found.records
+            outputs += [found.holds, found.numbers]
+        return outputs
 
     def traced() -> torch.fx.GraphModule:
-        with mode, enable_python_dispatcher(), portable_kernels(), _size_oblivious():
+        shapes.deferred_runtime_asserts.clear()
+        with (
+            mode,
+            enable_python_dispatcher(),
+            portable_kernels(),
+            _size_oblivious(),
+            _without_logs(ShapeEnv.__module__),
+        ):
             fakes = [given.fake for given in inputs]
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
             return make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
@@ -158,11 +186,27 @@ def trace(function: Callable[[Tensors], Tensors], examples: Tensors, dynamic: Dy
                 raise
             with bypassed_caches():
                 graph = traced()
+        insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
         where.restrictions = _restrictions(shapes, inputs)
         _check_sizes(shapes, inputs, roots)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
-    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)))
+    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions)
+
+
+@contextlib.contextmanager
+def _substituted() -> Iterator[None]:
+    """PyTorch runs the operators of a trace that stand for others."""
+    with _unchecked_distributions(), Float32Computation(), whole_ops(), single_reads():
+        yield
+
+
+def _recorded(function: Callable[[Tensors], Tensors], examples: Tensors, where: Locations) -> Example:
+    """What depends on data in a run of a function with its examples, by the operators of a trace."""
+    recording = Recording()
+    with preserved(where.model), portable_kernels(), recording, _substituted():
+        function(examples)
+    return recording.example
 
 
 @dataclass(frozen=True)
@@ -212,7 +256,7 @@ def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
     return StrictMinMaxConstraint(vr=ValueRanges(max(least or 2, 2), int_oo if most is None else most), warn_only=False)
 
 
-def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, str]:
+def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Line]:
     """The line of code that restricts a dynamic dimension, by the name that PyTorch's errors give the dimension."""
     lines = {
         f"{given.source.name}.size()[{axis}]": shapes.line_of(given.fake.shape[axis])
@@ -260,13 +304,19 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without logs and warnings of the exporter about itself, such as packages that are not installed."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    with _without_logs("torch.onnx", "torch.export", "onnxscript", "onnx_ir"), warnings.catch_warnings(action="ignore"):
+        yield
+
+
+@contextlib.contextmanager
+def _without_logs(*names: str) -> Iterator[None]:
+    """Without the logs of some loggers, except for critical ones."""
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(action="ignore"):
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import is_of_onnxruntime
-from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.imports import add_import
@@ -36,10 +36,9 @@ from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import (
+    Checks,
     MakeSession,
     UpdateSession,
-    check_loss,
-    loss_output,
 )
 from onnx_ops.training.workers.partition import partition
 
@@ -52,7 +51,7 @@ class Accumulation:
         state: the state of the step.
         session: makes a session.
         counted: the input, and its axis, whose size is the number of samples; None if all batches have as many.
-        check_finite: whether a loss that is NaN or infinite is refused.
+        checks: the checks of the step's outputs.
 
     Attributes:
         batches: number of batches since the last update.
@@ -67,7 +66,7 @@ class Accumulation:
         state: StatePart,
         session: MakeSession,
         counted: tuple[str, int] | None,
-        check_finite: bool,
+        checks: Checks,
     ) -> None:
         with refusals_as_step_errors("the step cannot be cut at its gradients"):
             parts = partition(model)
@@ -76,11 +75,11 @@ class Accumulation:
         gradients = {
             value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
         }
-        loss = loss_output(model)
-        own_loss = loss if loss in declared_types(local.model.graph.output) else None
-        averaging = _averaging(local.model, gradients, own_loss if check_finite else None)
+        self._checks = checks.of_part(local.model)
+        self._conditions = self._checks.tensors()
+        averaging = _averaging(local.model, gradients, self._checks)
 
-        self._state, self._counted, self._loss = state, counted, own_loss
+        self._state, self._counted = state, counted
         self._means = {name: _zero(_wide(tensor)) for name, tensor in gradients.items()}
         self._samples, self._count, self._checked, self._value = (
             _zero(TensorType(TensorProto.DOUBLE, ())) for _ in range(4)
@@ -94,8 +93,10 @@ class Accumulation:
         written = {NEXT + name: tensor for name, tensor in given.items() if name != averaging.count} | {
             averaging.checked: self._checked,
             averaging.value: self._value,
+            **self._conditions,
         }
-        outputs = {n: t for n, t in declared_types(local.model.graph.output).items() if n not in gradients}
+        bound = {**gradients, **self._conditions}
+        outputs = {n: t for n, t in declared_types(local.model.graph.output).items() if n not in bound}
         self._buffers = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
         self._gradients = BoundSession(
             session(averaging.model),
@@ -118,10 +119,9 @@ class Accumulation:
         # Gradients of 16 bits are rounded once, from their mean.
         self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
         averages = self._means | self._rounded
-        later = loss if loss in declared_types(parts.shared.graph.output) else None
         sets = state.sets
         self._updates = UpdateSession(
-            parts.shared, state, session, lambda tensors: {**tensors, **averages}, later, check_finite
+            parts.shared, state, session, lambda tensors: {**tensors, **averages}, checks.of_part(parts.shared)
         )
         assert state.sets is sets, "the sessions of the same state must have the same sets of tensors"
         self.batches = 0
@@ -193,6 +193,8 @@ class Accumulation:
             seed.array[...] = derived_seed(int(now[name].array), 0, self.batches)
         self._count.array[...] = 1 if self._counted is None else arrays[self._counted[0]].shape[self._counted[1]]
         self._checked.array[...] = self._value.array[...] = 0
+        for name, tensor in self._conditions.items():
+            tensor.array[...] = name == CONDITIONS
         try:
             found = self._gradients.run(version.turn, arrays)
         except Exception as error:
@@ -203,8 +205,10 @@ class Accumulation:
                         "the accumulated gradients are lost, as a batch has failed while its gradients were added:"
                         f" {one_line(error)}"
                     ) from error
-                if self._loss is not None:
-                    check_loss(self._loss, self._value.array)
+                checked = {name: tensor.array for name, tensor in self._conditions.items()}
+                if self._checks.loss is not None:
+                    checked[self._checks.loss] = self._value.array
+                self._checks.check(checked)
             raise
         self.batches += 1
         return found
@@ -221,7 +225,7 @@ class _Averaging:
         model: the model. Each of the means, and `samples`, has an output `next.<name>` that can be bound to its memory.
         means: inputs, by the names of the gradients.
         samples, count: inputs, numbers of float64: the samples of earlier batches, and those of this one.
-        checked: an output, 1 in float64, which is computed before anything is written, and not for a refused loss.
+        checked: an output, 1 in float64, which is computed before anything is written, and not if an output is refused.
         value: an output, the loss in float64.
     """
 
@@ -233,13 +237,13 @@ class _Averaging:
     value: str
 
 
-def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss: str | None) -> _Averaging:
+def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], checks: Checks) -> _Averaging:
     """Add the means of gradients to a model that computes them.
 
     Args:
         model: the part of a step with the gradients.
         gradients: the outputs that are replaced by their means, and their types.
-        loss: the output for which a run fails if it is one number, NaN or infinite; None if there is none.
+        checks: the checks of outputs for which a run fails.
     """
     names = Names.of(model)
     samples, count = names.new("samples"), names.new("count")
@@ -268,19 +272,25 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], loss
         graph.initializer.append(numpy_helper.from_array(array, names.new("constant")))
         return graph.initializer[-1].name
 
-    if loss is None:
-        index = constant(np.array(0, np.int64))
+    if checks.loss is None:
+        accepted = constant(np.array(True))
         add("Identity", [constant(np.zeros(()))], averaging.value)
     else:
-        value = add("ReduceSum", [add("Cast", [loss], to=TensorProto.DOUBLE)], averaging.value, keepdims=0)
+        value = add("ReduceSum", [add("Cast", [checks.loss], to=TensorProto.DOUBLE)], averaging.value, keepdims=0)
         refused = add("Or", [add("IsNaN", [value]), add("IsInf", [value])])
-        single = add("Equal", [add("Size", [loss]), constant(np.array(1, np.int64))])
-        index = add("Cast", [add("And", [refused, single])], to=TensorProto.INT64)
+        single = add("Equal", [add("Size", [checks.loss]), constant(np.array(1, np.int64))])
+        accepted = add("Not", [add("And", [refused, single])])
+    table = constant(np.ones(1))
+    if checks.conditions:
+        all_hold = add("ReduceMin", [add("Cast", [CONDITIONS], to=TensorProto.INT64)], keepdims=0)
+        accepted = add("And", [accepted, add("Cast", [all_hold], to=TensorProto.BOOL)])
+        table = add("OptimizationBarrier", [table, CONDITION_NUMBERS], domain=DOMAIN)  # they are in the error message
     # An index out of range ends the run; the means depend on it.
-    checked = add("Gather", [constant(np.ones(1)), index], averaging.checked)
-    accepted = add("Mul", [count, checked])
-    total = add("Add", [samples, accepted], NEXT + samples)
-    fraction, one = add("Div", [accepted, total]), constant(np.ones(()))
+    index = add("Cast", [add("Not", [accepted])], to=TensorProto.INT64)
+    checked = add("Gather", [table, index], averaging.checked)
+    added = add("Mul", [count, checked])
+    total = add("Add", [samples, added], NEXT + samples)
+    fraction, one = add("Div", [added, total]), constant(np.ones(()))
     for name, tensor in gradients.items():
         mean, dtype = averaging.means[name], _wide(tensor).dtype
         gradient = name if tensor.dtype == dtype else add("Cast", [name], to=dtype)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT, FORMAT_METADATA, UNVERSIONED, check_format
+from onnx_ops.core.step_format import CHECKSUM_METADATA, FORMAT_METADATA, UNCONDITIONAL, UNVERSIONED, check_format
 from onnx_ops.graph.staging import is_replaceable, replacing
 from onnx_ops.graph.stored import Source, StoredTensor, blocks
 from onnx_ops.training.errors import StepError
@@ -29,7 +29,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Source], metadata: Mappin
 
 def checkpoint_metadata(tensors: Mapping[str, Source], metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a checkpoint: those given, format version and checksum."""
-    texts = {**metadata, FORMAT_METADATA: str(FORMAT)}
+    texts = {**metadata, FORMAT_METADATA: str(UNCONDITIONAL)}
     return {**texts, CHECKSUM_METADATA: _checksum(tensors, texts)}
 
 

@@ -11,6 +11,7 @@ from onnx_ops.graph.slices import part
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.binding import Arrays, BoundSession
+from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.state import StatePart
 from onnx_ops.training.step import Step
@@ -28,16 +29,21 @@ class ForwardSession:
     """
 
     def __init__(self, model: onnx.ModelProto, step: Step, state: StatePart, session: MakeSession) -> None:
-        self._state = state
+        self._state, self._conditions = state, step.conditions
         inputs = {name: tensor for name, tensor in declared_types(model.graph.input).items() if name not in step.roles}
         ranges = [found for found in step.ranges if found.input in inputs]
         self._batches = Batches(inputs, step.bounds, ranges, None, may_be_empty=False)
         self._bound = BoundSession(session(model), state.sets, [{}, {}], reported_dtypes(model))
 
     def run(self, batch: Mapping[str, object]) -> Arrays:
-        """The outputs, by name; StepError for arrays that do not fit the inputs, or a state that is lost."""
+        """The outputs, by name; StepError for what is refused.
+
+        These are arrays that do not fit the inputs, numbers that violate a condition, and a state that is lost.
+        """
         turn = self._state.whole.version.turn
-        return self._bound.run(turn, self._batches.checked(batch))
+        found = self._bound.run(turn, self._batches.checked(batch))
+        check_conditions(self._conditions, found)
+        return found
 
 
 def reporting_part(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.errors import Error
-from onnx_ops.core.step_format import NEXT
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, NEXT
 from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.functions import called_key, function_key
@@ -60,7 +60,8 @@ class InPlaceStep:
     Attributes:
         model: the step, with further nodes, not linked.
         passed: an output, one float32, that is computed before the first update and after everything that the loss
-            depends on. If the loss is checked and not finite, computing it fails.
+            depends on. If the loss is checked and not finite, or a condition of the step is violated, computing it
+            fails.
     """
 
     model: onnx.ModelProto
@@ -79,13 +80,12 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, np.ndarray]]:
             yield node.output[0], numpy_helper.to_array(attribute.t) if known else np.zeros(0)
 
 
-def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> InPlaceStep | None:
+def in_place(model: onnx.ModelProto, loss: str | None) -> InPlaceStep | None:
     """A copy of a step whose outputs `next.<x>` may be bound to the memory of their inputs `<x>`.
 
     Args:
         model: the step.
-        loss: the output that is the loss; None if there is none.
-        check_finite: whether a run fails before the first update if the loss is NaN or infinite.
+        loss: the output for which a run fails before the first update if it is NaN or infinite; None if there is none.
 
     Returns:
         The rewritten step; None if it cannot be rewritten, as where it reports a parameter as it is.
@@ -100,7 +100,7 @@ def in_place(model: onnx.ModelProto, loss: str | None, check_finite: bool) -> In
         if copied := rewriting.next_values_that_are_inputs():
             _copy_values(copy, copied)
             rewriting = _Rewriting(copy)
-        return rewriting.result(loss, check_finite)
+        return rewriting.result(loss)
     except _CannotRewriteError:
         return None
 
@@ -170,13 +170,13 @@ class _Rewriting:
             raise _CannotRewriteError
         return found
 
-    def result(self, loss: str | None, check_finite: bool) -> InPlaceStep:
+    def result(self, loss: str | None) -> InPlaceStep:
         graph = self._model.graph
         self._passed = self._names.new("passed")
         self._guard = self._guard_position([name for name in self._outputs if not name.startswith(NEXT)])
         for name in self._changed:
             self._order_update(name)
-        self._write_guard(loss if check_finite else None)
+        self._write_guard(loss)
         nodes = []
         for i, node in enumerate(self._nodes):
             nodes.extend(self._inserted[i])
@@ -207,20 +207,23 @@ class _Rewriting:
         return max((self._producer[name] + 1 for name in self._awaited), default=0)
 
     def _write_guard(self, loss: str | None) -> None:
-        """Compute `passed` before the guard's position; a loss that is not finite ends the run by an invalid index."""
+        """Compute `passed` before the guard's position; what is refused ends the run by an invalid index."""
         following, self._inserted[self._guard] = self._inserted[self._guard], []
         one = self._constant("one", np.ones(1, np.float32))
         found = one
-        if loss is not None:
-            value = loss
-            if self.dtype(loss) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-                value = self._insert(self._guard, "Cast", [loss], "loss_float", to=TensorProto.FLOAT)
-            nan = self._insert(self._guard, "IsNaN", [value], "loss_is_nan")
-            infinite = self._insert(self._guard, "IsInf", [value], "loss_is_inf")
-            either = self._insert(self._guard, "Or", [nan, infinite], "loss_is_not_finite")
-            index = self._insert(self._guard, "Cast", [either], "loss_index", to=TensorProto.INT64)
-            flat = self._insert(self._guard, "Reshape", [index, self._constant("flat", np.array([-1]))], "loss_indices")
-            found = self._insert(self._guard, "Gather", [one, flat], "loss_checked")
+        refused = [] if loss is None else [self._not_finite(loss)]
+        if CONDITIONS in self._awaited:
+            found = self._barrier(self._guard, found, CONDITION_NUMBERS, "numbers")  # they are in the error message
+            violated = self._insert(self._guard, "Not", [CONDITIONS], "violated")
+            index = self._insert(self._guard, "Cast", [violated], "violated_index", to=TensorProto.INT64)
+            refused.append(self._insert(self._guard, "ReduceMax", [index], "any_violated"))
+        elif CONDITIONS in self._producer:  # they depend on an update
+            raise _CannotRewriteError
+        if refused:
+            flat = self._constant("flat", np.array([-1]))
+            rows = [self._insert(self._guard, "Reshape", [index, flat], "refused_row") for index in refused]
+            index = self._insert(self._guard, "Max", rows, "refused")
+            found = self._insert(self._guard, "Gather", [found, index], "checked")
         for name in self._awaited:
             found = self._barrier(self._guard, found, name, "reported")
         last = self._inserted[self._guard][-1:] if found != one else []
@@ -229,6 +232,16 @@ class _Rewriting:
         else:
             self._insert(self._guard, "Identity", [one], self._passed, named=self._passed)
         self._inserted[self._guard] += following
+
+    def _not_finite(self, loss: str) -> str:
+        """1 if the loss is NaN or infinite, else 0, as int64 of its shape."""
+        value = loss
+        if self.dtype(loss) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+            value = self._insert(self._guard, "Cast", [loss], "loss_float", to=TensorProto.FLOAT)
+        nan = self._insert(self._guard, "IsNaN", [value], "loss_is_nan")
+        infinite = self._insert(self._guard, "IsInf", [value], "loss_is_inf")
+        either = self._insert(self._guard, "Or", [nan, infinite], "loss_is_not_finite")
+        return self._insert(self._guard, "Cast", [either], "loss_index", to=TensorProto.INT64)
 
     # --- the updates ------------------------------------------------------------------------------------------------
 

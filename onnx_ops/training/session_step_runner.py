@@ -11,7 +11,7 @@ from onnx_ops.training.accumulation import Accumulation
 from onnx_ops.training.binding import Arrays
 from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
-from onnx_ops.training.step_runner import MakeSession, UpdateSession, loss_output, reported_dtypes
+from onnx_ops.training.step_runner import Checks, MakeSession, UpdateSession, reported_dtypes
 
 
 class SessionStepRunner:
@@ -34,9 +34,9 @@ class SessionStepRunner:
         check_finite: bool,
     ) -> None:
         self._model, self._state, self._session, self._counted = model, state, session, counted
-        self._check_finite = check_finite
+        self._checks = Checks.of(model, check_finite)
         self._has_batch = bool(Step.of(model).batch(model))
-        self._updates = UpdateSession(model, state, session, lambda now: now, loss_output(model), check_finite)
+        self._updates = UpdateSession(model, state, session, lambda now: now, self._checks)
         self._accumulation: Accumulation | None = None
 
     @property
@@ -53,9 +53,7 @@ class SessionStepRunner:
     def accumulate(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         arrays = batch()
         if self._accumulation is None:
-            self._accumulation = Accumulation(
-                self._model, self._state, self._session, self._counted(), self._check_finite
-            )
+            self._accumulation = Accumulation(self._model, self._state, self._session, self._counted(), self._checks)
         return self._accumulation.add(version, arrays)
 
     def discard_accumulated(self) -> None:

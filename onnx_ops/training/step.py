@@ -18,11 +18,22 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto
 
-from onnx_ops.core.step_format import FORMAT, NEXT, STEP_METADATA, UNVERSIONED, InputRole, check_format
+from onnx_ops.core.step_format import (
+    CONDITION_NUMBERS,
+    CONDITIONS,
+    FORMAT,
+    NEXT,
+    STEP_METADATA,
+    UNCONDITIONAL,
+    UNVERSIONED,
+    InputRole,
+    check_format,
+)
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype, tensor_text
+from onnx_ops.training.conditions import Condition
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.ranges import IndexRange
 
@@ -57,12 +68,14 @@ class Step:
         tied: further names of parameters and buffers, each with the name of the input that has its value.
         bounds: the sizes that named dimensions of the batch may have; dimensions without an entry may have any.
         ranges: the ranges of indices among the inputs of the batch.
+        conditions: what the outputs CONDITIONS and CONDITION_NUMBERS say, in the order of the first one.
     """
 
     roles: Mapping[str, InputRole]
     tied: Mapping[str, str] = field(default_factory=dict)
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     ranges: tuple[IndexRange, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> Step:
@@ -80,11 +93,14 @@ class Step:
     def write_into(self, model: onnx.ModelProto) -> None:
         """Write the metadata into a model; StepError if they do not fit it."""
         self._check(model)
-        record: dict[str, object] = {"format": str(FORMAT), "roles": dict(self.roles), "tied": dict(self.tied)}
+        version = FORMAT if self.conditions else UNCONDITIONAL
+        record: dict[str, object] = {"format": str(version), "roles": dict(self.roles), "tied": dict(self.tied)}
         if self.bounds:
             record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
         if self.ranges:
             record["ranges"] = [found.entry() for found in self.ranges]
+        if self.conditions:
+            record["conditions"] = [condition.entry() for condition in self.conditions]
         set_metadata(model, STEP_METADATA, json.dumps(record))
 
     def names(self, *roles: InputRole) -> list[str]:
@@ -125,6 +141,21 @@ class Step:
             if found.input not in inputs or found.input in self.roles:
                 raise StepError(f"'{found.input}' has a range of indices, but is no input of the batch")
             _check_range(found, inputs[found.input])
+        self._check_conditions(outputs)
+
+    def _check_conditions(self, outputs: Mapping[str, TensorType]) -> None:
+        numbers = {number.place for condition in self.conditions for number in condition.numbers}
+        wanted_types = {
+            CONDITIONS: TensorType(TensorProto.BOOL, (len(self.conditions),)),
+            CONDITION_NUMBERS: TensorType(TensorProto.DOUBLE, (len(numbers),)),
+        }
+        for name, wanted in wanted_types.items() if self.conditions or CONDITIONS in outputs else ():
+            tensor = outputs.get(name)
+            if tensor != wanted:
+                what = "missing" if tensor is None else tensor_text(tensor)
+                raise StepError(f"output '{name}' is {what}, expected {tensor_text(wanted)} for the step's conditions")
+        if numbers != set(range(len(numbers))):
+            raise StepError(f"the step's conditions depend on the numbers {sorted(numbers)}, expected all from 0 on")
 
 
 def frozen_names(model: onnx.ModelProto) -> list[str]:
@@ -153,14 +184,15 @@ def _parsed(text: str) -> Step:
     bounds = found.get("bounds", {})
     if not isinstance(bounds, dict):
         raise ValueError("'bounds' is not an object")
-    entries = found.get("ranges", [])
-    if not isinstance(entries, list):
-        raise ValueError("'ranges' is no list")
+    for key in ("ranges", "conditions"):
+        if not isinstance(found.get(key, []), list):
+            raise ValueError(f"'{key}' is no list")
     return Step(
         roles,
         found["tied"],
         {name: _parsed_bounds(name, entry) for name, entry in bounds.items()},
-        tuple(map(IndexRange.of_entry, entries)),
+        tuple(map(IndexRange.of_entry, found.get("ranges", []))),
+        tuple(map(Condition.of_entry, found.get("conditions", []))),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,15 +13,17 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from onnx_ops.core.errors import is_of_onnxruntime
-from onnx_ops.core.step_format import NEXT
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, NEXT
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
+from onnx_ops.training.conditions import Condition, check_conditions
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.in_place import in_place
 from onnx_ops.training.state import StatePart, Version
+from onnx_ops.training.step import Step
 
 MakeSession = Callable[[onnx.ModelProto], ort.InferenceSession]
 
@@ -67,6 +70,45 @@ class StepRunner(Protocol):
         """`Version.loaded` after loading a state; `before` is the value before it."""
 
 
+@dataclass(frozen=True)
+class Checks:
+    """What is checked of a step's outputs before the state changes.
+
+    Attributes:
+        loss: the output that is refused if it is one number, NaN or infinite; None if none is.
+        conditions: the conditions of the step.
+    """
+
+    loss: str | None
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, check_finite: bool) -> Checks:
+        """The checks of a step; `check_finite` says whether those of the loss are among them."""
+        return cls(loss_output(model) if check_finite else None, Step.of(model).conditions)
+
+    def of_part(self, model: onnx.ModelProto) -> Checks:
+        """The checks of the outputs of a part of the step."""
+        outputs = {value.name for value in model.graph.output}
+        return Checks(self.loss if self.loss in outputs else None, self.conditions if CONDITIONS in outputs else ())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors for the outputs with the conditions, in which all hold."""
+        if not self.conditions:
+            return {}
+        count = len({number.place for condition in self.conditions for number in condition.numbers})
+        return {
+            CONDITIONS: Tensor.holding(np.ones(len(self.conditions), np.bool_), TensorProto.BOOL),
+            CONDITION_NUMBERS: Tensor.holding(np.zeros(count), TensorProto.DOUBLE),
+        }
+
+    def check(self, found: MutableMapping[str, np.ndarray]) -> None:
+        """Raise StepError for outputs that are refused; those with the conditions are removed."""
+        check_conditions(self.conditions, found)
+        if self.loss is not None and self.loss in found:
+            check_loss(self.loss, found[self.loss])
+
+
 class UpdateSession:
     """A session that computes the next values of the state, in place unless the state keeps the previous ones.
 
@@ -75,8 +117,7 @@ class UpdateSession:
         state: the state; made to keep previous values if the model cannot be run in place.
         session: makes the session.
         inputs: makes, of a set of tensors of the state, those of inputs, by name.
-        loss: the output that is the loss; None if there is none.
-        check_finite: whether a loss of one number that is NaN or infinite is refused.
+        checks: the checks of its outputs.
     """
 
     def __init__(
@@ -85,31 +126,32 @@ class UpdateSession:
         state: StatePart,
         session: MakeSession,
         inputs: Callable[[Tensors], Tensors],
-        loss: str | None,
-        check_finite: bool,
+        checks: Checks,
     ) -> None:
-        self._loss, self._check_finite = loss, check_finite
+        self._checks = checks
         reported = reported_dtypes(model)
         self._order = list(reported)
-        self._bound_loss: dict[str, Tensor] = {}
+        self._checked: dict[str, Tensor] = {}
+        """What the outputs that are checked are bound to in a step in place."""
         self._passed: Tensor | None = None
         outputs: dict[str, Tensor] = {}
         if not state.keeps_previous:
-            number = _one_number(model, loss)
+            number = _one_number(model, checks.loss)
             rewritten = None
-            if loss is None or number is not None:
+            if checks.loss is None or number is not None:
                 with refusals_as_step_errors("the step cannot be run"):
-                    rewritten = in_place(model, loss, check_finite)
+                    rewritten = in_place(model, checks.loss)
             if rewritten is None:
                 state.keep_previous()
             else:
                 model = rewritten.model
                 self._passed = Tensor.holding(np.zeros(1, np.float32), TensorProto.FLOAT)
-                outputs = {rewritten.passed: self._passed}
-                if loss is not None and number is not None and number.dtype is not None:
+                self._checked = checks.tensors()
+                if checks.loss is not None and number is not None and number.dtype is not None:
                     shape = [1] * len(number.shape or ())
-                    self._bound_loss[loss] = Tensor.holding(np.zeros(shape, reported.pop(loss)), number.dtype)
-                    outputs |= self._bound_loss
+                    self._checked[checks.loss] = Tensor.holding(np.zeros(shape, reported[checks.loss]), number.dtype)
+                outputs = {rewritten.passed: self._passed, **self._checked}
+                reported = {name: dtype for name, dtype in reported.items() if name not in self._checked}
         first, second = state.next_values()
         now, then = state.sets
         self._bound = BoundSession(
@@ -120,13 +162,14 @@ class UpdateSession:
         """Run the session: the reported outputs, by name.
 
         Raises:
-            StepError: a loss that is refused; the state is as it was.
+            StepError: outputs that are refused; the state is as it was.
             UpdateFailedError: the state has been updated in part.
             onnxruntime exceptions: the run has failed otherwise; the state is as it was.
         """
-        for tensor in (self._passed, *self._bound_loss.values()):
-            if tensor is not None:
-                tensor.array[...] = 0
+        if self._passed is not None:
+            self._passed.array[...] = 0
+        for name, tensor in self._checked.items():  # what is not computed is not refused
+            tensor.array[...] = name == CONDITIONS
         try:
             found = self._bound.run(turn, batch)
         except Exception as error:
@@ -134,15 +177,11 @@ class UpdateSession:
                 raise
             if self._passed.array[0]:
                 raise UpdateFailedError from error
-            self._check({name: tensor.array for name, tensor in self._bound_loss.items()})
+            self._checks.check({name: tensor.array for name, tensor in self._checked.items()})
             raise
-        found |= {name: tensor.array.copy() for name, tensor in self._bound_loss.items()}
-        self._check(found)
-        return {name: found[name] for name in self._order}
-
-    def _check(self, found: Mapping[str, np.ndarray]) -> None:
-        if self._check_finite and self._loss is not None and self._loss in found:
-            check_loss(self._loss, found[self._loss])
+        found |= {name: tensor.array.copy() for name, tensor in self._checked.items()}
+        self._checks.check(found)
+        return {name: found[name] for name in self._order if name in found}
 
 
 def check_loss(name: str, loss: np.ndarray) -> None:

@@ -18,7 +18,7 @@ gradients = functools.partial(onnx_ops.torch.gradients, inference=False)
 def training_step(*args: Any, **options: Any) -> Capture:
     """A captured step, whose state can be updated in place, with updates after all readers."""
     capture = onnx_ops.torch.training_step(*args, **{"inference": False, **options})
-    rewritten = in_place(capture.model, loss_output(capture.model), True)
+    rewritten = in_place(capture.model, loss_output(capture.model))
     assert rewritten is not None
     assert late_readers(rewritten.model) == []
     return capture

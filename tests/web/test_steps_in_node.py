@@ -299,9 +299,9 @@ def test_no_step(node: Node) -> None:
     [
         ("{", "cannot be read"),
         ("[]", "'roles' is no object of strings"),
-        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "1.1"'),
-        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "1.1"'),
-        ('{"format": "2.0", "parts": []}', r"its format version is 2\.0, expected at most 1\.1: update onnx_ops"),
+        ('{"format": 1, "roles": {}, "tied": {}}', 'its format version is 1, expected a string such as "2.0"'),
+        ('{"format": null, "roles": {}, "tied": {}}', 'its format version is null, expected a string such as "2.0"'),
+        ('{"format": "3.0", "parts": []}', r"its format version is 3\.0, expected at most 2\.0: update onnx_ops"),
         ('{"roles": {"x": 1}, "tied": {}}', "'roles' is no object of strings"),
         ('{"roles": {"mean": "constant"}, "tied": {}}', "'mean' has the role 'constant', expected one of parameter, "),
         ('{"roles": {"nowhere": "buffer"}, "tied": {}}', "the step has no input of that name"),

@@ -5,6 +5,7 @@ The second state and batch find graphs that have a parameter as a constant.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,37 +38,38 @@ class Trial:
     expected: Tensors
 
 
-def trials(joint: JointStep, info: RunInfo, scale: Tensors) -> tuple[Trial, Trial]:
+def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = False) -> list[Trial]:
     """Run a step of PyTorch from the captured state, and one from a state close to its result.
 
     Args:
         joint: the step; its model is not changed.
         info: filled with information about the first run.
         scale: the factor of the loss, by its name; empty without loss scaling.
+        several: whether to run all second steps, in case that the graph's conditions do not hold for the first of them.
 
     Returns:
-        Both trials; the first one twice if PyTorch runs no other batch or state.
+        The trials; the first one twice if PyTorch runs no other batch or state.
 
     Raises:
         CaptureError: the step has state that is neither a parameter nor a buffer.
     """
     with preserved(joint.model):  # around both runs, as the second one finds state that the first leaves in attributes
-        return _two_trials(joint, info, scale)
+        return _run_trials(joint, info, scale, several)
 
 
-def _two_trials(joint: JointStep, info: RunInfo, scale: Tensors) -> tuple[Trial, Trial]:
+def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) -> list[Trial]:
     start = joint.state() | joint.argument_values() | scale
     with eager_mode():
         first = Trial(start, joint.run(start, info))
     unregistered = Unregistered(joint.model, info.effects)
-    for values in _others(joint, first):
-        trial = _run_trial(joint, values, first, unregistered)
-        if trial is not None:
-            return first, trial
+    others = (_run_trial(joint, values, first, unregistered) for values in _others(joint, first))
+    found = itertools.islice(filter(None, others), None if several else 1)
+    if seconds := list(found):
+        return [first, *seconds]
     with eager_mode():
         joint.run(start, again := RunInfo())
     unregistered.refuse(again.effects)
-    return first, first
+    return [first, first]
 
 
 def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:

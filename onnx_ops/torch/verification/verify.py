@@ -26,6 +26,9 @@ from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import input_value, output_array
+from onnx_ops.training.conditions import check_conditions
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.step import Step
 
 Arrays = dict[str, np.ndarray]
 DISTURBANCE = 1e-5
@@ -159,21 +162,30 @@ class Verification:
     def __init__(self, model: onnx.ModelProto, joint: JointStep, updates: Updates | None) -> None:
         self._model, self._joint, self._updates = model, joint, updates
         self._graph = Graph(model)
+        self._conditions = Step.of(model).conditions
         self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
         self._state = {} if updates is None else updates.state()
 
-    def step(self, trial: Trial) -> None:
+    def step(self, trial: Trial) -> str | None:
         """Compare the next step.
+
+        Returns:
+            The message about a condition that the trial violates, which is then not compared; None if all hold.
 
         Raises:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
         got = self._graph.run(self._state | trial.values)
+        try:
+            check_conditions(self._conditions, got)
+        except StepError as violated:
+            return str(violated)
         update = {} if self._updates is None else self._updates.step(trial, got, self._state.get(GROWTH_TRACKER))
         # Parameters that both the loss and the optimizer change are compared after the update only.
         self._check(got, trial, [name for name in trial.expected if name not in update])
         compare("the optimizer's update", got, update)
         self._state |= {name: to_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
+        return None
 
     def _check(self, got: Arrays, trial: Trial, names: Sequence[str]) -> None:
         """Compare the named outputs with PyTorch; in float64 too if they differ.

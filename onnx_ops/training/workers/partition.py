@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
+from onnx_ops.core.step_format import CONDITION_NUMBERS, GRADIENT, NEXT, InputRole
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.slices import following, part, values_read
 from onnx_ops.graph.types import declared_types, value_info, value_types
@@ -74,7 +74,8 @@ def partition(model: onnx.ModelProto, *, synchronize_batch_norm: bool = False) -
     for name, tensor in outputs.items():
         if name in local and name.startswith(NEXT):
             _check_averaged(name, step, tensor)
-        if name in local and (name.startswith(NEXT) or _is_floating_scalar(tensor)):
+        is_number = _is_floating_scalar(tensor) and name != CONDITION_NUMBERS
+        if name in local and (name.startswith(NEXT) or is_number):
             averaged[name] = state.get(name.removeprefix(NEXT), tensor)
     given = [*graph.input, *(_info(name, tensor) for name, tensor in gradients.items())]
     inputs = [value for value in given if value.name not in batch]

@@ -12,11 +12,12 @@ from onnx import TensorProto
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
+from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
-from onnx_ops.training.step_runner import MakeSession, UpdateSession, check_loss, loss_output, reported_dtypes
+from onnx_ops.training.step_runner import Checks, MakeSession, UpdateSession, check_loss, reported_dtypes
 from onnx_ops.training.workers.agreement import check_agreement, checksum
 from onnx_ops.training.workers.communicator import Communicator, broadcast
 from onnx_ops.training.workers.exchange import Exchange
@@ -78,8 +79,9 @@ class DistributedStepRunner:
 
         self._reported = reported_dtypes(model)
         self._scalars = [n for n in self._averages if n in self._reported and not n.startswith(GRADIENT)]
-        loss = loss_output(model)
-        self._loss = loss if check_finite and loss in self._averages else None
+        checks = Checks.of(model, check_finite)
+        self._loss = checks.loss if checks.loss in self._averages else None
+        self._conditions = checks.conditions
         self._own = self._exchanges[-1].own
         self._own_gradients = {name: self._own[name] for name in gradients}
         self._accumulated = _Accumulated()
@@ -89,9 +91,12 @@ class DistributedStepRunner:
         self._seeds = {n: Tensor.holding(now[n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._compared = step.names(InputRole.SEED, InputRole.SETTING)
 
-        given = loss if loss in {value.name for value in parts.shared.graph.output} else None
         self._shared = UpdateSession(
-            parts.shared, state, session, lambda own: {**own, **combined, **gradients}, given, check_finite
+            parts.shared,
+            state,
+            session,
+            lambda own: {**own, **combined, **gradients},
+            checks.of_part(parts.shared),
         )
         self._state, self._sets = state, state.sets
         self._local = [
@@ -165,6 +170,7 @@ class DistributedStepRunner:
                         seed.array[...] = derived_seed(int(now[name].array), self._rank, self._accumulated.batches)
                 if samples:
                     found |= local.run(version.turn, arrays, passed)
+                    check_conditions(self._conditions, found)
                 weight = self._with_accumulated(samples, now) if update and number == last else samples
             except Exception as error:
                 failure = error

@@ -4,7 +4,7 @@
  */
 
 /** The newest supported version. */
-export const FORMAT = "1.1";
+export const FORMAT = "2.0";
 
 /** The version of files without one. */
 export const UNVERSIONED = "1.0";
@@ -31,6 +31,10 @@ export const SETTING = "setting";
 
 /** The setting with the learning rate; `learning_rate.0` and so on with several parameter groups. */
 export const LEARNING_RATE = "learning_rate";
+
+/** The outputs of a step with conditions: which of them hold, and the numbers that they depend on. */
+export const CONDITIONS = "condition.holds";
+export const CONDITION_NUMBERS = "condition.numbers";
 
 /** Prefix of outputs that are the next value of an input. */
 export const NEXT = "next.";

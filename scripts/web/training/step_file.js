@@ -57,11 +57,12 @@ const TYPES_BY_NAME = new Map([...TYPES.values()].map((one) => [one.type, one]))
  *   state: Object<string, {type: string, data: TypedArray, dims: number[]}>,
  *   roles: Object<string, string>,
  *   tied: Object<string, string>,
+ *   conditions: {line: string, code: string, numbers: {place: number, captured: string}[], expected: string}[],
  *   inputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   outputs: Object<string, {type: string, dims: (number | string | null)[] | null}>,
  *   inference: ?{model: Uint8Array, inputs: Object},
  * }>} The step without its state; the initial state; the role of each input of the state; other names of tied parameters
- *   and buffers; the types of all inputs and outputs; and the inference graph, with parameters and buffers as inputs,
+ *   and buffers; what the outputs with the conditions of the step say; the types of all inputs and outputs; and the inference graph, with parameters and buffers as inputs,
  *   null if the file has none. A dynamic dimension is a string or null; dims are null for an unknown rank.
  * @throws {StepError} The arguments are not bytes, or the file is no ONNX model, no training step or damaged, has types
  *   that onnxruntime-web does not support, or external data that `weights` is not the file of.
@@ -75,7 +76,7 @@ export async function openStep(file, weights = null) {
   const graphs = model.messages(7, "the graph");
   if (graphs.length !== 1) throw new StepError(`the bytes are no ONNX model: they hold ${graphs.length} graphs`);
   const [graph] = graphs;
-  const { roles, tied } = record(model);
+  const { roles, tied, conditions } = record(model);
   const inputs = types(graph.messages(11, "an input"));
   const outputs = types(graph.messages(12, "an output"));
   const starts = new Map();
@@ -104,7 +105,8 @@ export async function openStep(file, weights = null) {
   }
   const stateless = joined(kept.map(({ whole }) => whole));
   const chunks = model.fields.map(({ number, whole }) => (number === 7 ? field(7, stateless) : whole));
-  return { model: joined(chunks), state, roles, tied, inputs, outputs, inference: inferenceModel(model, roles) };
+  const inference = inferenceModel(model, roles);
+  return { model: joined(chunks), state, roles, tied, conditions, inputs, outputs, inference };
 }
 
 /** Roles and tied names, from the model metadata. */
@@ -135,6 +137,13 @@ function record(model) {
     if (![PARAMETER, BUFFER].includes(found.roles[first])) {
       throw cannot(`'${other}' is tied to '${first}', which is no parameter and no buffer`);
     }
+  }
+  found.conditions ??= [];
+  const isNumber = (number) => Number.isInteger(number?.place) && typeof number.captured === "string";
+  const isCondition = ({ line, code, numbers, expected }) =>
+    [line, code, expected].every((text) => typeof text === "string") && Array.isArray(numbers) && numbers.every(isNumber);
+  if (!Array.isArray(found.conditions) || !found.conditions.every((one) => one !== null && isCondition(one))) {
+    throw cannot("'conditions' is no list of conditions");
   }
   return found;
 }

@@ -1,4 +1,4 @@
-import { LEARNING_RATE, NEXT, SETTING } from "./format.js";
+import { CONDITIONS, CONDITION_NUMBERS, LEARNING_RATE, NEXT, SETTING } from "./format.js";
 import { StepError, checkTensors, openStep, ownData } from "./step_file.js";
 
 export { StepError } from "./step_file.js";
@@ -51,12 +51,18 @@ export class Trainer {
    *
    * @param batch A tensor for each of `batchInputs`, by name.
    * @returns The reported outputs, including the loss: tensors by name.
-   * @throws {StepError} Names, types or shapes of the tensors are wrong, or dimensions of the same name differ.
+   * @throws {StepError} Names, types or shapes of the tensors are wrong, dimensions of the same name differ, or a
+   *   condition of the step is violated.
    */
   async step(batch = {}) {
     checkTensors("the batch", this.batchInputs, batch);
     return this.#alone(async () => {
       const reported = await this.#session.run({ ...this.#state, ...batch });
+      const problem = this.#violated(reported);
+      if (problem !== null) {
+        for (const tensor of Object.values(reported)) tensor.dispose();
+        throw new StepError(problem);
+      }
       for (const name of Object.keys(reported).filter((output) => output.startsWith(NEXT))) {
         const before = name.slice(NEXT.length);
         this.#state[before].dispose();
@@ -65,6 +71,22 @@ export class Trainer {
       }
       return reported;
     });
+  }
+
+  /** The message about a condition that the outputs of a step violate, null if all hold; takes out these outputs. */
+  #violated(reported) {
+    const { [CONDITIONS]: holds, [CONDITION_NUMBERS]: numbers } = reported;
+    delete reported[CONDITIONS];
+    delete reported[CONDITION_NUMBERS];
+    const condition = this.#step.conditions.find((_, place) => !holds.data[place]);
+    if (condition === undefined) return null;
+    const { line, code, expected } = condition;
+    const captured = condition.numbers.map((number) => number.captured).join(", ");
+    const came = condition.numbers.map(({ place }) => numbers.data[place]).join(", ");
+    return (
+      `${line}${code && ` (${code})`} reads ${came} from tensors${captured && `, and read ${captured} in the example of ` +
+      "the capture"}: the step is valid for ${expected || captured} only, and the state is as before`
+    );
   }
 
   /**

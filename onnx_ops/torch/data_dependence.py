@@ -1,0 +1,225 @@
+"""Numbers that Python reads from tensors, and sizes that depend on data, as symbols of a trace.
+
+A trace has no data. A number that code reads, as in `bool(tensor)` and `int(index.max())`, and a size that depends on
+data, as that of `nonzero`, are symbols of PyTorch's ShapeEnv. With their values in the example, the trace goes the way
+of the example where code branches on them. PyTorch keeps the conditions under which other data go the same way, which
+become outputs of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeEnv, free_unbacked_symbols
+from torch.types import py_sym_types
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import TensorReferenceAnalysis
+
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.constants import DATA_DEPENDENT
+from onnx_ops.torch.frames import Line, line_now, line_of_stack
+from onnx_ops.torch.substitution import Substitution
+from onnx_ops.training.conditions import Condition, Number
+
+aten = torch.ops.aten
+
+READ = aten._local_scalar_dense.default
+"""The operator that returns the number in a tensor."""
+
+KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
+
+Numbers = list[int | float | bool]
+
+
+@dataclass
+class Example:
+    """What operators return in the example where it depends on data: a number, or the sizes of tensors.
+
+    Attributes:
+        of_calls: for an operator and a line that runs it the numbers of each call, in their order.
+    """
+
+    of_calls: dict[tuple[OpOverload, Line | None], list[Numbers]] = field(default_factory=dict)
+
+    def text_at(self, line: Line) -> str | None:
+        """The numbers of the last call at a line, for messages; None if there is none."""
+        calls = [calls[-1] for (_, own), calls in self.of_calls.items() if own == line]
+        return ", ".join(map(str, calls[-1])) if calls else None
+
+
+class Recording(TorchDispatchMode):
+    """A mode that records in a run with data what operators return that depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example = Example()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if DATA_DEPENDENT & set(func.tags):
+            self.example.of_calls.setdefault((func, line_now()), []).append(_numbers(result))
+        return result
+
+
+def _to_list(tensor: torch.Tensor) -> Any:
+    return [_to_list(tensor.select(0, i)) for i in range(tensor.shape[0])] if tensor.dim() else tensor.item()
+
+
+def _to_bool(tensor: torch.Tensor) -> bool:
+    """As Tensor.__bool__, whose condition on a number would be that it is the example's."""
+    return bool((tensor if tensor.dtype is torch.bool else tensor != 0).item())
+
+
+@contextlib.contextmanager
+def single_reads() -> Iterator[None]:
+    """Functions of tensors that return numbers read them one by one, by operators."""
+    reads = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
+    with Substitution(reads), mock.patch.object(FakeTensor, "tolist", _to_list):
+        yield
+
+
+def _numbers(result: Any) -> list[Any]:
+    """The numbers in a result: itself, or the sizes of its tensors."""
+    leaves = tree_leaves(result)
+    return [n for leaf in leaves for n in (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf])]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A number that a trace reads from data: () int64 or float64, of the kind, and its value in the example."""
+
+    tensor: torch.Tensor
+    kind: str
+    value: int | float | bool | None
+
+
+class DataDependence(TorchDispatchMode):
+    """A mode that gives numbers and sizes that depend on data their values in an example.
+
+    Args:
+        shapes: the symbols of the trace.
+        example: the values; None to raise PyTorch's error where code branches on data.
+    """
+
+    def __init__(self, shapes: ShapeEnv, example: Example | None) -> None:
+        super().__init__()
+        self._shapes, self._example = shapes, example
+        self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
+        self._readings: dict[sympy.Symbol, _Reading] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if DATA_DEPENDENT & set(func.tags):
+            numbers = _numbers(result)
+            place = func, line_now()
+            known = [] if self._example is None else self._example.of_calls.get(place, [])
+            call, self._calls[place] = self._calls[place], self._calls[place] + 1
+            values = known[call] if call < len(known) and len(known[call]) == len(numbers) else [None] * len(numbers)
+            for number, value in zip(numbers, values, strict=True):
+                if isinstance(number, py_sym_types):
+                    self._read(number, value, args[0] if func is READ else None)
+        return result
+
+    def _read(self, number: Any, value: int | float | bool | None, source: torch.Tensor | None) -> None:
+        """Enter a symbol that is new, with its value; `source` has the number, None for a size."""
+        expr = number.node.expr
+        symbol = expr.lhs if isinstance(number, torch.SymBool) and isinstance(expr, sympy.Eq) else expr
+        if not isinstance(symbol, sympy.Symbol) or symbol in self._readings or not free_unbacked_symbols(number):
+            return
+        kind = KINDS[type(number)]
+        if source is None:
+            tensor = torch.full((), number, dtype=torch.int64)
+        else:
+            copied = aten._to_copy.default(source, dtype=torch.float64 if kind == "float" else torch.int64)
+            tensor = aten.view.default(copied, [])
+        self._readings[symbol] = _Reading(tensor, kind, value)
+        if value is not None:
+            self._shapes.set_real_tensor_prop_unbacked_vals(symbol, int(value) if kind == "bool" else value)
+
+    def conditions(self, sizes: Mapping[sympy.Symbol, torch.SymInt]) -> Conditions | None:
+        """The conditions of the trace; None if there is none.
+
+        Args:
+            sizes: the symbols of dynamic sizes.
+
+        Raises:
+            CaptureError: a condition that a graph cannot compute.
+        """
+        found = {ra.expr: ra for asserts in self._shapes.deferred_runtime_asserts.values() for ra in asserts}
+        if not found:
+            return None
+        values = {symbol: reading.tensor for symbol, reading in self._readings.items()}
+        read = {symbol for expr in found for symbol in expr.free_symbols}
+        values |= {symbol: torch.full((), size, dtype=torch.int64) for symbol, size in sizes.items() if symbol in read}
+        holds = [_computed(assertion, values) for assertion in found.values()]
+        places = {symbol: place for place, symbol in enumerate(symbol for symbol in values if symbol in read)}
+        records = tuple(self._condition(assertion, places) for assertion in found.values())
+        numbers = [values[symbol].double() for symbol in places]
+        return Conditions(records, torch.stack(holds), torch.stack(numbers))
+
+    def _condition(self, assertion: RuntimeAssert, places: Mapping[sympy.Symbol, int]) -> Condition:
+        line = line_of_stack(assertion.stack.summary())
+        numbers, names = [], {}
+        for symbol in sorted(assertion.expr.free_symbols, key=places.__getitem__):
+            reading = self._readings.get(symbol)
+            kind = "int" if reading is None else reading.kind
+            value = self._shapes.backed_var_to_val.get(symbol) if reading is None else reading.value
+            numbers.append(Number(places[symbol], kind, "" if value is None else str(value)))
+            names[symbol] = sympy.Symbol(
+                f"number {len(numbers)}" if len(assertion.expr.free_symbols) > 1 else "a number"
+            )
+        own = [number.kind for number in numbers]
+        expected = "" if own == ["bool"] else str(assertion.expr.xreplace(names))
+        where = "the backward pass" if line is None else line.short
+        return Condition(where, "" if line is None else line.code, tuple(numbers), expected)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions of a trace.
+
+    Attributes:
+        records: for the metadata of the step.
+        holds: (n,) bool, which of them hold.
+        numbers: (k,) float64, the numbers that they depend on.
+    """
+
+    records: tuple[Condition, ...]
+    holds: torch.Tensor
+    numbers: torch.Tensor
+
+
+class _Analysis(TensorReferenceAnalysis):
+    """Expressions of symbols as operators on tensors; constants are tensors of a factory that a trace records."""
+
+    @staticmethod
+    def constant(c: Any, dtype: torch.dtype) -> torch.Tensor:
+        number = bool(c) if dtype is torch.bool else int(c) if dtype is torch.int64 else float(c)
+        return torch.full((), number, dtype=dtype)
+
+
+def _computed(assertion: RuntimeAssert, values: Mapping[sympy.Symbol, torch.Tensor]) -> torch.Tensor:
+    try:
+        holds: torch.Tensor = sympy_interp(_Analysis, dict(values), assertion.expr, index_dtype=torch.int64)
+    except (NotImplementedError, AttributeError, KeyError) as error:
+        line = line_of_stack(assertion.stack.summary())
+        raise CaptureError(
+            f"the step is valid only where {assertion.expr}, which depends on data"
+            f"{'' if line is None else f' at {line}'}, and which a graph cannot check"
+        ) from error
+    return holds

@@ -1,0 +1,196 @@
+"""Steps that follow the example where code branches on data refuse data that would branch elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from captures import gradients
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
+
+from onnx_ops import Error, StepError, Trainer
+from onnx_ops.torch import Capture, CaptureError, training_step
+from scripts.trainings.threads import ThreadCommunicator, together
+
+CLASSES = 9
+
+
+class Guarded(nn.Module):
+    """Validations and branches as libraries have them, in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(5, CLASSES), nn.BatchNorm1d(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.layer(x))
+        if not torch.isfinite(hidden).all():
+            hidden = hidden.clamp(-1, 1)
+        if self.layer.weight.norm().item() > 50 or (x.amax() - x.amin()).item() > 20:
+            hidden = hidden / 2
+        return hidden
+
+
+def loss(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    if labels.max() >= CLASSES - 1:
+        raise ValueError("the last class is reserved")
+    if (labels == 3).sum():
+        x = 2 * x
+    logits = model(x)
+    if int(labels.min()) + 1 > 1 and x.isnan().any():  # the second part is not evaluated
+        logits = -logits
+    spread = labels[:2].tolist()
+    if spread[0] > spread[1]:
+        logits = logits * 3
+    return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def batch(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(seed)
+    labels = torch.randint(4, CLASSES - 1, (rows,))
+    labels[:3] = torch.tensor([0, 4, 3])
+    return torch.randn(rows, 5), labels
+
+
+def arrays(x: Tensor, labels: Tensor) -> dict[str, np.ndarray]:
+    return {"x": x.numpy(), "labels": labels.numpy()}
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, Capture]:
+    torch.manual_seed(0)
+    model = Guarded()
+    rows = {0: Dim("rows")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        capture = training_step(
+            model,
+            loss,
+            batch(4, 0),
+            torch.optim.AdamW(model.parameters(), 0.05),
+            dynamic_shapes=(rows, rows),
+            specialize=True,
+        )
+    return model, capture
+
+
+def number_of(text: str) -> int:
+    """The number of the line of this file with a text."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+X, LABELS = batch(4, 1)
+REFUSED = {
+    "bool": ((X, torch.tensor([0, 4, 3, 8])), "if labels.max() >=", "reads True from tensors, and read False in"),
+    "count": ((X, torch.tensor([0, 4, 4, 5])), "if (labels == 3)", "reads False from tensors, and read True in"),
+    "list": ((X, torch.tensor([5, 4, 3, 0])), "if spread[0] >", "reads 5, 4 from tensors, and read 0, 4 in"),
+    "number": ((X, LABELS + (LABELS == 0)), "if int(labels.min())", "reads 1 from tensors, and read 0 in"),
+    "infinity": ((X * torch.inf, LABELS), "if not torch.isfinite", "reads False from tensors, and read True in"),
+    "float": ((X * 20, LABELS), "if self.layer.weight", "reads .* from tensors, and read"),
+}
+
+
+@pytest.mark.parametrize("how", ["in place", "two sets", "accumulated"])
+def test_data_that_branch_elsewhere_are_refused(trained: tuple[nn.Module, Capture], how: str) -> None:
+    """No step changes the state, and the error names the line with both numbers."""
+    _, capture = trained
+    trainer = Trainer(capture, keep_previous=how == "two sets")
+    make = trainer.accumulate if how == "accumulated" else trainer.step
+    make(**arrays(*batch(6, 2)))
+    before = trainer.state_dict()
+    for given, line, message in REFUSED.values():
+        with pytest.raises(StepError, match=f"test_conditions.py, line {number_of(line)} .*{message}"):
+            make(**arrays(*given))
+    after = trainer.state_dict()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert set(make(**arrays(*batch(5, 3)))) == {"loss", "logits"}
+
+
+def test_steps_with_conditions_are_those_of_pytorch(trained: tuple[nn.Module, Capture]) -> None:
+    model, capture = trained
+    trainer, twin = Trainer(capture), copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), 0.05)
+    for number in range(8):
+        given = batch(3 + number % 4, number)
+        reported = trainer.step(**arrays(*given))
+        optimizer.zero_grad()
+        outputs = loss(twin, *given)
+        outputs["loss"].backward()
+        optimizer.step()
+        assert list(reported) == ["loss", "logits"]
+        # Eight updates by AdamW, which divides by the gradients' sizes.
+        np.testing.assert_allclose(reported["logits"], outputs["logits"].detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_workers_refuse_what_one_of_them_refuses(trained: tuple[nn.Module, Capture]) -> None:
+    _, capture = trained
+
+    def train(communicator: ThreadCommunicator) -> tuple[str, bool]:
+        trainer = Trainer(capture, communicator=communicator)
+        trainer.step(**arrays(*batch(4, communicator.rank)))
+        before = trainer.state_dict()
+        wrong = REFUSED["count"][0] if communicator.rank else batch(4, 5)
+        with pytest.raises(Error, match=r"reads False from tensors|worker 1") as refused:
+            trainer.step(**arrays(*wrong))
+        after = trainer.state_dict()
+        return type(refused.value).__name__, all(np.array_equal(before[name], after[name]) for name in before)
+
+    assert together(2, train) == [("WorkerError", True), ("StepError", True)]
+
+
+def test_files_of_steps_with_conditions(trained: tuple[nn.Module, Capture], tmp_path: Path) -> None:
+    """A file keeps the conditions; other programs see them as outputs, and the inference graph fails."""
+    _, capture = trained
+    capture.save(tmp_path / "step.onnx")
+    trainer = Trainer(tmp_path / "step.onnx")
+    with pytest.raises(StepError, match="reads False from tensors"):
+        trainer.step(**arrays(*REFUSED["count"][0]))
+    plain = ort.InferenceSession(tmp_path / "step.onnx")
+    for given, holds in ((batch(4, 1), True), (REFUSED["count"][0], False)):
+        found, numbers = plain.run(["condition.holds", "condition.numbers"], arrays(*given))
+        assert found.all() == holds
+        assert found.sum() >= len(found) - 1
+        assert len(numbers) >= len(found)
+    trainer.export(tmp_path / "network.onnx")
+    network = ort.InferenceSession(tmp_path / "network.onnx")
+    assert network.run(None, {"x": X.numpy()})[0].shape == (4, CLASSES)
+    with pytest.raises(Exception, match=r"condition \d+: test_conditions\.py, line \d+ \(if not torch\.isfinite"):
+        network.run(None, {"x": (X * torch.nan).numpy()})
+
+
+def branches(model: nn.Linear, x: Tensor) -> Tensor:
+    return model(x).sum() if x.sum() > 0 else -model(x).sum()
+
+
+def test_without_the_option_the_error_has_line_and_number() -> None:
+    number = number_of("return model(x).sum()")
+    with pytest.raises(CaptureError, match=rf"test_conditions\.py, line {number}, by True in the example.*specialize"):
+        gradients(nn.Linear(2, 2), branches, (torch.ones(2, 2),))
+
+
+def test_a_second_step_that_violates_a_condition_is_reported() -> None:
+    """Neither another batch nor another state can be compared where the draw decides."""
+
+    def drawn(model: nn.Linear, x: Tensor) -> Tensor:
+        return model(x).sum() * int(1e6 * torch.rand([]))
+
+    with pytest.warns(UserWarning, match=r"captured state only.*test_conditions\.py, line \d+ .*reads"):
+        gradients(nn.Linear(2, 2), drawn, (torch.ones(2, 2),), specialize=True)
+
+
+def test_conditions_on_constants_are_none() -> None:
+    table = torch.tensor([1, 2, 3])
+
+    def constant(model: nn.Linear, x: Tensor) -> Tensor:
+        return model(x).sum() * (2 if table.max() > 2 else int(table[0]))
+
+    capture = gradients(nn.Linear(2, 2), constant, (torch.ones(2, 2),), specialize=True)
+    assert not [value.name for value in capture.model.graph.output if value.name.startswith("condition")]
