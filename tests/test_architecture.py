@@ -38,6 +38,7 @@ TORCH = (
     "caches",
     "explanations",
     "constants",
+    "folding",
     "indices",
     "substitution",
     "translation",

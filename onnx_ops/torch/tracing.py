@@ -38,6 +38,7 @@ from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
+from onnx_ops.torch.folding import fold_functions
 from onnx_ops.torch.frames import Line
 from onnx_ops.torch.indices import index_ranges
 from onnx_ops.torch.mixed_precision import Float32Computation
@@ -189,6 +190,7 @@ def trace(
         insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
         where.restrictions = _restrictions(shapes, inputs)
         _check_sizes(shapes, inputs, roots)
+        fold_functions(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions)
