@@ -79,6 +79,8 @@ TABLES: dict[str, dict[str, str]] = {
         "Trainer.weights": "(self)",
         "Trainer.save": "(self, path, metadata=None, *, frozen=True)",
         "Trainer.load": "(self, path, *, strict=True)",
+        "Trainer.load_weights": "(self, path, *, strict=True, cast=False)",
+        "Trainer.save_weights": "(self, path)",
         "Trainer.save_adapter": "(self, path, adapter_name='default')",
         "Trainer.load_adapter": "(self, path, adapter_name='default')",
         "Trainer.export": "(self, path)",

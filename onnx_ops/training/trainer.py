@@ -22,6 +22,7 @@ from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.learning_rates import check_rates
+from onnx_ops.training.pretrained import WEIGHTS, converted, open_weights
 from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.session_step_runner import SessionStepRunner
 from onnx_ops.training.shared_state import SHARED, SharedState, changing_names
@@ -417,9 +418,70 @@ class Trainer:
                 f"{path} has no name of the step: it has '{first}' and {len(state) - 1} others, expected names such as"
                 f" '{wanted}'"
             )
+        others = self._types.keys() - self._step.names(*SHARED)
+        if strict and state and others and others.isdisjoint(state):
+            raise StepError(
+                f"{path} has neither optimizer state nor settings, such as '{next(iter(others))}': a file of weights is"
+                " loaded by load_weights"
+            )
         self.load_state_dict(state, strict=strict)
         self._checkpoint = Path(path)
         return metadata
+
+    def load_weights(
+        self, path: str | os.PathLike[str], *, strict: bool = True, cast: bool = False
+    ) -> IncompatibleKeys:
+        """Replace parameters and buffers by those in a file of a pretrained model; all other state keeps its values.
+
+        Tensors are found by their names in the `state_dict` of the captured model, as `save_pretrained` of Hugging
+        Face's libraries writes them; of tied ones the file needs one. All workers must load the same file.
+
+        Args:
+            path: a safetensors file such as model.safetensors, an index of several such as
+                model.safetensors.index.json, or a folder with either.
+            strict: whether the file must have all parameters and buffers and nothing else. Otherwise names that it
+                lacks keep their values, and names that the step lacks are ignored, but not all of them.
+            cast: whether floating tensors are converted to the floating dtypes of the step.
+
+        Returns:
+            The missing and the unexpected names, both empty if `strict`.
+
+        Raises:
+            OSError: a file that cannot be read.
+            StepError: no such file; names, dtypes or shapes that do not fit; tied names with different values. The
+                state is then as it was.
+        """
+        given = open_weights(Path(path))
+        own = self._step.names(*SHARED)
+        names = dict(zip(own, own, strict=True)) | dict(self._step.tied)
+        found = {name: tensor for name, tensor in given.items() if name in names}
+        reached = {names[name] for name in found}
+        keys = IncompatibleKeys([name for name in own if name not in reached], [n for n in given if n not in names])
+        if not found or (strict and (keys.missing_keys or keys.unexpected_keys)):
+            raise StepError(
+                f"{path} does not have the parameters and buffers of the step; missing: {_listed(keys.missing_keys)};"
+                f" unexpected: {_listed(keys.unexpected_keys)}" + ("; strict=False loads the others" if found else "")
+            )
+        types = {name: self._types[names[name]] for name in found}
+        self.load_state_dict(converted(found, types, cast=cast), strict=False)
+        return keys
+
+    def save_weights(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and buffers to a safetensors file, which `from_pretrained` and `load_weights` read.
+
+        They have their names in the `state_dict` of the captured model, tied ones the first of them. The file is
+        replaced atomically, as by `save`.
+
+        Args:
+            path: a new file, or one to replace; in a folder it is model.safetensors.
+
+        Raises:
+            OSError: a file that cannot be written.
+            StepError: a path that is no regular file.
+        """
+        file, arrays = Path(path), self._arrays
+        weights = {name: arrays[name] for name in self._step.names(*SHARED)}
+        write_checkpoint(file / WEIGHTS if file.is_dir() else file, weights, FOR_READERS)
 
     def save_adapter(self, path: str | os.PathLike[str], adapter_name: str = "default") -> None:
         """Write the trained parameters to a safetensors file, such as peft's adapter_model.safetensors.
@@ -515,6 +577,12 @@ class Trainer:
             if other in state and not _same(untied.setdefault(first, state[other]), state[other]):
                 raise StepError(f"'{other}' differs from '{first}', to which it is tied")
         return untied
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in messages, at most ten of them."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return (", ".join(f"'{name}'" for name in names[:10]) or "none") + more
 
 
 @contextlib.contextmanager
