@@ -156,4 +156,6 @@ def _refuse_negative(node: Node, index: Node) -> None:
     with graph.inserting_before(node):
         negative = graph.call_function(aten.lt.Scalar, (index, 0))
         refused = graph.call_function(aten.where.ScalarSelf, (negative, OUT_OF_RANGE, index))
+    refused.meta["val"] = index.meta["val"]
+    negative.meta["val"] = torch.empty_like(refused.meta["val"], dtype=torch.bool)
     node.replace_input_with(index, refused)

@@ -28,7 +28,6 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.onnx._internal.exporter import _core as exporter
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -41,6 +40,7 @@ from onnx_ops.torch.explanations import Locations, explained
 from onnx_ops.torch.folding import fold_functions
 from onnx_ops.torch.frames import Line
 from onnx_ops.torch.indices import index_ranges
+from onnx_ops.torch.lowering import lowered
 from onnx_ops.torch.mixed_precision import Float32Computation
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.barriers import lower_barriers
@@ -49,7 +49,7 @@ from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
-from onnx_ops.torch.translation import check_translations, registry
+from onnx_ops.torch.translation import check_translations, registry, translated
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
 
@@ -106,6 +106,7 @@ class Traced:
         ranges: the valid values of inputs that are indices.
         conditions: on data, for the graph to be valid; its last outputs say which of them hold, and the numbers that
             they depend on.
+        mode: the mode of the FakeTensors in the graph.
     """
 
     graph: torch.fx.GraphModule
@@ -113,6 +114,7 @@ class Traced:
     symbols: Mapping[Any, Dimension]
     ranges: Sequence[IndexRange]
     conditions: Sequence[Condition]
+    mode: FakeTensorMode
 
     def condition_outputs(self) -> list[str]:
         """The names of the outputs with the conditions."""
@@ -176,6 +178,7 @@ def trace(
             _without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
+            _unify_sizes(inputs)
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
             return make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
 
@@ -192,8 +195,10 @@ def trace(
         _check_sizes(shapes, inputs, roots)
         fold_functions(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
+    if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
+        return trace(function, examples, kept, where, specialize)  # with the sizes of the other dimensions as numbers
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
-    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions)
+    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 
 
 @contextlib.contextmanager
@@ -269,6 +274,18 @@ def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Lin
     return {name: line for name, line in lines.items() if line is not None}
 
 
+def _unify_sizes(inputs: list[_Input]) -> None:
+    """Make the sizes of dimensions with the same torch.export.Dim one symbol, unless the examples contradict it."""
+    first: dict[str, torch.SymInt] = {}
+    for given in inputs:
+        for axis, dim in given.dimensions.items():
+            size = given.fake.shape[axis]
+            if isinstance(dim, torch.export.Dim) and isinstance(size, torch.SymInt):
+                known = first.setdefault(dim.__name__, size)
+                if known.node.hint == size.node.hint:
+                    torch._check(known == size)
+
+
 def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
     """Raise PyTorch's error for a graph that is valid only for some sizes of the dynamic dimensions.
 
@@ -324,17 +341,6 @@ def _without_logs(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _Flat(torch.nn.Module):
-    """A graph as a module, which torch.export takes."""
-
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
-        super().__init__()
-        self.graph_module = graph
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.graph_module(*tensors)
-
-
 def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version: int, where: Locations) -> ir.Model:
     """Export a graph to standard ONNX operators and ops of this domain.
 
@@ -348,20 +354,10 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     Raises:
         CaptureError: an operator has no translation to ONNX.
     """
-    shapes = tuple(dict(traced.dynamic[name]) or None for name in examples)
-    with explained(where), torch.no_grad(), _quiet(), _size_oblivious():
+    with explained(where), _quiet(), _size_oblivious():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
-        given = tuple(examples.values())
-        program = torch.export.export(_Flat(traced.graph), given, dynamic_shapes=(shapes,), strict=False)
-        exported = exporter.export(
-            program,
-            registry=translations,
-            verbose=False,
-            optimize=False,
-            opset_version=opset_version,
-        )
-        model = exported.model
+        model = translated(lowered(traced.graph, translations, traced.mode), translations, opset_version)
         simplify(model)
     rename(model.graph, list(examples), outputs)
     take_out_marks(model)

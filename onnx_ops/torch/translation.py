@@ -1,4 +1,4 @@
-"""Translations of PyTorch's operators to ONNX nodes, and the check that a graph has no other operators."""
+"""Translates graphs of PyTorch's operators to ONNX, and checks that each operator has a translation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
+from onnxscript import version_converter
 from torch._ops import OpOverload
-from torch.onnx._internal.exporter import _decomp
+from torch.fx import GraphModule
+from torch.onnx._internal.exporter import _constants, _core, _decomp, _ir_passes
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, untranslated
+from onnx_ops.torch.lowering import decompositions_of
 from onnx_ops.torch.operators import TABLE
 
 
@@ -36,10 +40,10 @@ def registry(opset_version: int) -> ONNXRegistry:
     return found
 
 
-def check_translations(graph: torch.fx.GraphModule, registry: ONNXRegistry, where: Locations) -> None:
-    """Check the operators of a graph before torch.export runs.
+def check_translations(graph: GraphModule, registry: ONNXRegistry, where: Locations) -> None:
+    """Check the operators of a traced graph.
 
-    Those that write to their arguments or return views of them are not checked, as torch.export replaces them.
+    Those that write to their arguments or return views of them are not checked, as lowering may replace them.
 
     Raises:
         CaptureError: an operator has neither a translation nor a decomposition.
@@ -60,5 +64,37 @@ def check_translations(graph: torch.fx.GraphModule, registry: ONNXRegistry, wher
 @functools.cache
 def _exportable(registry: ONNXRegistry) -> frozenset[OpOverload]:
     """The operators that have a translation or a decomposition."""
-    translated = set(_decomp.get_onnx_implemented_overloads(registry))
-    return frozenset(translated | set(_decomp.create_onnx_friendly_decomposition_table(translated)))
+    return frozenset({*_decomp.get_onnx_implemented_overloads(registry), *decompositions_of(registry)})
+
+
+def translated(graph: GraphModule, registry: ONNXRegistry, opset_version: int) -> ir.Model:
+    """A graph whose operators have translations as a model; its constants are initializers without copies.
+
+    Args:
+        graph: the lowered graph; its subgraphs become functions.
+        registry: the translations.
+        opset_version: of the standard operators.
+    """
+    model = ir.Model(ir.Graph((), (), nodes=(), name="main_graph"), ir_version=_constants.ONNX_IR_VERSION)
+    owned: dict[str, dict[str, ir.Function]] = {}
+    for path, module in reversed(list(graph.named_modules(remove_duplicate=False))):
+        if not isinstance(module, GraphModule):
+            continue
+        target: ir.Graph | ir.Function = model.graph
+        if path:
+            body = ir.Graph((), (), nodes=())
+            name = path.replace(".", "__")
+            target = ir.Function(_constants.LOCAL_FUNCTION_DOMAIN, name, graph=body, attributes=())
+            parent, _, own = path.rpartition(".")
+            owned.setdefault(parent, {})[own] = model.functions[target.identifier()] = target
+        _core._translate_fx_graph(
+            module.graph,
+            model,
+            graph_like=target,
+            owned_graphs=owned.get(path, {}),
+            lower="at_conversion",
+            registry=registry,
+        )
+    _ir_passes.add_opset_imports(model)
+    version_converter.convert_version(model, opset_version, fallback=True)
+    return model

@@ -1,0 +1,202 @@
+"""Lowers a traced graph to operators that have a translation to ONNX: without writes, with explicit type promotion.
+
+torch.export would trace the whole graph again for each of these. A graph without writes remains as it is here, but for
+the few operators that have a decomposition in place of a translation.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.onnx._internal.exporter import _decomp, _fx_passes
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import (
+    TypePromotionTable,
+    _TypePromotionInterpreter,
+    get_type_promotion_rule,
+)
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+aten = torch.ops.aten
+
+OF_TENSORS = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default)
+"""Numbers that have no translation."""
+
+Decompositions = Mapping[OpOverload, Callable[..., Any]]
+
+
+def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) -> GraphModule:
+    """A graph of operators that have a translation, as far as PyTorch has decompositions to such operators.
+
+    Args:
+        graph: a graph of ATen operators, which is changed.
+        registry: the translations.
+        mode: the mode of the FakeTensors in the graph.
+    """
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        if any(_writes(node) for module in _graphs(graph) for node in module.graph.nodes):
+            graph = _functionalized(graph)
+        decompositions = decompositions_of(registry)
+        for module in _graphs(graph):
+            _enter_constants(module)
+            _decompose(module, decompositions)
+            _share_sizes(module)
+            _Promotion(module, _type_promotion()).run(*(None for _ in module.graph.find_nodes(op="placeholder")))
+            module.graph.eliminate_dead_code()
+    _fx_passes.remove_assertion_nodes(graph)
+    return graph
+
+
+@functools.cache
+def decompositions_of(registry: ONNXRegistry) -> Decompositions:
+    """PyTorch's decompositions of operators that have no translation."""
+    return _decomp.create_onnx_friendly_decomposition_table(set(_decomp.get_onnx_implemented_overloads(registry)))
+
+
+def _graphs(graph: GraphModule) -> Iterator[GraphModule]:
+    """A graph and its subgraphs."""
+    return (module for module in graph.modules() if isinstance(module, GraphModule))
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _functionalized(graph: GraphModule) -> GraphModule:
+    """A graph in which results of writes are new tensors."""
+    examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    run = torch.func.functionalize(torch.fx.Interpreter(graph).run)
+    return make_fx(run, _allow_non_fake_inputs=True)(*examples)
+
+
+def _enter_constants(module: GraphModule) -> None:
+    """Set the values of the nodes that are constant tensors, where translations look for them."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        constant = operator.attrgetter(node.target)(module)
+        if isinstance(constant, torch.Tensor):
+            node.meta["val"] = constant
+
+
+def _decompose(module: GraphModule, decompositions: Decompositions) -> None:
+    """Replace operators by their decompositions, in place."""
+    known: dict[Any, GraphModule] = {}
+    for node in list(module.graph.nodes):
+        if isinstance(node.target, OpOverload) and node.target in decompositions and node.users:
+            leaves, structure = tree_flatten((node.args, node.kwargs))
+            places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+            values = {i: leaves[i].meta["val"] for i in places}
+            key = node.target, structure, *(_signature(values.get(i, leaf)) for i, leaf in enumerate(leaves))
+            if key not in known:
+                known[key] = _decomposition(node.target, leaves, values, structure, decompositions)
+            _inline(node, known[key], [leaves[i] for i in places])
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.shape), str(value.stride()), value.dtype
+    return type(value), str(value)
+
+
+def _decomposition(
+    target: OpOverload, leaves: list[Any], values: Mapping[int, Any], structure: Any, decompositions: Decompositions
+) -> GraphModule:
+    """The decomposition of a call of an operator, as a graph of the arguments that `values` has by their place."""
+
+    def call(*given: Any) -> Any:
+        new = dict(zip(values, given, strict=True))
+        args, kwargs = tree_unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+        return target(*args, **kwargs)
+
+    traced = make_fx(
+        torch.func.functionalize(call), decomposition_table=dict(decompositions), _allow_non_fake_inputs=True
+    )
+    return traced(*values.values())
+
+
+def _inline(node: Node, body: GraphModule, arguments: list[Node]) -> None:
+    """Replace a node by the nodes of a graph."""
+    graph, module = node.graph, node.graph.owning_module
+    copies = dict(zip(body.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    with graph.inserting_before(node):
+        for inner in body.graph.nodes:
+            if inner.op == "get_attr":
+                name = f"{node.name}_{inner.target}"
+                setattr(module, name, constant := operator.attrgetter(inner.target)(body))
+                copies[inner] = graph.get_attr(name)
+                copies[inner].meta["val"] = constant
+            elif inner.op == "call_function":
+                copies[inner] = graph.node_copy(inner, copies.__getitem__)
+    results = body.graph.output_node().args[0]
+    if isinstance(results, Node):
+        node.replace_all_uses_with(copies[results])
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(copies[results[user.args[1]]])
+            graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _share_sizes(module: GraphModule) -> None:
+    """Compute each symbolic size once, from the sizes of inputs where possible."""
+    graph = module.graph
+    inputs = graph.find_nodes(op="placeholder")
+    known: dict[Any, Node] = {}
+    with graph.inserting_after(inputs[-1] if inputs else None):
+        for given in inputs:
+            value = given.meta.get("val")
+            for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if is_symbolic(size) and size.node.expr not in known:
+                    known[size.node.expr] = node = graph.call_function(aten.sym_size.int, (given, axis))
+                    node.meta["val"] = size
+    for node in list(graph.nodes):
+        size = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(size, torch.SymInt) or node in known.values():
+            continue
+        expression = size.node.expr
+        symbols = expression.free_symbols
+        if expression not in known and node.target in OF_TENSORS and symbols <= known.keys():
+            known[expression] = _computed(node, expression, {symbol: known[symbol] for symbol in symbols})
+        if known.setdefault(expression, node) is not node:
+            node.replace_all_uses_with(known[expression])
+
+
+def _computed(node: Node, expression: Any, sizes: Mapping[Any, Node]) -> Node:
+    """An expression of sizes as nodes before a node."""
+    before = node.prev
+    with node.graph.inserting_before(node):
+        tracer = torch.fx.proxy.GraphAppendingTracer(node.graph)
+        proxies = {symbol: torch.fx.Proxy(size, tracer) for symbol, size in sizes.items()}
+        result: Node = sympy_interp(PythonReferenceAnalysis, proxies, expression).node
+    while before.next is not node:
+        before = before.next
+        before.meta["val"] = before.target(*torch.fx.map_arg(before.args, lambda given: given.meta["val"]))
+    return result
+
+
+@functools.cache
+def _type_promotion() -> TypePromotionTable:
+    return TypePromotionTable()
+
+
+class _Promotion(_TypePromotionInterpreter):
+    """The pass InsertTypePromotion of torch.onnx, which runs only the operators that it changes."""
+
+    def run_node(self, n: Node) -> Any:
+        rule = get_type_promotion_rule(n, self.type_promotion_table)
+        if rule is not None:
+            with self._set_current_node(n):
+                self._maybe_promote_node(n, rule)
+        return n.meta.get("val")
