@@ -41,6 +41,8 @@ TORCH = (
     "folding",
     "indices",
     "substitution",
+    "data_dependence",
+    "lowering",
     "translation",
     "joining",
     "simplifying",
