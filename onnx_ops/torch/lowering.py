@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
@@ -26,6 +27,7 @@ from torch.onnx._internal.fx.passes.type_promotion import (
     get_type_promotion_rule,
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -161,16 +163,25 @@ def _share_sizes(module: GraphModule) -> None:
                 if is_symbolic(size) and size.node.expr not in known:
                     known[size.node.expr] = node = graph.call_function(aten.sym_size.int, (given, axis))
                     node.meta["val"] = size
+    roots = {symbol: expression for expression in known for symbol in expression.free_symbols - known.keys()}
     for node in list(graph.nodes):
         size = node.meta.get("val")
         if node.op != "call_function" or not isinstance(size, torch.SymInt) or node in known.values():
             continue
         expression = size.node.expr
         symbols = expression.free_symbols
+        for symbol in symbols & roots.keys() - known.keys():
+            known[symbol] = _root(node, symbol, roots[symbol], known[roots[symbol]])
         if expression not in known and node.target in OF_TENSORS and symbols <= known.keys():
             known[expression] = _computed(node, expression, {symbol: known[symbol] for symbol in symbols})
         if known.setdefault(expression, node) is not node:
             node.replace_all_uses_with(known[expression])
+
+
+def _root(node: Node, symbol: Any, expression: Any, size: Node) -> Node:
+    """N of a dimension such as 2 * Dim("N"), whose size is an expression in its symbol, as nodes before a node."""
+    whole, factor = sympy.Symbol("size", integer=True), expression.coeff(symbol)
+    return _computed(node, FloorDiv(whole - expression.coeff(symbol, 0), factor), {whole: size})
 
 
 def _computed(node: Node, expression: Any, sizes: Mapping[Any, Node]) -> Node:
