@@ -49,6 +49,9 @@ OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 """Operators that onnxruntime removes where an operand is this constant."""
 
+SCALES, PRODUCT = ("Mul", "Div"), "MatMul"
+"""Operators that onnxruntime's MatMulScaleFusion makes the factor of a product where an operand is one constant."""
+
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 """Operators whose output may have the memory of an operand of its shape."""
 
@@ -302,8 +305,18 @@ class _Rewriting:
             return known[0] == known[1] or None in known
         if node.op_type in NEUTRAL:
             constants = [self._constants[name] for name in node.input if name in self._constants]
-            return any(np.all(constant == NEUTRAL[node.op_type]) for constant in constants)
+            if any(np.all(constant == NEUTRAL[node.op_type]) for constant in constants):
+                return True
+            return any(constant.size == 1 for constant in constants) and self._is_factor(node)
         return node.op_type in MAY_SHARE or (node.op_type in OF_ONE and len(node.input) == 1)
+
+    def _is_factor(self, node: NodeProto) -> bool:
+        """Whether onnxruntime may make a factor a part of a product of matrices, which then reads its input."""
+        readers = [self._nodes[i] for i in self._readers[node.output[0]]]
+        return node.op_type in SCALES and any(
+            normalized(reader.domain) == "" and (reader.op_type == PRODUCT or self._may_share(reader))
+            for reader in readers
+        )
 
     def _works_in_place(self, name: str, update: int) -> bool:
         """Whether a node may write the next value of an input to the memory of the input."""
