@@ -1,0 +1,102 @@
+"""Sizes that depend on data: captured steps against PyTorch where a mask selects all, some, one or none of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from captures import gradients
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional
+
+from onnx_ops import InferenceSession, StepError, Trainer
+
+ROWS = {0: Dim("rows")}
+CLASSES = 4
+
+
+def masked(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Masked language modeling: the loss of the rows with a label."""
+    kept = labels != 0
+    return functional.cross_entropy(model(x)[kept], labels[kept], reduction="sum") + model(x).pow(2).sum()
+
+
+def selected(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    rows = (labels > 1).nonzero().flatten()
+    chosen = model(x[rows])
+    return chosen.pow(2).sum() + torch.masked_select(x, (labels == 1)[:, None]).exp().sum() * model.bias[0]
+
+
+def experts(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """A mixture of experts, with one matrix for each label."""
+    out = torch.zeros_like(x)
+    for expert in range(CLASSES):
+        (rows,) = torch.where(labels == expert)
+        out.index_add_(0, rows, torch.tanh(x[rows] * model.weight[expert]))
+    return model(out).pow(2).sum()
+
+
+def distinct(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """The mean of the rows of each label that occurs."""
+    values, places, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    sums = torch.zeros(values.shape[0], CLASSES).index_add(0, places, model(x))
+    return (sums / counts[:, None]).pow(2).sum()
+
+
+def as_long_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """A size read from a tensor, as the number of nodes of a graph."""
+    size = labels.max().item() + 1
+    return torch.zeros(size, 5).index_add(0, labels, x).matmul(model.weight.T).pow(2).mean()
+
+
+def written(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    hidden = model(x)
+    changed = hidden.clone()
+    changed[labels == 2] = -hidden[labels == 2]
+    changed[labels == 1] = 0.5
+    return (changed * torch.arange(1.0, CLASSES + 1)).exp().sum()
+
+
+LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, written]
+LABELS = [[0, 1, 2, 3, 2, 1], [0, 0, 0], [1, 2], [3, 3, 3, 3], [0, 0, 1, 0], [2, 0, 0, 0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sizes_that_depend_on_data(loss: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    example = torch.randn(6, 5), torch.tensor(LABELS[0])
+    capture = gradients(model, loss, example, dynamic_shapes=(ROWS, ROWS))
+    session = InferenceSession(capture.model)
+    state = {name: array for name, array in capture.state.items() if name in ("weight", "bias")}
+    inputs = {value.name for value in session.get_inputs()}
+    for labels in LABELS:
+        x, y = torch.randn(len(labels), 5), torch.tensor(labels)
+        model.zero_grad()
+        value = loss(model, x, y)
+        value.backward()
+        given = {"x": x.numpy(), "labels": y.numpy()} | state
+        names = [output.name for output in session.get_outputs()]
+        found = dict(zip(names, session.run(None, {k: a for k, a in given.items() if k in inputs}), strict=True))
+        assert found.get("condition.holds", np.ones(1)).all()
+        # Sums of float32 in another order.
+        np.testing.assert_allclose(found["loss"], value.detach().numpy(), rtol=1e-5)
+        for name, parameter in model.named_parameters():
+            if f"grad.{name}" in found and parameter.grad is not None:
+                np.testing.assert_allclose(found[f"grad.{name}"], parameter.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_must_be_another_one_is_a_condition() -> None:
+    """A single row would broadcast, with another gradient than that of the graph."""
+
+    def pairs(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+        return (x[labels == 1] * x[labels == 2]).sum() + model(x).sum()
+
+    capture = gradients(nn.Linear(5, CLASSES), pairs, (torch.randn(4, 5), torch.tensor([1, 1, 2, 2])))
+    trainer = Trainer(capture)
+    trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 1, 1]))
+    with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 1, 3 from tensors"):
+        trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 2, 1]))
