@@ -18,6 +18,7 @@ from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
+from onnx_ops.torch.verification.outside import OutsideDraws
 
 NOISE = 0.05
 """Maximal relative change of a parameter or an element of the batch."""
@@ -59,17 +60,16 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
 
 def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) -> list[Trial]:
     start = joint.state() | joint.argument_values() | scale
+    outside = OutsideDraws()
     with eager_mode():
         first = Trial(start, joint.run(start, info))
-    unregistered = Unregistered(joint.model, info.effects)
+        unregistered = Unregistered(joint.model, info.effects)
+        again = joint.run(start, repeated := RunInfo())
+    unregistered.refuse(repeated.effects)
+    outside.check(first.expected, again)
     others = (_run_trial(joint, values, first, unregistered) for values in _others(joint, first))
     found = itertools.islice(filter(None, others), None if several else 1)
-    if seconds := list(found):
-        return [first, *seconds]
-    with eager_mode():
-        joint.run(start, again := RunInfo())
-    unregistered.refuse(again.effects)
-    return [first, first]
+    return [first, *(list(found) or [first])]
 
 
 def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:
