@@ -45,6 +45,7 @@ TORCH = (
     "lowering",
     "translation",
     "joining",
+    "summing",
     "simplifying",
     "randomness",
     "mixed_precision",

@@ -17,6 +17,7 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.joining import join_pads
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.summing import split_sums
 
 # The rules that compare no floating constants.
 RULES = (
@@ -46,6 +47,7 @@ def simplify(model: ir.Model) -> None:
         rewriter.RewritePass(rewriter.pattern.RewriteRuleSet(RULES))(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
+    split_sums(model)
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
