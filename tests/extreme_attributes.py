@@ -31,6 +31,8 @@ import onnx_ops
 from onnx_ops.ops import OPS
 from tests.ops import (
     RECORDS,
+    convolution,
+    convolution_backward,
     depthwise_conv2d_backprop_filter,
     depthwise_conv2d_backprop_input,
     max_pool2d_with_indices,
@@ -90,7 +92,10 @@ class Windows:
 
 
 POOL = Windows("kernel_size", "self", "stride", "padding", "dilation", ())
+CONVOLUTION = Windows("weight", "input", "stride", "padding", "dilation", ())
 WINDOWS = {
+    convolution.OP: CONVOLUTION,
+    convolution_backward.OP: replace(CONVOLUTION, counted=("grad_output",)),
     max_pool2d_with_indices.OP: POOL,
     max_pool2d_with_indices_backward.OP: replace(POOL, counted=("grad_output", "indices")),
     depthwise_conv2d_backprop_input.OP: Windows("filter", "input_size"),

@@ -125,6 +125,8 @@ class Tasks:
         plan: plan(kernel, job): checks the inputs, sets output shapes and the number of tasks; returns OK or REFUSED.
         task: task(job, number), once per task, on any thread.
         begin: begin(kernel, job), before the first task.
+        prepare: prepare(job, number), `prepare_tasks` of the job times, on any thread, between `begin` and the first
+            task.
         finish: finish(kernel, job), after the last task.
         in_place: names of an input and an output that may have its memory, if dtypes and shapes agree. Tasks read what
             they need of such an input before they write there, as far as `in_place` of the job is set.
@@ -134,4 +136,5 @@ class Tasks:
     task: Callable[[int, int], None]
     begin: Callable[[int, int], None] | None = None
     finish: Callable[[int, int], None] | None = None
+    prepare: Callable[[int, int], None] | None = None
     in_place: tuple[tuple[str, str], ...] = ()

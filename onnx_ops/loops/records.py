@@ -47,6 +47,7 @@ KERNEL = np.dtype(
         # native functions
         ("plan", i8),
         ("begin", i8),
+        ("prepare", i8),
         ("task", i8),
         ("finish", i8),
         ("read", i8),  # of numbers in memory to float64, and back
@@ -65,6 +66,7 @@ JOB = np.dtype(
         ("output_rank", i8, (MAX_OUTPUTS,)),
         ("output_dims", i8, (MAX_OUTPUTS, MAX_RANK)),
         ("in_place", i8),  # whether an output has the memory of an input
+        ("prepare_tasks", i8),
         ("tasks", i8),
         ("scratch_bytes", i8),
         ("scratch", i8),

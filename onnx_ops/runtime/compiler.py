@@ -32,10 +32,10 @@ from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.core.typing import Signature
 
-from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, vectors
+from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, tiles, vectors
 from onnx_ops.runtime.process import STATE, keep
 
-IMPLEMENTATIONS = (native, memory, elementary, lanes, vectors)
+IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")

@@ -89,6 +89,8 @@ def compile_kernel(op: Op, call: Call) -> Parts:
         for name, alone in (("begin", declared.begin), ("finish", declared.finish)):
             if alone:
                 functions[name] = compile_native(alone, ALONE)
+        if declared.prepare:
+            functions["prepare"] = compile_native(declared.prepare, TASK)
         functions["read"] = compile_native(load, LOAD[DOUBLE])
         functions["write"] = compile_native(store, STORE[DOUBLE])
     for name, address in functions.items():

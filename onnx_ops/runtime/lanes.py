@@ -26,7 +26,7 @@ def _lanes_at(builder: Any, numbers: Any, number: Any, place: Any) -> Any:
     return element_at(builder, numbers, number, builder.mul(place, WORD(LANES)))
 
 
-def _plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
+def plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
     return builder.fadd(total, builder.fmul(x, y, flags=("contract",)), flags=("contract",))
 
 
@@ -59,7 +59,7 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
             part = list(range(QUAD * k, QUAD * (k + 1)))
             column = joined(builder, [shuffled(builder, block, block, part) for block in blocks])
             target = _lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
-            store(builder, column, target, align=_alignment(wanted))
+            store(builder, column, target, align=alignment(wanted))
         return context.get_dummy_value()
 
     return types.none(sources, types.int64, numbers, out, types.int64), codegen
@@ -68,10 +68,10 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 def _loaded(builder: Any, address: Any, number: Any) -> Any:
     """QUAD elements at an address."""
     vector = ir.VectorType(number, QUAD)
-    return load(builder, pointer_at(builder, address, vector), vector, align=_alignment(number))
+    return load(builder, pointer_at(builder, address, vector), vector, align=alignment(number))
 
 
-def _alignment(number: Any) -> int:
+def alignment(number: Any) -> int:
     """Alignment of an element in memory, in bytes."""
     return {"double": 8, "float": 4, "i16": 2}[str(number)]
 
@@ -122,7 +122,7 @@ def _add_products(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step = args
         number = context.get_value_type(signature.args[0].dtype)
-        vector, align = ir.VectorType(number, LANES), _alignment(number)
+        vector, align = ir.VectorType(number, LANES), alignment(number)
         with builder.goto_entry_block():
             totals = [builder.alloca(vector) for _ in range(3)]
         begins = cgutils.unpack_tuple(builder, b_starts)
@@ -136,7 +136,7 @@ def _add_products(
                 ahead = builder.mul(column.index, step)
                 for total, other in zip(totals, others, strict=True):
                     y = load(builder, _lanes_at(builder, b, number, builder.add(other, ahead)), vector, align=align)
-                    builder.store(_plus_product(builder, builder.load(total), x, y), total)
+                    builder.store(plus_product(builder, builder.load(total), x, y), total)
             for t, total in enumerate(totals):
                 target = _lanes_at(builder, sums, number, WORD(t))
                 value = builder.fadd(load(builder, target, vector, align=align), builder.load(total))
@@ -160,7 +160,7 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, place, targets, offset = args
         number = context.get_value_type(signature.args[0].dtype)
-        row, align = ir.VectorType(number, QUAD), _alignment(number)
+        row, align = ir.VectorType(number, QUAD), alignment(number)
         lanes = ir.VectorType(number, LANES)
         columns = [
             load(builder, _lanes_at(builder, numbers, number, builder.add(place, WORD(k))), lanes, align=align)
@@ -231,7 +231,7 @@ def _correlating(width: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             a, b, a_places, b_places, terms, ahead, out, place, step = args
             number = context.get_value_type(signature.args[6].dtype)
-            vector, align = ir.VectorType(number, LANES), _alignment(number)
+            vector, align = ir.VectorType(number, LANES), alignment(number)
             with builder.goto_entry_block():
                 totals = [builder.alloca(vector) for _ in range(width)]
             for total in totals:
@@ -243,7 +243,7 @@ def _correlating(width: int) -> Any:
                 begin = builder.add(at_b, ahead)
                 for k, total in enumerate(totals):
                     y = load(builder, _lanes_at(builder, b, number, builder.add(begin, WORD(k))), vector, align=align)
-                    builder.store(_plus_product(builder, builder.load(total), x, y), total)
+                    builder.store(plus_product(builder, builder.load(total), x, y), total)
             for k, total in enumerate(totals):
                 target = _lanes_at(builder, out, number, builder.add(place, builder.mul(step, WORD(k))))
                 store(builder, builder.load(total), target, align=align)

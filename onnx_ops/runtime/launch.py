@@ -91,6 +91,10 @@ def compute(kernel_address, context):
             return call(python.fail, (kernel_address, context, NO_MEMORY))
     if kernel.begin != 0:
         call(kernel.begin, (kernel_address, job_address))
+    if kernel.prepare != 0 and job.prepare_tasks > 0:
+        call(api[PARALLEL_FOR], (context, kernel.prepare, job.prepare_tasks, 0, job_address))
+    if job.failed != OK:
+        job.tasks = 0
     if job.tasks == 1:
         call(kernel.task, (job_address, 0))
     elif job.tasks > 1:

@@ -11,11 +11,19 @@ import onnx_ops
 from onnx_ops.torch import gradients
 
 
-def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input: int, transposed: bool = False) -> None:
+def compare(
+    network: nn.Module,
+    x: Tensor,
+    off: float,
+    by_filter: int,
+    by_input: int,
+    transposed: bool = False,
+    convolutions: int = 0,
+) -> None:
     """Capture with some samples, and compare the gradients of one more.
 
-    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs, and ConvTranspose
-    only if convolutions are transposed.
+    The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs, and of other
+    convolutions, and ConvTranspose only if convolutions are transposed. The inference graph has none of these ops.
     """
 
     def loss(network: nn.Module, x: Tensor) -> Tensor:
@@ -25,7 +33,11 @@ def compare(network: nn.Module, x: Tensor, off: float, by_filter: int, by_input:
     kinds = [node.op_type for node in capture.model.graph.node]
     assert kinds.count("DepthwiseConv2DBackpropFilter") == by_filter
     assert kinds.count("DepthwiseConv2DBackpropInput") == by_input
+    assert kinds.count("ConvolutionBackward") == convolutions
     assert "ConvTranspose" not in kinds or transposed
+    assert capture.inference is not None
+    assert not capture.inference.functions
+    assert all(node.domain == "" for node in capture.inference.graph.node)
     x = torch.cat([x, x[:1].flip(-1)])
     loss(network, x).backward()
     session = onnx_ops.InferenceSession(capture.model)
@@ -79,3 +91,17 @@ def test_pointwise() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Tanh(), nn.Conv2d(6, 3, 1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 1))
     compare(network, torch.randn(2, 4, 6, 5), OFF[torch.float32], 0, 0)
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_more_channels(dtype: torch.dtype) -> None:
+    """Strides, dilations, padding, groups and a transposed convolution, by the ops of this domain."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(9, 18, 3, 2, 1),
+        nn.Tanh(),
+        nn.Conv2d(18, 20, (3, 2), (1, 2), (2, 0), (1, 2), groups=2, bias=False),
+        nn.Tanh(),
+        nn.ConvTranspose2d(20, 11, 3, 2, 1, output_padding=1),
+    ).to(dtype)
+    compare(network, torch.randn(3, 9, 12, 11, dtype=dtype), OFF[dtype], 0, 0, transposed=True, convolutions=2)

@@ -13,7 +13,7 @@ import torch
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, sizes, taps
-from onnx_ops.torch.base.table import computes_float64, translates
+from onnx_ops.torch.base.table import computes_float64, rewrites, translates
 
 aten = torch.ops.aten
 
@@ -40,6 +40,11 @@ class Window:
         """Whether it is a product of matrices at each pixel."""
         alone = all(k == s == 1 and p == 0 for k, s, p in zip(self.kernel, self.stride, self.padding, strict=True))
         return alone and self.groups == 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The attributes of this domain's operators."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -101,6 +106,8 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Any, ...]:
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
+    if not transposed and _is_op_faster(weight, window):
+        return aclnn.ConvolutionBackward(grad, x, weight, **window.settings)
     # The exporter takes no None for outputs that are not used.
     by_x = by_weight = by_bias = grad
     if output_mask[0]:
@@ -129,8 +136,29 @@ def _convolution_backward(
     return by_x, by_weight, by_bias
 
 
+def _is_op_faster(weight: Any, window: Window) -> bool:
+    """Whether an op of this domain computes a convolution and its gradients, rather than products of matrices."""
+    return sizes(weight)[1] > FEW_CHANNELS and not window.is_pointwise
+
+
+@rewrites("Convolution")
+def _without_gradients(node: ir.Node) -> None:
+    """A convolution without gradients, as in an inference graph, becomes ONNX's: with constant weights it is faster."""
+    weight, (convolved,) = node.inputs[1], node.outputs
+    assert weight is not None
+    if any(user.op_type == "ConvolutionBackward" for user, _ in weight.uses()):
+        return
+    stride, padding, dilation = (node.attributes[name].as_ints() for name in ("stride", "padding", "dilation"))
+    window = Window(sizes(weight)[2:], stride, padding, dilation, node.attributes["groups"].as_int())
+    plain = ir.node("Conv", node.inputs, window.attributes)
+    plain.outputs[0].shape, plain.outputs[0].type = convolved.shape, convolved.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [convolved], [plain.outputs[0]])
+
+
 def _forward(x: Any, weight: Any, window: Window) -> Any:
     if x.dtype != ir.DataType.DOUBLE:
+        if _is_op_faster(weight, window):
+            return aclnn.Convolution(x, weight, **window.settings)
         return op.Conv(x, weight, **window.attributes)
     # onnxruntime has no float64 Conv: im2col, times the weights.
     outputs, inputs = sizes(weight)[0], sizes(weight)[1]

@@ -1,0 +1,94 @@
+"""Tiles of products of matrices: NumPy arrays here, SIMD registers in compiled code.
+
+Channels are interleaved in blocks of LANES: element [block, place, lane] of an image is that of channel
+block*LANES + lane. `onnx_ops.runtime.tiles` has the compiled forms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import LANES
+
+ROWS = 8
+"""Rows of a tile."""
+PANEL = 2
+"""Vectors of LANES elements in a row of a tile."""
+
+
+def multiply_tile(
+    image: Any,
+    rows: Any,
+    row_start: int,
+    terms: int,
+    channels: int,
+    block: int,
+    weights: Any,
+    starts: Any,
+    start: int,
+    panel: int,
+    step: int,
+    out: Any,
+    places: Any,
+    place: int,
+    apart: int,
+) -> None:
+    """Sums of products of ROWS rows with PANEL vectors of weights: for each row r, vector v and lane
+
+        out[(places[place + r] + v*apart)*LANES + lane] = sum over t in [0, terms) and k in [0, channels) of
+
+            image[rows[row_start + t*ROWS + r] + k // LANES * block + k % LANES]
+            * weights[v*panel + (starts[start + t] + k*step)*LANES + lane]
+
+    image, weights and out have one dtype, float32 or float64.
+    """
+    for r in range(ROWS):
+        total = np.zeros((PANEL, LANES), out.dtype)
+        for b in range(-(-channels // LANES)):
+            for t in range(terms):
+                for lane in range(min(LANES, channels - b * LANES)):
+                    x = image[int(rows[row_start + t * ROWS + r]) + b * block + lane]
+                    at = (int(starts[start + t]) + (b * LANES + lane) * step) * LANES
+                    for v in range(PANEL):
+                        with np.errstate(all="ignore"):
+                            total[v] += x * weights[v * panel + at : v * panel + at + LANES]
+        for v in range(PANEL):
+            at = (int(places[place + r]) + v * apart) * LANES
+            out[at : at + LANES] = total[v]
+
+
+def add_outer_products(
+    sums: Any,
+    start: int,
+    step: int,
+    image: Any,
+    image_start: int,
+    block: int,
+    grad: Any,
+    grad_start: int,
+    counts: tuple[int, int, int, int],
+    image_steps: tuple[int, int, int, int],
+    grad_steps: tuple[int, int, int, int],
+) -> None:
+    """Add sums of products of LANES channels of `image` with single ones of `grad`: for each row r, vector v and lane
+
+        sums[(start + (r*PANEL + v)*step)*LANES + lane] += sum over four indices i, i[axis] in [0, counts[axis]), of
+
+            image[image_start + v*block + dot(i, image_steps) + lane] * grad[grad_start + dot(i, grad_steps) + r]
+
+    sums, image and grad have one dtype, float32 or float64.
+    """
+    total = np.zeros((ROWS, PANEL, LANES), sums.dtype)
+    for index in np.ndindex(*counts):
+        x = image_start + int(np.dot(index, image_steps))
+        g = grad_start + int(np.dot(index, grad_steps))
+        seen = np.array([image[x + v * block : x + v * block + LANES] for v in range(PANEL)])
+        with np.errstate(all="ignore"):
+            total += grad[g : g + ROWS][:, None, None] * seen
+    for r in range(ROWS):
+        for v in range(PANEL):
+            at = (start + (r * PANEL + v) * step) * LANES
+            with np.errstate(all="ignore"):
+                sums[at : at + LANES] += total[r, v]

@@ -1,0 +1,300 @@
+"""Convolution: a convolution whose weights need not be constants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.spatial import SpatialAxes
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import free, helper, malloc, record_at
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.convolution._blocked import (
+    LAYOUT,
+    LAYOUT_BYTES,
+    LINE,
+    blocks_of,
+    ceil_divide,
+    image_elements,
+    image_tasks,
+    interleave_image,
+    interleave_weights,
+    layout_of,
+    multiply,
+    split_product,
+    weights_elements,
+    write_windows,
+)
+from onnx_ops.ops.convolution._rules import AXES, LEAD, axes_of, check_attributes, check_convolution, window_attributes
+from onnx_ops.ops.references import rounded
+
+SIGNATURE = Signature(
+    "Convolution",
+    """
+A convolution (aclnnConvolution without bias, and not transposed), fast also where `weight` is not a constant.
+
+    output[n, o, i, j] = sum of input[n, c, h, w] * weight[o, c, a, b]  over all c, a, b
+    h                  = stride[0]*i + dilation[0]*a - padding[0]
+    w                  = stride[1]*j + dilation[1]*b - padding[1]
+
+The sum is over elements of `input`: those of windows that lie in the padding are left out. With `groups` the channels
+of `input` and `output` are split into so many groups, and each is convolved with its own part of `weight`.
+
+Shapes: `input` (N, C, H, W), `weight` (O, C / groups, A, B) and `output` (N, O, I, J). I and J are
+
+    (H + 2*padding - dilation*(A - 1) - 1) / stride + 1
+
+rounded down. There are 1 to 3 spatial axes. `O` and `C` are multiples of `groups`.
+
+Dtypes: all have one dtype: float16, bfloat16, float or double. Computed in double if that is double, else in float, and
+rounded once. The order of summation is fixed and does not depend on the number of threads.
+
+Edge rules: NaN and infinities propagate as in the formula. A size in which no window fits is an error, as are a number
+above 2147483647 in an attribute, and `padding` that adds more than 268435456 elements to a plane with fewer.
+
+Without a kernel: the order of summation is that of the runtime's MatMul. Shapes known only at run time are not checked.
+""",
+    inputs=(
+        Input("input", "Input, (N, C, H, W)."),
+        Input("weight", "Kernels, (O, C / groups, A, B).", like="input"),
+    ),
+    outputs=(Output("output", "The convolution, (N, O, I, J).", "input"),),
+    attributes=tuple(window_attributes()),
+)
+
+
+def reference(
+    input: np.ndarray,
+    weight: np.ndarray,
+    *,
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    groups: int = 1,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
+    """NumPy definition, computed in float64, for one element of all kernels at a time.
+
+    Args:
+        input: floating array (N, C, ...).
+        weight: floating array (O, C / groups, ...).
+        stride, padding, dilation, groups: as in the schema.
+        dtype: dtype of the result instead of input's.
+
+    Returns:
+        Array (N, O, ...).
+    """
+    axes = axes_of(weight.shape[LEAD:], stride, padding, dilation)
+    samples, outputs = input.shape[0], weight.shape[0] // groups
+    whole = (slice(None),) * 3
+    x = input.astype(np.float64).reshape(samples, groups, weight.shape[1], *input.shape[LEAD:])
+    own = weight.astype(np.float64).reshape(groups, outputs, *weight.shape[1:])
+    counts = [axis.count(length) for axis, length in zip(axes, input.shape[LEAD:], strict=True)]
+    out = np.zeros((samples, groups, outputs, *counts))
+    for element in itertools.product(*map(range, weight.shape[LEAD:])):
+        windows, met = list(whole), list(whole)
+        for e, axis, length, count in zip(element, axes, input.shape[LEAD:], counts, strict=True):
+            first, end = axis.inside(e, length, count)
+            begin = first * axis.stride + e * axis.dilation - axis.padding
+            windows.append(slice(first, end))
+            met.append(slice(begin, begin + (end - first) * axis.stride, axis.stride))
+        at: tuple[Any, ...] = (*whole, *element)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[tuple(windows)] += np.einsum("ngi...,goi->ngo...", x[tuple(met)], own[at])
+    return rounded(out.reshape(samples, groups * outputs, *counts), input.dtype, dtype)
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+IMAGE, WEIGHT = range(2)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
+
+
+@helper
+def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
+    """Write the layout and the shape of the output; returns whether the shapes of the inputs fit.
+
+    size: of an element of the computing dtype.
+    """
+    if not write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, IMAGE, WEIGHT):
+        return False
+    rank = job.rank[IMAGE]
+    job.output_rank[0] = rank
+    job.output_dims[0, 0], job.output_dims[0, 1] = layout.samples, job.dims[WEIGHT, 0]
+    for axis in range(LEAD, rank):
+        job.output_dims[0, axis] = layout.count[axis - rank + AXES]
+    layout.alone = 0
+    split_product(layout, layout.outputs, layout.count)
+    layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
+    layout.weights_tasks = layout.groups * blocks_of(layout.outputs)
+    layout.image = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
+    image_bytes = size * image_elements(layout, layout.inputs, layout.length)
+    layout.weights = layout.image + ceil_divide(image_bytes, LINE) * LINE
+    end = layout.weights + size * weights_elements(layout, layout.inputs, layout.outputs)
+    job.scratch_bytes = end - job.scratch + LINE
+    job.prepare_tasks, job.tasks = layout.image_tasks + layout.weights_tasks, layout.product_tasks
+    return True
+
+
+@helper
+def plan_with(kernel_address: int, job_address: int, size: int) -> int:
+    memory = malloc(LAYOUT_BYTES)
+    if memory == 0:
+        return NO_MEMORY
+    job = record_at(job_address, JOB)
+    job.scratch = 0
+    fits = write_layout(record_at(memory, LAYOUT), record_at(kernel_address, KERNEL), job, size)
+    free(memory)
+    return OK if fits else REFUSED
+
+
+@helper
+def prepare_with(job: Any, number: int, dtype: Any, size: int) -> None:
+    """Interleave some planes of the input, or some weights."""
+    layout, element_type = layout_of(job), record_at(job.kernel, KERNEL).element_type[IMAGE]
+    if number < layout.image_tasks:
+        source, inputs = job.data[IMAGE], layout.inputs
+        done = interleave_image(layout, number, inputs, layout.length, source, element_type, layout.image, dtype, size)
+    else:
+        number, source = number - layout.image_tasks, job.data[WEIGHT]
+        done = interleave_weights(layout, number, False, source, element_type, layout.weights, dtype, size)
+    if not done:
+        job.failed = NO_MEMORY
+
+
+@helper
+def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+    element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
+    if not multiply(layout_of(job), number, False, job.output[0], element_type, dtype, size):
+        job.failed = NO_MEMORY
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    return plan_with(kernel_address, job_address, 4)
+
+
+def plan_in_double(kernel_address: int, job_address: int) -> int:
+    return plan_with(kernel_address, job_address, 8)
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Write the layout to the scratch memory."""
+    job = record_at(job_address, JOB)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 4)
+
+
+def begin_in_double(kernel_address: int, job_address: int) -> None:
+    job = record_at(job_address, JOB)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 8)
+
+
+def prepare(job_address: int, number: int) -> None:
+    prepare_with(record_at(job_address, JOB), number, np.float32, 4)
+
+
+def prepare_in_double(job_address: int, number: int) -> None:
+    prepare_with(record_at(job_address, JOB), number, np.float64, 8)
+
+
+def task(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float32, 4)
+
+
+def task_in_double(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float64, 8)
+
+
+def kernel(call: Call) -> Tasks:
+    if call.dtype("input") == TensorProto.DOUBLE:
+        return Tasks(plan_in_double, task_in_double, begin_in_double, prepare=prepare_in_double)
+    return Tasks(plan, task, begin, prepare=prepare)
+
+
+# --- the function body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    """A product of matrices for one element of all kernels after the other.
+
+    The operator Conv has no float64 kernel in onnxruntime.
+    """
+    x, weight = b.load("input"), b.load("weight")
+    own_lengths = b.op("Shape", x, name="spatial_sizes", start=LEAD)
+    axes = SpatialAxes(b, own_lengths, AXES)
+    groups = b.op("Reshape", b.value_of("groups"), [1], name="group_count")
+    stride, before, dilation = axes.setting("stride", 1), axes.setting("padding", 0), axes.setting("dilation", 1)
+    lengths = axes.sizes(own_lengths, "lengths")
+    sizes = axes.sizes(b.op("Shape", weight, name="kernel_sizes", start=LEAD), "sizes")
+    samples = b.op("Shape", x, name="samples", start=0, end=1)
+    inputs = b.op("Shape", weight, name="inputs", start=1, end=LEAD)
+    all_outputs = b.op("Shape", weight, name="all_outputs", start=0, end=1)
+    outputs = (all_outputs / groups).named("outputs")
+    elements = b.op("ReduceProd", sizes, name="elements", keepdims=1)
+    strides_of_elements = axes.strides(sizes)
+    reach = (dilation * (sizes - 1)).named("reach")
+    counts = ((lengths + before + before - reach - 1) / stride + 1).named("counts")
+
+    def parts(*sizes_of: Value | list[int], name: str) -> Value:
+        return b.op("Concat", *sizes_of, name=name, axis=0)
+
+    split = parts(samples, groups, inputs, lengths, name="split")
+    images = b.op("Transpose", b.op("Reshape", x, split, allowzero=1), name="images", perm=[1, 0, 3, 4, 5, 2])
+    by_element = b.op("Reshape", weight, parts(groups, outputs, inputs, elements, name="weights_shape"), allowzero=1)
+    by_element = b.op("Transpose", by_element, name="by_element", perm=[0, 2, 1, 3])
+    kinds = {"element": TensorType(TensorProto.INT64, ()), "goes_on": TensorType(TensorProto.BOOL, ())}
+    none = b.constant([0, 0])
+
+    def add(element: Value, goes_on: Value, so_far: Value) -> tuple[Value, Value]:
+        offset = (b.op("Mod", element / strides_of_elements, sizes) * dilation).named("offset")
+        low = b.op("Min", b.op("Max", (before - offset + stride - 1) / stride, 0), counts, name="low")
+        high = b.op("Min", (lengths - 1 + before - offset + stride) / stride, counts, name="high")
+        high = b.op("Max", high, low)
+        begin = low * stride + offset - before
+        until = b.op("Max", b.op("Min", begin + (high - low - 1) * stride + 1, lengths), 0, name="until")
+        met = b.op("Slice", images, begin, until, [2, 3, 4], stride, name="met")
+        places = samples * b.op("ReduceProd", high - low, keepdims=1)
+        rows = b.op("Reshape", met, parts(groups, places, inputs, name="rows_shape"), name="rows", allowzero=1)
+        products = b.op("MatMul", rows, b.op("Gather", by_element, element, axis=3), name="products")
+        products = b.op("Reshape", products, parts(groups, samples, high - low, outputs, name="met_shape"), allowzero=1)
+        pads = parts(none, low, [0], none, counts - high, [0], name="pads")
+        return goes_on, (so_far + b.op("Pad", products, pads, name="moved")).named("sums")
+
+    state = TensorType(b.compute)
+    scope = b.subgraph(add, {**kinds, "so_far": state}, (kinds["goes_on"], state))
+    start = b.op("Expand", 0.0, parts(groups, samples, counts, outputs, name="whole"), name="start")
+    (sums,) = b.several("Loop", b.op("Squeeze", elements), True, start, names=("all_sums",), body=scope)
+    sums = b.op("Transpose", sums, name="channels_first", perm=[1, 0, 5, 2, 3, 4])
+    own_counts = b.op("Slice", counts, axes.absent, [AXES], name="own_counts")
+    shape = parts(samples, all_outputs, own_counts, name="shape")
+    b.store("output", b.op("Reshape", sums, shape, name="result", allowzero=1), "input")
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    check_attributes(call)
+    return (TensorType(call.dtype("input"), check_convolution(call, None)),)
+
+
+OP = Op(
+    SIGNATURE,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # One channel, and a kernel of two by two, which has two places.
+        {"input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]], "weight": [[[[1.0, 2.0], [3.0, 4.0]]]]},
+        {"output": [[[[37.0, 47.0]]]]},
+    ),
+)

@@ -1,0 +1,464 @@
+"""ConvolutionBackward: gradients of a convolution with respect to its input, its weight and its bias."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.spatial import SpatialAxes
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    array_at,
+    free,
+    helper,
+    item_size,
+    malloc,
+    read_numbers,
+    record_at,
+    total_of,
+    write_numbers,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.ops.convolution._blocked import (
+    LAYOUT,
+    LAYOUT_BYTES,
+    LINE,
+    add_weight_gradient,
+    blocks_of,
+    ceil_divide,
+    image_elements,
+    image_tasks,
+    interleave_image,
+    interleave_weights,
+    layout_of,
+    multiply,
+    split_product,
+    split_weight_gradient,
+    volume,
+    weights_elements,
+    write_windows,
+)
+from onnx_ops.ops.convolution._rules import AXES, LEAD, axes_of, check_attributes, check_convolution, window_attributes
+from onnx_ops.ops.references import rounded
+
+SIGNATURE = Signature(
+    "ConvolutionBackward",
+    """
+Gradients of a convolution (aclnnConvolutionBackward; a node omits the outputs that its outputMask leaves out).
+
+    grad_input[n, c, h, w]  = sum of grad_output[n, o, i, j] * weight[o, c, a, b]  over all o, i, j, a, b
+    grad_weight[o, c, a, b] = sum of grad_output[n, o, i, j] * input[n, c, h, w]   over all n, i, j
+    grad_bias[o]            = sum of grad_output[n, o, i, j]                       over all n, i, j
+    h                       = stride[0]*i + dilation[0]*a - padding[0]
+    w                       = stride[1]*j + dilation[1]*b - padding[1]
+
+The sums are over elements of `input`: those of windows that lie in the padding are left out. With `groups` the channels
+of `input` and `grad_output` are split into so many groups, and each is convolved with its own part of `weight`.
+
+Shapes: `input` (N, C, H, W), `weight` (O, C / groups, A, B) and `grad_output` (N, O, I, J); `grad_input` and
+`grad_weight` have the shapes of `input` and `weight`, `grad_bias` is (O). I and J are
+
+    (H + 2*padding - dilation*(A - 1) - 1) / stride + 1
+
+rounded down. There are 1 to 3 spatial axes. `O` and `C` are multiples of `groups`.
+
+Dtypes: all inputs and outputs have one dtype: float16, bfloat16, float or double. Computed in double if that is double,
+else in float, and rounded once. The order of summation is fixed and does not depend on the number of threads.
+
+Edge rules: each output may be omitted, but not all of them. NaN and infinities propagate as in the formula. A
+size in which no window fits is an error, as are a
+number above 2147483647 in an attribute, and `padding` that adds more than 268435456 elements to a plane with fewer.
+
+Without a kernel: the order of summation is that of the runtime's MatMul. Shapes known only at run time are not checked.
+""",
+    inputs=(
+        Input("grad_output", "Gradient of the loss with respect to the output of the convolution, (N, O, I, J)."),
+        Input("input", "Input of the convolution, (N, C, H, W).", like="grad_output"),
+        Input("weight", "Kernels, (O, C / groups, A, B).", like="grad_output"),
+    ),
+    outputs=(
+        Output("grad_input", "Gradient of the loss with respect to `input`.", "grad_output", optional=True),
+        Output("grad_weight", "Gradient of the loss with respect to `weight`.", "grad_output", optional=True),
+        Output("grad_bias", "Gradient of the loss with respect to the bias, (O).", "grad_output", optional=True),
+    ),
+    attributes=tuple(window_attributes()),
+)
+
+
+def reference(
+    grad_output: np.ndarray,
+    input: np.ndarray,
+    weight: np.ndarray,
+    *,
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    groups: int = 1,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NumPy definition, computed in float64, for one element of all kernels at a time.
+
+    Args:
+        grad_output: floating array (N, O, ...).
+        input: floating array (N, C, ...).
+        weight: floating array (O, C / groups, ...).
+        stride, padding, dilation, groups: as in the schema.
+        dtype: dtype of the results instead of grad_output's.
+
+    Returns:
+        grad_input, grad_weight and grad_bias.
+    """
+    axes = axes_of(weight.shape[LEAD:], stride, padding, dilation)
+    samples, counts = input.shape[0], grad_output.shape[LEAD:]
+    inputs, outputs = weight.shape[1], weight.shape[0] // groups
+    whole = (slice(None),) * 3
+    x = input.astype(np.float64).reshape(samples, groups, inputs, *input.shape[LEAD:])
+    grad = grad_output.astype(np.float64).reshape(samples, groups, outputs, *counts)
+    own = weight.astype(np.float64).reshape(groups, outputs, *weight.shape[1:])
+    grad_x, grad_own = np.zeros_like(x), np.zeros_like(own)
+    for element in itertools.product(*map(range, weight.shape[LEAD:])):
+        windows, met = list(whole), list(whole)
+        for e, axis, length, count in zip(element, axes, input.shape[LEAD:], counts, strict=True):
+            first, end = axis.inside(e, length, count)
+            begin = first * axis.stride + e * axis.dilation - axis.padding
+            windows.append(slice(first, end))
+            met.append(slice(begin, begin + (end - first) * axis.stride, axis.stride))
+        seen, given = x[tuple(met)], grad[tuple(windows)]
+        at: tuple[Any, ...] = (*whole, *element)
+        with np.errstate(invalid="ignore", over="ignore"):
+            grad_x[tuple(met)] += np.einsum("ngo...,goi->ngi...", given, own[at])
+            rows = (a.reshape(*a.shape[:3], math.prod(a.shape[3:])) for a in (given, seen))
+            grad_own[at] = np.einsum("ngop,ngip->goi", *rows)
+    with np.errstate(invalid="ignore", over="ignore"):
+        grad_bias = grad_output.astype(np.float64).sum(axis=(0, *range(LEAD, grad_output.ndim)))
+    return (
+        rounded(grad_x.reshape(input.shape), grad_output.dtype, dtype),
+        rounded(grad_own.reshape(weight.shape), grad_output.dtype, dtype),
+        rounded(grad_bias, grad_output.dtype, dtype),
+    )
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+GRAD, IMAGE, WEIGHT = range(3)
+BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
+
+
+@helper
+def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit.
+
+    size: of an element of the computing dtype.
+    """
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    rank = job.rank[IMAGE]
+    if not write_windows(layout, attributes, job, IMAGE, WEIGHT) or job.rank[GRAD] != rank:
+        return False
+    if job.dims[GRAD, 0] != layout.samples or job.dims[GRAD, 1] != layout.groups * layout.outputs:
+        return False
+    for axis in range(LEAD, rank):
+        if job.dims[GRAD, axis] != layout.count[axis - LEAD + AXES - (rank - LEAD)]:
+            return False
+    job.output_rank[BY_INPUT], job.output_rank[BY_WEIGHT], job.output_rank[BY_BIAS] = rank, rank, 1
+    for axis in range(rank):
+        job.output_dims[BY_INPUT, axis] = job.dims[IMAGE, axis]
+        job.output_dims[BY_WEIGHT, axis] = job.dims[WEIGHT, axis]
+    job.output_dims[BY_BIAS, 0] = job.dims[WEIGHT, 0]
+
+    layout.alone, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0
+    layout.product_tasks, layout.weight_tasks, layout.bias_tasks = 0, 0, 0
+    at = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
+    layout.windows = at
+    if kernel.output_type[BY_INPUT] != 0 or kernel.output_type[BY_WEIGHT] != 0:
+        layout.windows_tasks = image_tasks(layout, layout.outputs, layout.count)
+        at += ceil_divide(size * image_elements(layout, layout.outputs, layout.count), LINE) * LINE
+    layout.weights = at
+    if kernel.output_type[BY_INPUT] != 0:
+        split_product(layout, layout.inputs, layout.length)
+        layout.weights_tasks = layout.groups * blocks_of(layout.inputs)
+        at += ceil_divide(size * weights_elements(layout, layout.outputs, layout.inputs), LINE) * LINE
+    layout.image = at
+    if kernel.output_type[BY_WEIGHT] != 0:
+        split_weight_gradient(layout)
+        layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
+        at += size * image_elements(layout, layout.inputs, layout.length)
+    if kernel.output_type[BY_BIAS] != 0:
+        layout.bias_tasks = layout.groups * layout.outputs
+    job.scratch_bytes = at - job.scratch + LINE
+    job.prepare_tasks = layout.windows_tasks + layout.weights_tasks + layout.image_tasks
+    job.tasks = layout.product_tasks + layout.weight_tasks + layout.bias_tasks
+    return True
+
+
+@helper
+def plan_with(kernel_address: int, job_address: int, size: int) -> int:
+    memory = malloc(LAYOUT_BYTES)
+    if memory == 0:
+        return NO_MEMORY
+    job = record_at(job_address, JOB)
+    job.scratch = 0
+    fits = write_layout(record_at(memory, LAYOUT), record_at(kernel_address, KERNEL), job, size)
+    free(memory)
+    return OK if fits else REFUSED
+
+
+@helper
+def prepare_with(job: Any, number: int, dtype: Any, size: int) -> None:
+    """Interleave some planes of a tensor."""
+    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+    outputs, inputs = layout.outputs, layout.inputs
+    element_type, done = kernel.element_type[GRAD], False
+    if number < layout.windows_tasks:
+        source, target = job.data[GRAD], layout.windows
+        done = interleave_image(layout, number, outputs, layout.count, source, element_type, target, dtype, size)
+    elif number < layout.windows_tasks + layout.weights_tasks:
+        number -= layout.windows_tasks
+        source, target = job.data[WEIGHT], layout.weights
+        done = interleave_weights(layout, number, True, source, element_type, target, dtype, size)
+    else:
+        number -= layout.windows_tasks + layout.weights_tasks
+        source, target = job.data[IMAGE], layout.image
+        done = interleave_image(layout, number, inputs, layout.length, source, element_type, target, dtype, size)
+    if not done:
+        job.failed = NO_MEMORY
+
+
+@helper
+def add_bias_gradient(job: Any, layout: Any, channel: int) -> None:
+    """Sum the gradients of a channel of the output: in float32 or float64 along a row, of which rows in float64."""
+    kernel = record_at(job.kernel, KERNEL)
+    element_type, places = kernel.element_type[GRAD], volume(layout.count)
+    total, row = 0.0, layout.count[2]
+    step = row * item_size(element_type)
+    memory = malloc(8 * row + 8)
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    for sample in range(layout.samples):
+        begin = (sample * layout.groups * layout.outputs + channel) * places * item_size(element_type)
+        for line in range(layout.count[0] * layout.count[1]):
+            read_numbers(kernel.read, job.data[GRAD] + begin + line * step, element_type, row, memory + 8)
+            total += total_of(array_at(memory + 8, row, np.float64), 0, row)
+    array_at(memory, 1, np.float64)[0] = total
+    target = job.output[BY_BIAS] + channel * item_size(element_type)
+    write_numbers(kernel.write, memory, element_type, 1, target)
+    free(memory)
+
+
+@helper
+def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+    """A task of one of the gradients."""
+    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+    element_type = kernel.element_type[GRAD]
+    if number < layout.product_tasks:
+        if not multiply(layout, number, True, job.output[BY_INPUT], element_type, dtype, size):
+            job.failed = NO_MEMORY
+        return
+    number -= layout.product_tasks
+    if number < layout.weight_tasks:
+        if not add_weight_gradient(layout, number, job.output[BY_WEIGHT], element_type, dtype, size):
+            job.failed = NO_MEMORY
+        return
+    add_bias_gradient(job, layout, number - layout.weight_tasks)
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    return plan_with(kernel_address, job_address, 4)
+
+
+def plan_in_double(kernel_address: int, job_address: int) -> int:
+    return plan_with(kernel_address, job_address, 8)
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Write the layout to the scratch memory."""
+    job = record_at(job_address, JOB)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 4)
+
+
+def begin_in_double(kernel_address: int, job_address: int) -> None:
+    job = record_at(job_address, JOB)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 8)
+
+
+def prepare(job_address: int, number: int) -> None:
+    prepare_with(record_at(job_address, JOB), number, np.float32, 4)
+
+
+def prepare_in_double(job_address: int, number: int) -> None:
+    prepare_with(record_at(job_address, JOB), number, np.float64, 8)
+
+
+def task(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float32, 4)
+
+
+def task_in_double(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float64, 8)
+
+
+def kernel(call: Call) -> Tasks:
+    if call.dtype("grad_output") == TensorProto.DOUBLE:
+        return Tasks(plan_in_double, task_in_double, begin_in_double, prepare=prepare_in_double)
+    return Tasks(plan, task, begin, prepare=prepare)
+
+
+# --- the function body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    """Products of matrices for one element of all kernels after the other.
+
+    The operators Conv and ConvTranspose have no float64 kernels in onnxruntime.
+    """
+    x, grad, weight = b.load("input"), b.load("grad_output"), b.load("weight")
+    own_lengths = b.op("Shape", x, name="spatial_sizes", start=LEAD)
+    axes = SpatialAxes(b, own_lengths, AXES)
+    groups = b.value_of("groups") if b.attribute("groups") is None else b.constant(b.attribute("groups"))
+    groups = b.op("Reshape", groups, [1], name="group_count")
+    given, before, dilation = axes.setting("stride", 1), axes.setting("padding", 0), axes.setting("dilation", 1)
+    lengths = axes.sizes(own_lengths, "lengths")
+    counts = axes.sizes(b.op("Shape", grad, name="window_counts", start=LEAD), "counts")
+    own_sizes = b.op("Shape", weight, name="kernel_sizes", start=LEAD)
+    sizes = axes.sizes(own_sizes, "sizes")
+    samples = b.op("Shape", x, name="samples", start=0, end=1)
+    inputs = b.op("Shape", weight, name="inputs", start=1, end=LEAD)
+    # Of windows that are further apart than the padded input is long, there is one; zeros between them take memory.
+    end = (lengths + before + before).named("end")
+    stride = b.op("Where", given.less(end), given, b.op("Max", end, 1), name="stride")
+    all_outputs = b.op("Shape", weight, name="all_outputs", start=0, end=1)
+    outputs = (all_outputs / groups).named("outputs")
+    elements = b.op("ReduceProd", sizes, name="elements", keepdims=1)
+    strides_of_elements = axes.strides(sizes)
+
+    def parts(*sizes_of: Value | list[int], name: str) -> Value:
+        return b.op("Concat", *sizes_of, name=name, axis=0)
+
+    def channels_last(value: Value, channels: Value, spatial: Value, name: str) -> Value:
+        """(groups, samples, *spatial, channels of a group)."""
+        split = b.op("Reshape", value, parts(samples, groups, channels, spatial, name=f"{name}_split"), allowzero=1)
+        return b.op("Transpose", split, name=name, perm=[1, 0, 3, 4, 5, 2])
+
+    def rows_of(value: Value, sizes_of: Value, channels: Value, name: str) -> Value:
+        """(groups, all places, channels) of (groups, samples, *sizes_of, channels)."""
+        places = samples * b.op("ReduceProd", sizes_of, name=f"{name}_of_sample", keepdims=1)
+        shape = parts(groups, places, channels, name=f"{name}_shape")
+        return b.op("Reshape", value, shape, name=name, allowzero=1)
+
+    if b.wants("grad_bias"):
+        of_sample = b.op("ReduceProd", counts, name="windows_of_sample", keepdims=1)
+        rows = b.op("Reshape", grad, parts(samples, all_outputs, of_sample, name="bias_rows_shape"), allowzero=1)
+        b.store("grad_bias", b.op("ReduceSum", rows, [0, 2], name="sums_of_bias", keepdims=0), "grad_output")
+    grads = channels_last(grad, outputs, counts, "grads")
+    kinds = {"element": TensorType(TensorProto.INT64, ()), "goes_on": TensorType(TensorProto.BOOL, ())}
+
+    def offset(element: Value) -> Value:
+        """Of an element of a kernel from the first one."""
+        return (b.op("Mod", element / strides_of_elements, sizes) * dilation).named("offset")
+
+    if b.wants("grad_input"):
+        by_element = b.op("Reshape", weight, parts(groups, outputs, inputs, elements, name="by_element"), allowzero=1)
+        rows = rows_of(grads, counts, outputs, "grad_rows")
+        apart = b.op(
+            "Reshape", b.op("Concat", b.op("Unsqueeze", counts, [1]), b.op("Expand", 1, [AXES, 1]), axis=1), [-1]
+        )
+        apart = parts(groups, samples, apart, inputs, name="apart")
+        gaps = b.op("Concat", b.op("Expand", 0, [AXES, 1]), b.op("Unsqueeze", stride - 1, [1]), name="gaps", axis=1)
+        gaps = parts([0] * 11, b.op("Reshape", gaps, [-1]), [0], name="pads_of_gaps")
+        spread_shape = parts(groups, samples, counts * stride, inputs, name="spread_shape")
+        none = b.constant([0, 0])
+        whole = parts(groups, samples, lengths, inputs, name="whole")
+
+        def add(element: Value, goes_on: Value, so_far: Value) -> tuple[Value, Value]:
+            products = b.op("MatMul", rows, b.op("Gather", by_element, element, axis=3), name="products")
+            products = b.op("Pad", b.op("Reshape", products, apart, allowzero=1), gaps, name="with_gaps")
+            spread = b.op("Reshape", products, spread_shape, name="spread", allowzero=1)
+            first = offset(element)
+            behind = b.op("Max", before + lengths - first - counts * stride, 0, name="behind")
+            pads = parts(none, first, [0], none, behind, [0], name="pads")
+            met = b.op(
+                "Slice", b.op("Pad", spread, pads, name="moved"), before, before + lengths, [2, 3, 4], name="met"
+            )
+            return goes_on, (so_far + met).named("sums")
+
+        state = TensorType(b.compute)
+        scope = b.subgraph(add, {**kinds, "so_far": state}, (kinds["goes_on"], state))
+        start = b.op("Expand", 0.0, whole, name="start")
+        (sums,) = b.several("Loop", b.op("Squeeze", elements), True, start, names=("input_sums",), body=scope)
+        sums = b.op("Transpose", sums, name="channels_first", perm=[1, 0, 5, 2, 3, 4])
+        b.store("grad_input", b.op("Reshape", sums, b.op("Shape", x), name="by_input", allowzero=1), "grad_output")
+    if b.wants("grad_weight"):
+        images = channels_last(x, inputs, lengths, "images")
+        nothing_met = b.op("Expand", 0.0, parts(groups, [1], inputs, name="row_of_inputs"), name="nothing_met")
+        nothing_given = b.op("Expand", 0.0, parts(groups, [1], outputs, name="row_of_outputs"), name="nothing_given")
+
+        def multiply_element(element: Value, goes_on: Value) -> tuple[Value, Value]:
+            first = offset(element)
+            low = b.op("Max", (before - first + given - 1) / given, 0, name="low")
+            high = b.op("Min", (lengths - 1 + before - first + given) / given, counts, name="high")
+            high = b.op("Max", high, low)
+            begin = low * given + first - before
+            until = b.op("Min", begin + (high - low - 1) * given + 1, lengths, name="until")
+            met = b.op("Slice", images, begin, b.op("Max", until, 0), [2, 3, 4], given, name="met")
+            windows = b.op("Slice", grads, low, high, [2, 3, 4], name="windows")
+            # A row of zeros, as a product of empty matrices may not be 0.
+            met = b.op("Concat", rows_of(met, high - low, inputs, "rows_met"), nothing_met, axis=1)
+            windows = b.op("Concat", rows_of(windows, high - low, outputs, "rows_given"), nothing_given, axis=1)
+            return goes_on, b.op("MatMul", b.op("Transpose", windows, perm=[0, 2, 1]), met, name="products")
+
+        scope = b.subgraph(multiply_element, kinds, (kinds["goes_on"], TensorType(b.compute)))
+        (sums,) = b.several("Loop", b.op("Squeeze", elements), True, names=("weight_sums",), body=scope)
+        # ONNX's reference evaluator does not stack the outputs of the turns, but puts one behind the other.
+        shape = parts(elements, groups, outputs, inputs, name="sums_shape")
+        sums = b.op("Transpose", b.op("Reshape", sums, shape, allowzero=1), name="elements_last", perm=[1, 2, 3, 0])
+        b.store(
+            "grad_weight", b.op("Reshape", sums, b.op("Shape", weight), name="by_weight", allowzero=1), "grad_output"
+        )
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    call.check()
+    check_attributes(call)
+    expected = check_convolution(call, "grad_output")
+    call.same_shape("grad_output", expected, "the shape of the output of the convolution")
+    weight, dtype = call.shape("weight"), call.dtype("grad_output")
+    return (
+        TensorType(dtype, call.shape("input")),
+        TensorType(dtype, weight),
+        TensorType(dtype, None if weight is None else (weight[0],)),
+    )
+
+
+OP = Op(
+    SIGNATURE,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # One channel, and a kernel of two by two, which has two places.
+        {
+            "grad_output": [[[[1.0, 10.0]]]],
+            "input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]],
+            "weight": [[[[1.0, 2.0], [3.0, 4.0]]]],
+        },
+        {
+            "grad_input": [[[[1.0, 12.0, 20.0], [3.0, 34.0, 40.0]]]],
+            "grad_weight": [[[[21.0, 32.0], [54.0, 65.0]]]],
+            "grad_bias": [11.0],
+        },
+    ),
+)

@@ -1,0 +1,222 @@
+"""Compiled forms of `onnx_ops.loops.tiles`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from onnx_ops.loops import tiles
+from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.tiles import PANEL, ROWS
+from onnx_ops.runtime.lanes import alignment, plus_product
+from onnx_ops.runtime.native import FEATURES, OPTIONS, WORD, repeated
+from onnx_ops.runtime.pointers import element_at, load, store
+
+MANY_REGISTERS = "+avx512f" in FEATURES
+
+
+def _part_of(number: Any) -> tuple[int, int]:
+    """Rows and vectors of a tile whose sums are held in registers at once."""
+    if not MANY_REGISTERS:
+        return ROWS // 2, 1
+    return (ROWS, PANEL) if isinstance(number, ir.FloatType) else (ROWS, 1)
+
+
+def _parts_of(number: Any) -> list[tuple[range, range]]:
+    rows, vectors = _part_of(number)
+    return [(range(r, r + rows), range(v, v + vectors)) for r in range(0, ROWS, rows) for v in range(0, PANEL, vectors)]
+
+
+class _Sums:
+    """Sums of products in registers: row by row, vector by vector."""
+
+    def __init__(self, builder: Any, vector: Any, rows: range, vectors: range) -> None:
+        self._builder, self._vectors = builder, vectors
+        with builder.goto_entry_block():
+            self._totals = {(r, v): builder.alloca(vector) for r in rows for v in vectors}
+        for total in self._totals.values():
+            builder.store(ir.Constant(vector, None), total)
+
+    def add(self, row: int, x: Any, others: dict[int, Any]) -> None:
+        """Add the products of a number with vectors."""
+        x = repeated(self._builder, x, LANES)
+        for v in self._vectors:
+            total = self._totals[row, v]
+            self._builder.store(plus_product(self._builder, self._builder.load(total), x, others[v]), total)
+
+    def items(self) -> Any:
+        return ((r, v, self._builder.load(total)) for (r, v), total in self._totals.items())
+
+
+@intrinsic
+def _multiply_tile(
+    typing: Any,
+    image: Any,
+    rows: Any,
+    row_start: Any,
+    terms: Any,
+    channels: Any,
+    block: Any,
+    weights: Any,
+    starts: Any,
+    start: Any,
+    panel: Any,
+    step: Any,
+    out: Any,
+    places: Any,
+    place: Any,
+    apart: Any,
+) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (
+            image,
+            rows,
+            row_start,
+            terms,
+            channels,
+            block,
+            weights,
+            starts,
+            start,
+            panel,
+            step,
+            out,
+            places,
+            place,
+            apart,
+        ) = args
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, align = ir.VectorType(number, LANES), alignment(number)
+        lanes = WORD(LANES)
+        blocks = builder.sdiv(builder.add(channels, WORD(LANES - 1)), lanes)
+        ahead_of_lane = builder.mul(step, lanes)
+        for own, vectors in _parts_of(number):
+            sums = _Sums(builder, vector, own, vectors)
+            with cgutils.for_range(builder, blocks, intp=WORD) as b:
+                first = builder.mul(b.index, lanes)
+                rest = builder.sub(channels, first)
+                count = builder.select(builder.icmp_signed("<", rest, lanes), rest, lanes)
+                ahead = builder.mul(b.index, block)
+                with cgutils.for_range(builder, terms, intp=WORD) as t:
+                    row = builder.add(row_start, builder.mul(t.index, WORD(ROWS)))
+                    sources = {}
+                    for r in own:
+                        at = load(builder, element_at(builder, rows, WORD, builder.add(row, WORD(r))), WORD)
+                        sources[r] = element_at(builder, image, number, builder.add(at, ahead))
+                    begin = load(builder, element_at(builder, starts, WORD, builder.add(start, t.index)), WORD)
+                    begin = builder.mul(builder.add(begin, builder.mul(first, step)), lanes)
+                    panels = {
+                        v: element_at(builder, weights, number, builder.add(begin, builder.mul(panel, WORD(v))))
+                        for v in vectors
+                    }
+                    with cgutils.for_range(builder, count, intp=WORD) as lane:
+                        at = builder.mul(lane.index, ahead_of_lane)
+                        given = {
+                            v: load(builder, element_at(builder, panels[v], number, at), vector, align=align)
+                            for v in vectors
+                        }
+                        for r in own:
+                            x = load(builder, element_at(builder, sources[r], number, lane.index), number, align=align)
+                            sums.add(r, x, given)
+            for r, v, total in sums.items():
+                at = load(builder, element_at(builder, places, WORD, builder.add(place, WORD(r))), WORD)
+                at = builder.mul(builder.add(at, builder.mul(apart, WORD(v))), lanes)
+                store(builder, total, element_at(builder, out, number, at), align=align)
+        return context.get_dummy_value()
+
+    word = types.int64
+    kinds = (image, rows, word, word, word, word, weights, starts, word, word, word, out, places, word, word)
+    return types.none(*kinds), codegen
+
+
+@overload(tiles.multiply_tile, jit_options=OPTIONS)
+def _multiply(
+    image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart
+):
+    def implementation(
+        image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart
+    ):
+        _multiply_tile(
+            image,
+            rows,
+            row_start,
+            terms,
+            channels,
+            block,
+            weights,
+            starts,
+            start,
+            panel,
+            step,
+            out,
+            places,
+            place,
+            apart,
+        )
+
+    return implementation
+
+
+@intrinsic
+def _add_outer_products(
+    typing: Any,
+    sums: Any,
+    start: Any,
+    step: Any,
+    image: Any,
+    image_start: Any,
+    block: Any,
+    grad: Any,
+    grad_start: Any,
+    counts: Any,
+    image_steps: Any,
+    grad_steps: Any,
+) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, start, step, image, image_start, block, grad, grad_start, *tuples = args
+        counts, image_steps, grad_steps = (cgutils.unpack_tuple(builder, value) for value in tuples)
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, align = ir.VectorType(number, LANES), alignment(number)
+        for own, vectors in _parts_of(number):
+            part = _Sums(builder, vector, own, vectors)
+
+            def add_products(
+                axis: int, x: Any, g: Any, part: Any = part, own: Any = own, vectors: Any = vectors
+            ) -> None:
+                if axis == len(counts):
+                    seen = {}
+                    for v in vectors:
+                        at = builder.add(x, builder.mul(block, WORD(v)))
+                        seen[v] = load(builder, element_at(builder, image, number, at), vector, align=align)
+                    for r in own:
+                        at = builder.add(g, WORD(r))
+                        part.add(r, load(builder, element_at(builder, grad, number, at), number, align=align), seen)
+                    return
+                with cgutils.for_range(builder, counts[axis], intp=WORD) as i:
+                    x = builder.add(x, builder.mul(i.index, image_steps[axis]))
+                    add_products(axis + 1, x, builder.add(g, builder.mul(i.index, grad_steps[axis])))
+
+            add_products(0, image_start, grad_start)
+            for r, v, total in part.items():
+                at = builder.add(start, builder.mul(step, WORD(r * PANEL + v)))
+                target = element_at(builder, sums, number, builder.mul(at, WORD(LANES)))
+                store(builder, builder.fadd(load(builder, target, vector, align=align), total), target, align=align)
+        return context.get_dummy_value()
+
+    word = types.int64
+    kinds = (sums, word, word, image, word, word, grad, word, counts, image_steps, grad_steps)
+    return types.none(*kinds), codegen
+
+
+@overload(tiles.add_outer_products, jit_options=OPTIONS)
+def _add_products(sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps):
+    def implementation(sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps):
+        _add_outer_products(
+            sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps
+        )
+
+    return implementation

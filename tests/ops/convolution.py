@@ -1,0 +1,196 @@
+"""Convolution: what each window meets, times the elements of a kernel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tests.ops._shared import accuracy, convolution, with_torch
+from tests.ops._shared.arrays import FLOAT32, FLOAT64
+from tests.ops._shared.convolution import (
+    AROUND,
+    FEW,
+    FORMS,
+    HALVED,
+    HALVING,
+    LARGE,
+    LAYERS,
+    SETTINGS,
+    SHAPES,
+    SPECIAL,
+    Form,
+    Layer,
+    Setting,
+    chosen,
+    counts_of,
+    meetings,
+    with_defaults,
+)
+from tests.ops._shared.depthwise_convolution import Numbers
+from tests.ops._shared.numbers import Array, Reals, exact_sum, real
+from tests.ops._shared.record import (
+    SUM_LIMITS,
+    Attribute,
+    Benchmark,
+    Call,
+    Choice,
+    DType,
+    Input,
+    Record,
+    Refusal,
+    Worked,
+    like,
+)
+
+OP = "Convolution"
+
+
+def _without_gradient(given: dict[str, Array | None]) -> dict[str, Array | None]:
+    return {name: array for name, array in given.items() if name != "grad_output"}
+
+
+def shaped(*arguments: Any) -> dict[str, Array | None]:
+    return _without_gradient(convolution.shaped(*arguments))
+
+
+def operands(form: Form, setting: Setting, dtype: DType) -> dict[str, Array | None]:
+    return _without_gradient(convolution.operands(form, setting, dtype))
+
+
+def _gathered(
+    gather: Callable[[Array], Any],
+    input: ArrayLike,
+    weight: ArrayLike,
+    stride: Numbers = (),
+    padding: Numbers = (),
+    dilation: Numbers = (),
+    groups: int = 1,
+    *,
+    dtype: Reals = np.float64,
+) -> Array:
+    """What `gather` makes of the products (count,) of each element."""
+    x, own = real(input, dtype), real(weight, dtype)
+    outputs, inputs = own.shape[0] // groups, own.shape[1]
+    setting = Setting(own.shape[2:], stride, padding, dilation, groups)
+    counts = counts_of(x.shape[2:], setting)
+    out = np.zeros((x.shape[0], own.shape[0], *counts), dtype)
+    seen: dict[Numbers, list[tuple[Numbers, Numbers]]] = {}
+    for element in np.ndindex(*own.shape[2:]):
+        for window, place in meetings(element, counts, x.shape[2:], stride, padding, dilation):
+            seen.setdefault(window, []).append((place, element))
+    with np.errstate(all="ignore"):
+        for window, pairs in seen.items():
+            for n, o in np.ndindex(*out.shape[:2]):
+                part = slice(o // max(outputs, 1) * inputs, (o // max(outputs, 1) + 1) * inputs)
+                products = [x[(n, part, *q)] * own[(o, slice(None), *e)] for q, e in pairs]
+                out[(n, o, *window)] = gather(np.concatenate(products))
+    return out
+
+
+def oracle(*inputs: ArrayLike, **settings: Any) -> Array:
+    """One sum of products for each element."""
+    return _gathered(lambda products: exact_sum(products[None], (1,))[0], *inputs, **settings)
+
+
+def largest_terms(*inputs: ArrayLike, **settings: Any) -> Array:
+    """The largest product of each sum."""
+    return _gathered(lambda products: np.abs(products).max(initial=0.0), *inputs, **settings)
+
+
+def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
+    """What sums one after the other may be off by: a rounding for each term, of a size up to that of the whole sum."""
+    sizes = {name: np.nan_to_num(np.abs(real(a)), posinf=0.0) for name, a in call.given.items()}
+    sums = _gathered(np.sum, *sizes.values(), **call.attributes)
+    added = math.prod(call.given["weight"].shape[1:])
+    return np.asarray(sums * (added + 2) * 2.0 ** (-53 if call.dtype("input") == FLOAT64 else -24))
+
+
+def make(choice: Choice) -> dict[str, Array | None]:
+    return _without_gradient(chosen(choice, choice.dtype("input")))
+
+
+def calls() -> Iterator[Call]:
+    for number, setting in enumerate(SETTINGS):
+        given = operands(FEW, setting, FLOAT32)
+        yield Call(OP, given, setting.attributes, label=f"setting_{number}", static=number % 2 == 0)
+    for label, shape, outputs, setting in SHAPES:
+        yield Call(OP, shaped(shape, outputs, setting, FLOAT32), setting.attributes, label=label)
+    around = Setting((3, 3), (2, 1), (1, 1))
+    for value in SPECIAL:
+        for name, place in (("input", (0, 1, 3, 3)), ("weight", (1, 0, 0, 2))):
+            special = operands(FEW, around, FLOAT32)
+            array = special[name]
+            assert array is not None
+            array[place] = value
+            yield Call(OP, special, around.attributes, label=f"{value}_in_{name}")
+
+
+def worked(dtype: DType) -> Iterator[Worked]:
+    x = np.arange(1, 7, dtype=np.float64).reshape(1, 1, 2, 3).astype(dtype)
+    weight = np.arange(1, 5, dtype=np.float64).reshape(1, 1, 2, 2).astype(dtype)
+    yield Worked(Call(OP, {"input": x, "weight": weight}, label="plain"), {"output": [[[[37, 47]]]]})
+    # 0 1 2 3 0 along the padded row; two windows, two apart, of elements that are two apart.
+    row: dict[str, Array | None] = {"input": x[:, :, 0], "weight": np.array([[[5.0, 7.0]]], dtype)}
+    apart = {"stride": (2,), "padding": (1,), "dilation": (2,)}
+    yield Worked(Call(OP, row, apart, label="padded"), {"output": [[[14, 10]]]})
+    pairs: dict[str, Array | None] = {
+        "input": np.array([[[5.0], [7.0]]], dtype),
+        "weight": np.array([[[1.0]], [[4.0]]], dtype),
+    }
+    yield Worked(Call(OP, pairs, {"groups": 2}, label="groups"), {"output": [[[5], [28]]]})
+
+
+def refusals(plain: Call) -> Iterator[Refusal]:
+    yield from convolution.refusals(plain.given)
+
+
+def large(dtype: DType) -> Iterator[Call]:
+    shape, outputs, setting = LARGE
+    yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label="several_tasks")
+
+
+def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+    x, weight = with_torch.tensors(torch, call)
+    rank = x.dim() - 2
+    given = with_defaults(rank, *(call.attributes.get(name, ()) for name in Setting.NAMES[:3]))
+    window = *given, False, (0,) * rank, call.attributes.get("groups", 1)
+    return functools.partial(torch.ops.aten.convolution, x, weight, None, *window)
+
+
+def benchmark(layer: Layer, dtype: DType, setting: Setting = AROUND) -> Call:
+    return Call(OP, shaped(layer.shape, layer.outputs, setting, dtype), setting.attributes)
+
+
+def halving(layer: Layer, dtype: DType) -> Call:
+    return benchmark(layer, dtype, HALVING)
+
+
+def judged(dtype: DType) -> Iterator[Call]:
+    yield Call(OP, shaped((2, 16, 8, 8), 16, AROUND, dtype), AROUND.attributes)
+
+
+RECORD = Record(
+    OP,
+    inputs={name: Input(variable="T") for name in ("input", "weight")},
+    outputs={"output": like("input", limits=SUM_LIMITS, portable_limits=SUM_LIMITS)},
+    attributes={**{name: Attribute((), ()) for name in Setting.NAMES[:3]}, "groups": Attribute(1, ())},
+    joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
+    oracle=oracle,
+    terms=largest_terms,
+    slack=slack,
+    make=make,
+    forms=FORMS,
+    calls=calls,
+    worked=worked,
+    refusals=refusals,
+    large=large,
+    torch=torch_call,
+    documented=(f"aclnn{OP}", "stride[0]", "(N, C, H, W)", "groups", "NaN"),
+    benchmarks=(Benchmark(benchmark, LAYERS), Benchmark(halving, HALVED, "strides of two")),
+    accuracies=(accuracy.Accuracy(judged),),
+)
