@@ -54,6 +54,7 @@ TORCH = (
     "loss_scaling",
     "steps",
     "optimizers",
+    "averaging",
     "exchange",
     "verification",
     "forward",

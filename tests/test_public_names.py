@@ -67,7 +67,7 @@ TABLES: dict[str, dict[str, str]] = {
         "TrainerStep.accumulate": "(self, /, **batch)",
         "TrainerStep.evaluate": "(self, mode='eval', /, **batch)",
         "TrainerStep.predict": "(self, /, **inputs)",
-        "TrainerStep.export": "(self, path)",
+        "TrainerStep.export": "(self, path, *, averaged=False)",
         "TrainerStep.has_inference_graph": "property",
         "TrainerStep.has_evaluation_graph": "property",
         "TrainerStep.learning_rate": "property that can be set",
@@ -83,7 +83,7 @@ TABLES: dict[str, dict[str, str]] = {
         "Trainer.save_weights": "(self, path)",
         "Trainer.save_adapter": "(self, path, adapter_name='default')",
         "Trainer.load_adapter": "(self, path, adapter_name='default')",
-        "Trainer.export": "(self, path)",
+        "Trainer.export": "(self, path, *, averaged=False)",
         "WorkerError": "Error, RuntimeError",
         "inline": "(model)",
         "link": "(model)",
@@ -102,11 +102,12 @@ TABLES: dict[str, dict[str, str]] = {
             "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True,"
             " evaluation=False, specialize=False)"
         ),
-        "load_into_torch": "(state, model, optimizer=None)",
-        "state_from_torch": "(state, model, optimizer=None)",
+        "load_into_torch": "(state, model, optimizer=None, averaged=None)",
+        "register_optimizer": "(optimizer, *, initial, update, shared=())",
+        "state_from_torch": "(state, model, optimizer=None, averaged=None)",
         "training_step": (
             "(model, loss, args, optimizer, *, dynamic_shapes=None, clip_grad_norm=None, grad_scaler=None,"
-            " opset_version=21, check=True, inference=True, evaluation=False, specialize=False)"
+            " averaged=None, opset_version=21, check=True, inference=True, evaluation=False, specialize=False)"
         ),
         "translation_table": "()",
         "whole_ops": "()",

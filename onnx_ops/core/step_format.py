@@ -105,6 +105,17 @@ GRAD_SCALE = "grad_scaler.scale"
 GROWTH_TRACKER = "grad_scaler.growth_tracker"
 """The number of steps since that factor changed."""
 
+AVERAGED = "averaged."
+"""Prefix of the inputs that are averages of weights, before the names in the state_dict of PyTorch's AveragedModel."""
+
+AVERAGES_COUNT = f"{AVERAGED}n_averaged"
+"""The number of steps in these averages."""
+
+
+def average_name(name: str) -> str:
+    """The input that is the average of a parameter or buffer."""
+    return f"{AVERAGED}module.{name}"
+
 
 def learning_rate_name(group: int, groups: int) -> str:
     """The input that is a group's learning rate."""

@@ -14,6 +14,7 @@ for _package in ("torch", "onnxscript"):
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, gradients, training_step
 from onnx_ops.torch.exchange import load_into_torch, state_from_torch
+from onnx_ops.torch.optimizers.rules import register_optimizer
 from onnx_ops.torch.substitution import whole_ops
 from onnx_ops.torch.translation import translation_table
 
@@ -22,6 +23,7 @@ __all__ = [
     "CaptureError",
     "gradients",
     "load_into_torch",
+    "register_optimizer",
     "state_from_torch",
     "training_step",
     "translation_table",

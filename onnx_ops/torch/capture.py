@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.optim.swa_utils import AveragedModel
 
 from onnx_ops.core.step_format import (
     GRAD_SCALE,
@@ -24,13 +25,14 @@ from onnx_ops.core.step_format import (
     InputRole,
 )
 from onnx_ops.torch.arguments import DynamicShapes
+from onnx_ops.torch.averaging import Averaging
 from onnx_ops.torch.base.arrays import to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.operators.gradient_marks import gradient
-from onnx_ops.torch.optimizers import Plan, clipped
+from onnx_ops.torch.optimizers.plan import Optimizers, Plan, clipped
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
 from onnx_ops.torch.verification.trials import trials
@@ -141,18 +143,19 @@ def gradients(
         CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, None, None, None, opset_version, check, inference, evaluation, specialize)
+    return _captured(joint, None, None, None, None, opset_version, check, inference, evaluation, specialize)
 
 
 def training_step(
     model: torch.nn.Module,
     loss: Callable[..., Any],
     args: tuple[Any, ...],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
     dynamic_shapes: DynamicShapes = None,
     clip_grad_norm: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
+    averaged: AveragedModel | None = None,
     opset_version: int = 21,
     check: bool = True,
     inference: bool | Callable[..., Any] = True,
@@ -163,17 +166,22 @@ def training_step(
 
     Args:
         model, loss, args, dynamic_shapes, opset_version, check, inference, evaluation, specialize: as for `gradients`.
-        optimizer: a torch.optim.SGD, Adam or AdamW, or a subclass that overrides only `__init__`, of parameters of the
-            model; its state is the initial state of the graph.
+        optimizer: of parameters of the model; its state is the initial state of the graph. An optimizer of torch.optim
+            whose step needs no closure and whose gradients are dense, one of a registered class, or a subclass that
+            overrides only `__init__`. Several optimizers, such as a Muon for matrices and an AdamW for the other
+            parameters, in a list; their groups count as those of one.
         clip_grad_norm: maximal total norm of the gradients of the optimizer's parameters, as for
             torch.nn.utils.clip_grad_norm_.
         grad_scaler: a torch.amp.GradScaler("cpu"), for losses under torch.autocast with float16; its scale is state of
             the step. A step whose gradients are not finite lowers it, and leaves parameters and optimizer state as they
             were.
+        averaged: a torch.optim.swa_utils.AveragedModel of the model, whose averages the step updates after the
+            parameters, as `averaged.update_parameters(model)` does; its state is the initial state of the averages.
 
     Returns:
         A Capture. Further inputs of its graph: `optimizer.<state>.<parameter>`, and `learning_rate` (`learning_rate.0`
-        and so on for several groups). Outputs: `loss`, further outputs of the loss, `next.<input>` for each input that
+        and so on for several groups); with `averaged`, `averaged.<name>` for the averages, by their names in its
+        state_dict. Outputs: `loss`, further outputs of the loss, `next.<input>` for each input that
         the step changes. A parameter without a gradient, or that is not in the optimizer, is an input without optimizer
         state; the graph does not compute its gradient.
 
@@ -182,14 +190,29 @@ def training_step(
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
     scaling = LossScaling(grad_scaler, joint.parameters) if grad_scaler and grad_scaler.is_enabled() else None
-    return _captured(joint, optimizer, clip_grad_norm, scaling, opset_version, check, inference, evaluation, specialize)
+    if scaling is not None and not isinstance(optimizer, torch.optim.Optimizer) and len(optimizer) > 1:
+        raise CaptureError("a GradScaler skips the steps of each optimizer by itself; with one, expected one optimizer")
+    averaging = None if averaged is None else Averaging(averaged, joint.parameters, joint.buffers)
+    return _captured(
+        joint,
+        optimizer,
+        clip_grad_norm,
+        scaling,
+        averaging,
+        opset_version,
+        check,
+        inference,
+        evaluation,
+        specialize,
+    )
 
 
 def _captured(
     joint: JointStep,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizers | None,
     clip_grad_norm: float | None,
     scaling: LossScaling | None,
+    averaging: Averaging | None,
     opset_version: int,
     check: bool,
     inference: bool | Callable[..., Any],
@@ -203,8 +226,11 @@ def _captured(
     scale = {name: t for name, t in scale_state.items() if name == GRAD_SCALE}
     first, *seconds = trials(joint, eager, scale, several=specialize)
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
-    states = {} if plan is None else plan.state() | plan.rates() | scale_state
-    values = joint.state() | states | joint.argument_values()
+    average_state = {} if averaging is None else averaging.state()
+    states = {} if plan is None else plan.state() | plan.rates() | scale_state | average_state
+    state, arguments = joint.state(), joint.argument_values()
+    _check_names((*state, *arguments), [*states])
+    values = state | states | arguments
 
     names: list[str] = []
     seen = RunInfo()
@@ -224,6 +250,8 @@ def _captured(
                 before = given | reached
                 updated = {name: torch.where(finite, new, before[name]) for name, new in updated.items()}
                 updated |= scaling.updated(given, finite)
+            if averaging is not None:
+                updated |= averaging.updated(given, given | reached | updated)
             outputs |= {NEXT + name: tensor for name, tensor in updated.items()}
         names[:] = outputs
         return outputs
@@ -236,7 +264,7 @@ def _captured(
     exported = to_onnx(traced, values, names, opset_version, where)
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
     record = Step(
-        _resolve_inputs(exported.graph, joint, plan, seen, scale_state),
+        _resolve_inputs(exported.graph, joint, plan, seen, scale_state | average_state),
         joint.tied,
         _bounds(traced.dynamic),
         ranges,
@@ -244,8 +272,8 @@ def _captured(
     )
     if check:
         updates = None
-        if optimizer is not None and plan is not None:
-            updates = Updates(joint, optimizer, plan, seen.used, clip_grad_norm, scaling)
+        if plan is not None:
+            updates = Updates(joint, plan, seen.used, clip_grad_norm, scaling, averaging)
         verification = Verification(_step(exported, record), joint, updates)
         if (violated := verification.step(first)) is not None:
             raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
@@ -265,8 +293,8 @@ def _captured(
     else:
         trained = forward.of_first_call(eager, seen) if inference else None
     evaluated = forward.of_loss(record.roles, (first, *seconds[:1])) if evaluation else None
-    state = {name: to_array(values[name]) for name in record.roles}
-    return Capture(_step(exported, record), state, trained, evaluated)
+    initial = {name: to_array(values[name]) for name in record.roles}
+    return Capture(_step(exported, record), initial, trained, evaluated)
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
@@ -281,17 +309,17 @@ def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
 
 
 def _resolve_inputs(
-    graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo, scale: Tensors
+    graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo, further: Tensors
 ) -> dict[str, InputRole]:
     """Remove the inputs that are no state of the step, and return the roles of the others.
 
     A buffer that is not in the model's state_dict becomes a constant, unless the step changes it. The seed is removed
-    if the step draws no random numbers.
+    if the step draws no random numbers. `further` is other state of the update, by name.
     """
     roles = dict.fromkeys(joint.parameters, InputRole.PARAMETER) | dict.fromkeys(joint.buffers, InputRole.BUFFER)
     if plan is not None:
         roles |= dict.fromkeys(plan.state(), InputRole.OPTIMIZER) | dict.fromkeys(plan.rates(), InputRole.SETTING)
-    roles |= dict.fromkeys(scale, InputRole.OPTIMIZER)
+    roles |= dict.fromkeys(further, InputRole.OPTIMIZER)
     roles[SEED] = InputRole.SEED
     for value in list(graph.inputs):
         name = value.name or ""

@@ -2,94 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.optim.swa_utils import AveragedModel
 
-from onnx_ops.core.step_format import learning_rate_name, optimizer_name
+from onnx_ops.core.step_format import AVERAGED, AVERAGES_COUNT, average_name, learning_rate_name, optimizer_name
+from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.optimizers import CLOCK, named_parameters, rule_of
+from onnx_ops.torch.optimizers.plan import Optimizers, ParameterGroup, groups_of, named_parameters
 
 State = Mapping[str, np.ndarray]
 
 
-def load_into_torch(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+def load_into_torch(
+    state: State,
+    model: torch.nn.Module,
+    optimizer: Optimizers | None = None,
+    averaged: AveragedModel | None = None,
+) -> None:
     """Load the state of a training step into a PyTorch model and its optimizer, in place.
 
     Args:
         state: `Trainer.state_dict()` or `Capture.state`: arrays by the names of the step's inputs.
         model: its parameters and buffers are overwritten. Buffers that are not in `state`, such as constants, stay.
         optimizer: its state and learning rates are overwritten; class, groups and options as those of the captured one.
+            Several in the order in which they were captured.
+        averaged: its averages and their number are overwritten, and buffers that it does not average by the model's.
 
     Raises:
-        CaptureError: the state lacks a parameter or learning rate, or has an array of another shape. Model and
-            optimizer are then unchanged.
+        CaptureError: the state lacks a parameter, learning rate or average, or has an array of another shape. Model,
+            optimizer and averages are then unchanged.
     """
     values = [(tensor, _fitting(state, name, tensor)) for name, tensor in _named(model).items() if name in state]
+    if averaged is not None:
+        values += [(tensor, _fitting(state, name, tensor)) for name, tensor in _averaged(state, averaged).items()]
     for name, _ in model.named_parameters():
         if name not in state:
             raise CaptureError(f"the state lacks the parameter '{name}' of the model")
-    groups = [] if optimizer is None else optimizer.param_groups
+    groups = [] if optimizer is None else groups_of(optimizer)
     rates = [float(_rate(state, i, len(groups))) for i in range(len(groups))]
-    reached = []
-    if optimizer is not None:
-        for parameter, key, name in _entries(state, model, optimizer):
-            if key != CLOCK:
-                reached.append((parameter, key, _fitting(state, name, parameter)))
-            elif _counts(optimizer):
-                reached.append((parameter, key, to_tensor(state[name])))
+    reached = [
+        (entry, _fitting(state, entry.name, entry.initial))
+        for entry in _entries(state, model, groups)
+        if entry.key not in entry.group.rule.internal
+    ]
     # Everything is checked before anything changes.
     with torch.no_grad():
         for tensor, value in values:
             tensor.copy_(value)
     for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, key, value in reached:
-        assert optimizer is not None
-        optimizer.state[parameter][key] = value
+        group.optimizer.param_groups[group.place]["lr"] = rate
+    for entry, value in reached:
+        own = entry.group.optimizer.state[entry.parameter]
+        before = own.get(entry.key)
+        own[entry.key] = type(before)(value.item()) if isinstance(before, int | float) else value
 
 
 def state_from_torch(
-    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+    state: State,
+    model: torch.nn.Module,
+    optimizer: Optimizers | None = None,
+    averaged: AveragedModel | None = None,
 ) -> dict[str, np.ndarray]:
     """A copy of the state of a training step with parameters, buffers and optimizer state of PyTorch.
 
     Args:
         state: the state of the step, as for `load_into_torch`; entries that PyTorch does not have, such as the seed,
             are copied.
-        model, optimizer: as for `load_into_torch`.
+        model, optimizer, averaged: as for `load_into_torch`.
 
     Returns:
         Arrays by the names of the step's inputs, as `Trainer.load_state_dict` takes them.
 
     Raises:
         CaptureError: the optimizer cannot be captured, or has a parameter that the model does not have; the state lacks
-            a learning rate.
+            a learning rate, or average, or has one number for state that differs between parameters.
     """
     new = dict(state)
     for name, tensor in _named(model).items():
         if name in state:
             new[name] = to_array(tensor)
-    if optimizer is None:
-        return new
-    for i, group in enumerate(optimizer.param_groups):
-        rate = _rate(state, i, len(optimizer.param_groups))
-        new[learning_rate_name(i, len(optimizer.param_groups))] = np.asarray(float(group["lr"]), rate.dtype)
-    for parameter, key, name in _entries(state, model, optimizer):
-        reached = optimizer.state.get(parameter, {})
-        if key in reached:
-            new[name] = to_array(torch.as_tensor(reached[key]))
-        elif key == CLOCK and not _counts(optimizer):
-            new[name] = np.asarray(1.0 if reached else 0.0, state[name].dtype)
+    if averaged is not None:
+        averages = _averaged(state, averaged)
+        new |= {name: to_array(tensor) for name, tensor in averages.items() if name.startswith(AVERAGED)}
+    groups = [] if optimizer is None else groups_of(optimizer)
+    for i, group in enumerate(groups):
+        rate = _rate(state, i, len(groups))
+        new[learning_rate_name(i, len(groups))] = np.asarray(float(group.options["lr"]), rate.dtype)
+    given: dict[str, np.ndarray] = {}
+    for entry in _entries(state, model, groups):
+        reached = entry.group.optimizer.state.get(entry.parameter, {})
+        if entry.key in entry.group.rule.internal:
+            value = torch.full_like(entry.initial, 1.0 if reached else 0.0)
         else:
-            new[name] = np.zeros_like(state[name])
-    return new
+            value = torch.as_tensor(reached.get(entry.key, entry.initial))
+        array = to_array(value).astype(state[entry.name].dtype)
+        if entry.name in given and not np.array_equal(given[entry.name], array, equal_nan=True):
+            raise CaptureError(
+                f"'{entry.name}' of the step is the '{entry.key}' of several parameters, which has different values in"
+                f" the {type(entry.group.optimizer).__name__}: {given[entry.name]} and {array}"
+            )
+        given[entry.name] = array
+    return new | given
 
 
 def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _averaged(state: State, averaged: AveragedModel) -> dict[str, torch.Tensor]:
+    """The tensors of an AveragedModel, by the names in a state; CaptureError if that has no averages of them.
+
+    Buffers that are not averaged have the names of the model's.
+    """
+    found = {average_name(name): tensor for name, tensor in averages_of(averaged).items()}
+    found[AVERAGES_COUNT] = averaged.n_averaged
+    for name in found:
+        if name not in state:
+            raise CaptureError(f"the state lacks '{name}', an average of weights")
+    buffers = {} if averaged.use_buffers else dict(averaged.module.named_buffers())
+    return found | {name: tensor for name, tensor in buffers.items() if name in state}
 
 
 def _fitting(state: State, name: str, like: torch.Tensor) -> torch.Tensor:
@@ -107,22 +143,33 @@ def _rate(state: State, group: int, groups: int) -> np.ndarray:
     return state[name]
 
 
-def _counts(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether PyTorch's optimizer counts steps too; SGD does not, whose captured step does with dampening."""
-    return not isinstance(optimizer, torch.optim.SGD)
+@dataclass(frozen=True)
+class _Entry:
+    """State of a parameter in an optimizer.
+
+    Attributes:
+        group: the group of the parameter.
+        parameter: the parameter.
+        key: the key in `optimizer.state[parameter]`.
+        name: the name of the step's input.
+        initial: the value before the first step.
+    """
+
+    group: ParameterGroup
+    parameter: torch.Tensor
+    key: str
+    name: str
+    initial: torch.Tensor
 
 
-def _entries(
-    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """The optimizer state of a step: parameter, key in `optimizer.state[parameter]`, and name of the step's input."""
-    rule = rule_of(optimizer)
-    for i, parameter_name, parameter in named_parameters(optimizer, dict(model.named_parameters())):
-        keys = rule.initial(parameter.detach(), optimizer.param_groups[i])
-        own = {key: optimizer_name(key, parameter_name) for key in keys}
-        updated = any(name in state for name in own.values())
+def _entries(state: State, model: torch.nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[_Entry]:
+    """The optimizer state of a step, for the parameters that it updates."""
+    for i, parameter_name, parameter in named_parameters(groups, dict(model.named_parameters())):
+        initial = groups[i].initial(parameter)
+        own = {key: optimizer_name(key, parameter_name) for key in initial}
+        updated = any(name in state for name in own.values()) or initial.keys() <= groups[i].rule.shared
         for key, name in own.items():
             if name in state:
-                yield parameter, key, name
-            elif key == CLOCK and updated and optimizer_name(CLOCK) in state:
-                yield parameter, key, optimizer_name(CLOCK)
+                yield _Entry(groups[i], parameter, key, name, initial[key])
+            elif key in groups[i].rule.shared and updated and optimizer_name(key) in state:
+                yield _Entry(groups[i], parameter, key, optimizer_name(key), initial[key])

@@ -521,16 +521,21 @@ class Trainer:
         check_names(str(path), {filed: self._types[name] for filed, name in names.items()}, arrays)
         self.load_state_dict({names[filed]: array for filed, array in arrays.items()}, strict=False)
 
-    def export(self, path: str | os.PathLike[str]) -> None:
+    def export(self, path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write the inference graph with the current parameters and buffers, as a model of its own.
 
         A model above 2 GiB has them as external data, in a file with ".data" appended to its name.
 
+        Args:
+            path: a new file, or one to replace; its extension determines the format.
+            averaged: whether to write the averages of weights that the step updates in place of the weights; buffers
+                that it does not average are the current ones.
+
         Raises:
-            StepError: a step without an inference graph.
+            StepError: a step without an inference graph; with `averaged` also one without averages.
             ModelFileError: a file that cannot be written.
         """
-        self._only().export(path)
+        self._only().export(path, averaged=averaged)
 
     # --- private ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from onnx_ops.core.step_format import EVALUATION, INFERENCE, LEARNING_RATE, learning_rate_names
+from onnx_ops.core.step_format import EVALUATION, INFERENCE, LEARNING_RATE, average_name, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.batches import Batches
@@ -87,9 +87,15 @@ class TrainerStep:
         """As `Trainer.predict`."""
         return self._forward_session(INFERENCE).run(inputs)
 
-    def export(self, path: str | os.PathLike[str]) -> None:
+    def export(self, path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """As `Trainer.export`."""
-        write_inference_model(self.model, {name: tensor.array for name, tensor in self._state.now.items()}, Path(path))
+        arrays = {name: tensor.array for name, tensor in self._state.now.items()}
+        if averaged:
+            averages = {name: arrays[average_name(name)] for name in arrays if average_name(name) in arrays}
+            if not averages:
+                raise StepError("the step has no averages of weights: capture it with training_step(..., averaged=)")
+            arrays |= averages
+        write_inference_model(self.model, arrays, Path(path))
 
     @property
     def has_inference_graph(self) -> bool:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from torch.optim.swa_utils import AveragedModel
 
-from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT
+from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT, average_name
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
+from onnx_ops.torch.averaging import Averaging, averages_of
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.loss_scaling import LossScaling
-from onnx_ops.torch.optimizers import Plan
+from onnx_ops.torch.optimizers.plan import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
@@ -81,38 +84,44 @@ def arrays(tensors: Tensors) -> Arrays:
 
 
 class Updates:
-    """Steps of a copy of the optimizer on copies of its parameters.
+    """Steps of copies of the optimizers on copies of their parameters.
 
     Args:
-        joint: the step whose parameters the optimizer updates.
-        optimizer: the captured optimizer.
-        plan: the update that was captured of it.
+        joint: the step whose parameters the optimizers update.
+        plan: the update that was captured of them.
         used: the names of the parameters that have a gradient.
         clip: the maximal total norm of the gradients; None for no clipping.
         scaling: the loss scaling; None for none.
+        averaging: the averages of weights; None for none.
     """
 
     def __init__(
         self,
         joint: JointStep,
-        optimizer: torch.optim.Optimizer,
         plan: Plan,
         used: Sequence[str],
         clip: float | None,
         scaling: LossScaling | None,
+        averaging: Averaging | None,
     ) -> None:
+        self._model, self._averaging = joint.model, averaging
+        self._averaged = None if averaging is None else copy.deepcopy(averaging.averaged)
         self.plan, self._used, self._clip, self._scaling = plan, used, clip, scaling
-        self._twin = copy.deepcopy(optimizer)
+        optimizers = list(dict.fromkeys(group.optimizer for group in plan.groups))
+        self._twins = [_twin(optimizer) for optimizer in optimizers]
         names = {parameter: name for name, parameter in joint.parameters.items()}
-        self._copies = {
-            names[parameter]: twin
-            for group, twins in zip(optimizer.param_groups, self._twin.param_groups, strict=True)
-            for parameter, twin in zip(group["params"], twins["params"], strict=True)
-        }
+        self._copies: Tensors = {}
+        self._owners: dict[str, torch.optim.Optimizer] = {}
+        for optimizer, twin in zip(optimizers, self._twins, strict=True):
+            for group, twins in zip(optimizer.param_groups, twin.param_groups, strict=True):
+                for parameter, other in zip(group["params"], twins["params"], strict=True):
+                    self._copies[names[parameter]] = other
+                    self._owners[names[parameter]] = twin
 
     def state(self) -> Tensors:
-        """The initial state of optimizer and loss scaling, and the learning rates, by the names of the inputs."""
-        return self.plan.state() | self.plan.rates() | ({} if self._scaling is None else self._scaling.state())
+        """The initial state of optimizers, loss scaling and averages, and the learning rates, by input."""
+        parts = (self.plan.state(), self.plan.rates(), *(p.state() for p in (self._scaling, self._averaging) if p))
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
     def step(self, trial: Trial, got: Mapping[str, np.ndarray], tracker: torch.Tensor | None) -> Arrays:
         """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs.
@@ -126,11 +135,12 @@ class Updates:
             torch.nn.utils.clip_grad_norm_(list(self._copies.values()), self._clip)
         infinite = not all(np.isfinite(got[GRADIENT + member.name]).all() for member in self.plan.members)
         if self._scaling is None or not infinite:
-            self._twin.step()
+            for twin in self._twins:
+                twin.step()
         members = self.plan.members
         updated = {NEXT + member.name: to_array(self._copies[member.name]) for member in members}
         for member in members:
-            reached = self._twin.state[self._copies[member.name]]
+            reached = self._owners[member.name].state.get(self._copies[member.name], {})
             updated |= {
                 NEXT + self.plan.state_name(member, key): to_array(torch.as_tensor(reached[key]))
                 for key in member.state
@@ -141,7 +151,29 @@ class Updates:
             settings = self._scaling.growth_factor, self._scaling.backoff_factor, self._scaling.growth_interval
             torch._amp_update_scale_(scale, count, torch.tensor(float(infinite)), *settings)
             updated |= {NEXT + GRAD_SCALE: to_array(scale), NEXT + GROWTH_TRACKER: to_array(count)}
+        if self._averaged is not None:
+            updated |= self._averages(self._averaged, trial)
         return updated
+
+    def _averages(self, averaged: AveragedModel, trial: Trial) -> Arrays:
+        """The averages after an update from the parameters of the last step, by the names of the graph's outputs."""
+        reached = {name: trial.expected.get(NEXT + name, tensor) for name, tensor in trial.values.items()}
+        reached |= self._copies
+        own = [name for name, _ in self._model.named_parameters()], [name for name, _ in self._model.named_buffers()]
+        parameters, buffers = ([reached[name] for name in names] for names in own)
+        source = SimpleNamespace(parameters=lambda: iter(parameters), buffers=lambda: iter(buffers))
+        averaged.update_parameters(source)
+        found = {average_name(name): tensor for name, tensor in averages_of(averaged).items()}
+        found[AVERAGES_COUNT] = averaged.n_averaged
+        return {NEXT + name: to_array(tensor) for name, tensor in found.items()}
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy of an optimizer and its parameters, whose step runs on a CPU and is not differentiated."""
+    twin = copy.deepcopy(optimizer)
+    for group in twin.param_groups:
+        group |= {key: False for key in ("capturable", "differentiable") if key in group}
+    return twin
 
 
 def _plain_session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:

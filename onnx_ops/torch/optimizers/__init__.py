@@ -1,0 +1,1 @@
+"""Updates of optimizers as functions of tensors: those of torch.optim, and registered ones."""

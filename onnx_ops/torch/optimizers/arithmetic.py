@@ -1,0 +1,72 @@
+"""What the updates of optimizers compute with tensors, with few passes over memory.
+
+Numbers that a step computes, such as powers of the count of steps, are float64 scalars, and are rounded once to the
+dtype that elements are computed in: float64 for float64, else float32. Results are rounded where PyTorch's CPU kernels
+round 16-bit tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+
+from onnx_ops.torch.base.custom_ops import domain_ops
+from onnx_ops.torch.mixed_precision import NARROW
+from onnx_ops.torch.optimizers.rule import Group
+
+Number: TypeAlias = float | torch.Tensor
+"""A Python number, or a scalar."""
+
+
+def number(value: Number) -> torch.Tensor:
+    """A number as a float64 scalar."""
+    return value.double() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the dtype that its elements are computed in."""
+    return tensor.float() if tensor.dtype in NARROW else tensor
+
+
+def added(tensor: torch.Tensor, other: torch.Tensor, factor: Number) -> torch.Tensor:
+    """tensor + factor * other, as torch.add(alpha=)."""
+    stepped: torch.Tensor = domain_ops.FusedSgd(tensor, other, -number(factor), None, None, None, None)[0]
+    return stepped
+
+
+def lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor:
+    """start + weight * (end - start)."""
+    one = number(1.0)
+    between: torch.Tensor = domain_ops.FusedSgd(start, end, number(weight), None, one, None, None, maximize=1)[0]
+    return between
+
+
+def scaled(tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """tensor * factor, for a scalar."""
+    computed = wide(tensor)
+    return (computed * factor.to(computed.dtype)).to(tensor.dtype)
+
+
+def average_of_squares(average: torch.Tensor, tensor: torch.Tensor, decay: float) -> torch.Tensor:
+    """decay * average + (1 - decay) * tensor**2."""
+    if average.dtype in NARROW:
+        return torch.addcmul(average * decay, tensor, tensor, value=1 - decay)
+    return lerp(average, tensor * tensor, 1 - decay)
+
+
+def added_quotient(
+    tensor: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, factor: Number
+) -> torch.Tensor:
+    """tensor + factor * numerator / denominator, as torch.addcdiv."""
+    return added(wide(tensor), wide(numerator) / wide(denominator), factor).to(tensor.dtype)
+
+
+def with_decay(gradient: torch.Tensor, parameter: torch.Tensor, group: Group) -> torch.Tensor:
+    """The gradient with that of the L2 penalty of `weight_decay`."""
+    return added(gradient, parameter, group["weight_decay"]) if group["weight_decay"] else gradient
+
+
+def shrunk(parameter: torch.Tensor, rate: torch.Tensor, group: Group) -> torch.Tensor:
+    """The parameter after decoupled weight decay."""
+    return scaled(parameter, 1 - number(rate) * group["weight_decay"]) if group["weight_decay"] else parameter
