@@ -261,19 +261,18 @@ def test_evaluation_with_random_numbers() -> None:
         assert int(trainer.state_dict()["seed"]) == seed + 1
 
 
-def test_an_evaluation_graph_costs_nothing_unless_it_is_used() -> None:
-    model = nn.Linear(4, 3)
-    step = training_step(
-        model,
-        lambda m, x: m(x).square().mean(),
-        (torch.randn(5, 4),),
-        torch.optim.SGD(model.parameters(), 0.1),
-        evaluation=True,
-    )
+def test_an_evaluation_graph_of_a_file() -> None:
+    """It has no weights of its own, no session before it is used, and is kept by `inline`."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), torch.randn(5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = training_step(model, lambda m, x: m(x).square().mean(), (x,), optimizer, evaluation=True)
     assert step.evaluation is not None
-    assert not step.evaluation.graph.initializer or all(
-        t.name not in step.state for t in step.evaluation.graph.initializer
-    )
-    trainer = Trainer(onnx_ops.step_model(step.model, step.state, evaluation=step.evaluation))
-    assert trainer.has_evaluation_graph
-    assert not trainer._only()._forward
+    assert step.state.keys().isdisjoint(tensor.name for tensor in step.evaluation.graph.initializer)
+    whole = onnx_ops.step_model(step.model, step.state, evaluation=step.evaluation)
+    for given in (whole, onnx_ops.inline(whole)):
+        trainer = Trainer(given)
+        assert trainer.has_evaluation_graph
+        assert not trainer._only()._forward
+        close(trainer.evaluate(x=x.numpy())["loss"], model.eval()(x).square().mean())
+        in_train_mode = trainer.evaluate("train", x=x.numpy())["loss"]
+        assert trainer.step(x=x.numpy())["loss"].tobytes() == in_train_mode.tobytes()
