@@ -61,7 +61,7 @@ OPTIMIZERS: dict[str, Make] = {
     "Muon wide": lambda p: torch.optim.Muon(
         _matrices(p), 0.02, momentum=0.8, ns_steps=3, adjust_lr_fn="match_rms_adamw"
     ),
-    "Muon plain": lambda p: torch.optim.Muon(_matrices(p), nesterov=False, ns_coefficients=(3.0, -3.2, 1.2), eps=0.1),
+    "Muon plain": lambda p: _plain_muon(_matrices(p)),
     "groups": lambda p: _groups(list(p)),
 }
 RATE = torch.tensor(1e-2, dtype=torch.float64)
@@ -72,6 +72,11 @@ EPS = 1e-3
 def _groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     first = {"params": parameters[:1], "lr": 0.02, "weight_decay": 0.0}
     return torch.optim.AdamW([first, {"params": parameters[1:], "betas": (0.7, 0.9)}], lr=0.005, eps=EPS)
+
+
+def _plain_muon(matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+    nesterov = matrices[0].dtype is torch.bfloat16
+    return torch.optim.Muon(matrices, nesterov=nesterov, ns_coefficients=(3.0, -3.2, 1.2), eps=0.1)
 
 
 def _matrices(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -301,6 +306,14 @@ class Named(torch.optim.AdamW):
 class Halved(Named):
     def step(self, closure: Any = None) -> None:
         raise AssertionError
+
+
+def test_muon_of_bfloat16_without_nesterov_is_refused() -> None:
+    """PyTorch normalizes its momentum in place, as its bfloat16 copy is the momentum itself."""
+    model = nn.Linear(4, 3, bias=False, dtype=torch.bfloat16)
+    optimizer = torch.optim.Muon(model.parameters(), nesterov=False)
+    with pytest.raises(CaptureError, match="expected nesterov=True or parameters of another dtype"):
+        training_step(model, lambda m, x: m(x).square().mean(), (torch.ones(2, 4).bfloat16(),), optimizer)
 
 
 def hooked(model: nn.Module) -> torch.optim.Optimizer:

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers.arithmetic import added, lerp, number, shrunk
 from onnx_ops.torch.optimizers.rule import Group, Rule, State, zeros
 
@@ -17,6 +18,12 @@ def _initial(parameter: torch.Tensor, group: Group) -> State:
 def _update(
     parameter: torch.Tensor, gradient: torch.Tensor, state: State, rate: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, State]:
+    if parameter.dtype is torch.bfloat16 and not group["nesterov"]:
+        # Its bfloat16 copy of the buffer, which it normalizes in place, is then the buffer itself.
+        raise CaptureError(
+            "PyTorch's Muon overwrites the momentum of bfloat16 parameters without nesterov=True:"
+            " expected nesterov=True or parameters of another dtype"
+        )
     buffer = lerp(state["momentum_buffer"], gradient, 1 - group["momentum"])
     direction = lerp(gradient, buffer, group["momentum"]) if group["nesterov"] else buffer
     step = _orthogonalized(direction, group["ns_coefficients"], group["ns_steps"], group["eps"])
@@ -47,4 +54,4 @@ def _scale(adjustment: str | None, rows: int, columns: int) -> float:
     return math.sqrt(max(1, rows / columns))
 
 
-MUON = Rule(_initial, _update)
+MUON = Rule(_initial, _update, narrow=True)

@@ -29,6 +29,7 @@ class Rule:
             parameters.
         shared: keys of scalars that are equal for all parameters of a group that have been updated together.
         internal: keys that the optimizer itself does not have.
+        narrow: whether the update rounds to 16 bits, whatever the dtype of the parameter.
         of_defaults: options that the optimizer reads from its defaults, whatever a group has.
     """
 
@@ -36,6 +37,7 @@ class Rule:
     update: Update
     shared: frozenset[str] = frozenset()
     internal: frozenset[str] = frozenset()
+    narrow: bool = False
     of_defaults: tuple[str, ...] = ()
 
 
