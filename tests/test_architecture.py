@@ -40,6 +40,7 @@ TORCH = (
     "constants",
     "folding",
     "indices",
+    "row_indices",
     "substitution",
     "data_dependence",
     "lowering",

@@ -104,6 +104,8 @@ def _lookups(node: Node) -> Iterator[_Lookup]:
     if node.target is LABEL:
         index, classes, *ignored = node.args
         yield _Lookup(index, classes, ignored=ignored[0] if ignored else None)
+    elif node.target is aten.embedding_dense_backward.default:
+        yield _Lookup(node.args[1], node.args[2])
     elif node.target in FROM_THE_START:
         axis, place = FROM_THE_START[node.target]
         shape = _shape(node.args[0]) or (1,)

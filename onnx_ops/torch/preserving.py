@@ -35,7 +35,8 @@ def _containers(model: torch.nn.Module) -> list[Any]:
         value = waiting.pop()
         if id(value) not in found and isinstance(value, (*CONTAINERS, tuple)):
             found[id(value)] = value
-            waiting += value.values() if isinstance(value, dict) else value
+            for child in value.values() if isinstance(value, dict) else value:  # a class may refuse len(value)
+                waiting.append(child)
     return [value for value in found.values() if not isinstance(value, tuple)]
 
 
@@ -56,6 +57,6 @@ def _restore(container: Any, contents: list[Any]) -> None:
 
 def _same(now: Any, before: Any) -> bool:
     """Whether an element is the same object, or a pair of key and value has the same objects."""
-    if isinstance(now, tuple) and isinstance(before, tuple) and len(now) == len(before):
+    if type(now) is type(before) is tuple and len(now) == len(before):
         return all(one is other for one, other in zip(now, before, strict=True))
     return now is before

@@ -46,6 +46,7 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.preserving import preserved
+from onnx_ops.torch.row_indices import index_rows
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
@@ -194,6 +195,7 @@ def trace(
         where.restrictions = _restrictions(shapes, inputs)
         _check_sizes(shapes, inputs, roots)
         fold_functions(graph)
+    index_rows(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
         return trace(function, examples, kept, where, specialize)  # with the sizes of the other dimensions as numbers

@@ -85,3 +85,19 @@ def test_what_is_preserved() -> None:
     assert model.training
     assert isinstance(model.layer, nn.Linear)
     assert not hasattr(model, "more")
+
+
+class Sized(tuple[int, ...]):
+    """A tuple whose length is not that of its elements, as in e3nn."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_containers_of_other_lengths_are_walked() -> None:
+    layer = nn.Linear(2, 2)
+    layer.kinds, layer.found = Sized((1, 2)), [kept := Sized((3, 4))]
+    with preserved(layer):
+        layer.found.append(Sized((5, 6)))
+    assert len(layer.found) == 1
+    assert layer.found[0] is kept

@@ -1,0 +1,83 @@
+"""Sums and lookups of whole rows by an index are EmbeddingDenseBackward and Gather."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import captures
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import onnx_ops
+from onnx_ops.torch.verification.verify import Graph
+
+NODES = 6
+
+
+class Network(nn.Module):
+    """Sums over the edges of a graph, along axis 0 of a matrix, the middle axis and the last one of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        rows = x @ self.weight
+        sums = rows.new_zeros(NODES, 4).scatter_add_(0, index[:, None].expand_as(rows), rows)
+        upon = rows.new_full((NODES, 4), 0.5).scatter_add(0, index.view(-1, 1).expand(-1, 4), rows)
+        planes = torch.stack([rows, rows.sin()])
+        middle = rows.new_ones(2, NODES, 4).scatter_add(-2, index[None, :, None].expand(2, -1, 4), planes)
+        last = rows.new_zeros(2, 4, NODES).scatter_add(2, index.expand(2, 4, -1), planes.mT)
+        added = rows.new_zeros(NODES, 4).index_add(0, index, rows)
+        put = rows.new_ones(4, NODES).index_put((torch.arange(4)[:, None], index), rows.mT, accumulate=True)
+        looked_up = sums.gather(0, index[:, None].expand(-1, 4)) * middle[0].gather(0, index[:, None].expand(-1, 4))
+        nodes = upon.cos() + middle[1] + last.sum(0).mT + added.square() + put.mT
+        return nodes.square().sum() + looked_up.sum()
+
+
+def loss(model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+    return model(x, index)
+
+
+def batch(edges: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(edges, 3, generator=generator), torch.randint(NODES - 1, (edges,), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def captured() -> onnx_ops.torch.Capture:
+    edges = Dim("edges", min=2)
+    return captures.gradients(Network(), loss, batch(9), dynamic_shapes=({0: edges}, {0: edges}))
+
+
+def test_rows_are_summed_and_looked_up_as_rows(captured: onnx_ops.torch.Capture) -> None:
+    counts = Counter(node.op_type for node in captured.model.graph.node)
+    # Six sums of the forward pass and the gradients of two lookups; those of middle[0] and middle[1] are no sums.
+    assert counts["EmbeddingDenseBackward"] == 8
+    assert counts["GatherElements"] == 0
+    assert counts["ScatterElements"] == 2
+
+
+@pytest.mark.parametrize("edges", [2, 30])
+def test_results_are_those_of_pytorch(captured: onnx_ops.torch.Capture, edges: int) -> None:
+    model = Network()
+    x, index = batch(edges, seed=1)
+    with torch.no_grad():
+        model.weight.add_(0.3)
+    expected = model.double()(x.double(), index)
+    expected.backward()
+    got = Graph(captured.model).run({"weight": model.weight.float(), "x": x, "index": index})
+    np.testing.assert_allclose(got["loss"], expected.item(), rtol=1e-5)
+    gradient = model.weight.grad.numpy()
+    np.testing.assert_allclose(got["grad.weight"], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("wrong", [-1, NODES])
+def test_an_index_out_of_range_is_an_error(captured: onnx_ops.torch.Capture, wrong: int) -> None:
+    x, index = batch(5)
+    index[3] = wrong
+    with pytest.raises(onnx_ops.torch.CaptureError, match="onnxruntime does not run"):
+        Graph(captured.model).run({"weight": Network().weight, "x": x, "index": index})
