@@ -18,7 +18,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -73,6 +73,10 @@ beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs o
 
 zoo: $(ZOO)/ready ## captures models of other packages, for docs/models.md: two hours, or make zoo ONLY=timm (needs PyTorch in .venv)
 	$(ZOO)/bin/python -m scripts.zoo --resume --jobs 2 $(if $(ONLY),--only $(ONLY))
+
+zoo-speed: $(ZOO)/ready ## speed and memory of some of them next to PyTorch's, for docs/models.md: 25 minutes on a quiet machine
+	$(ZOO)/bin/python -m scripts.zoo.speed
+	$(ZOO)/bin/python -m scripts.zoo --report
 
 models: $(VENV)/ready ## captures the steps of the trainings anew (needs onnx-ops[torch])
 	$(RUN) -m models.capturing

@@ -35,10 +35,14 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="skip models that have a result")
     parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="per model; default: %(default)s")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "zoo", metavar="FOLDER")
+    parser.add_argument("--report", action="store_true", help="write the report of the results that there are")
     options = parser.parse_args()
 
     results: Path = options.results
     results.mkdir(parents=True, exist_ok=True)
+    if options.report:
+        REPORT.write_text(report.text(results, SPEED))
+        return 0
     chosen = [
         entry
         for key, entry in ENTRIES.items()

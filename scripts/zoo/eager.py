@@ -20,14 +20,19 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def build(entry: Entry) -> Case:
-    """The model of an entry, the same one each time, without dropout: its masks are others than PyTorch's."""
+    """The model of an entry, the same one each time."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that packages draw from)
     case = entry.build()
-    for module in case.model.modules():
+    without_dropout(case.model)
+    return case
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Turn dropout off: a captured step draws other masks than PyTorch's."""
+    for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    return case
 
 
 def optimizer(case: Case) -> torch.optim.SGD:
