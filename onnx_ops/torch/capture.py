@@ -26,7 +26,7 @@ from onnx_ops.core.step_format import (
 )
 from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.averaging import Averaging
-from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
@@ -35,7 +35,7 @@ from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan, clipped
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
-from onnx_ops.torch.verification.trials import trials
+from onnx_ops.torch.verification.trials import Trial, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
@@ -228,7 +228,8 @@ def _captured(
     plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
     average_state = {} if averaging is None else averaging.state()
     states = {} if plan is None else plan.state() | plan.rates() | scale_state | average_state
-    state, arguments = joint.state(), joint.argument_values()
+    arguments = {name: first.values[name] for name in joint.arguments}
+    state = {name: tensor for name, tensor in first.values.items() if name not in arguments | scale}
     _check_names((*state, *arguments), [*states])
     values = state | states | arguments
 
@@ -274,17 +275,9 @@ def _captured(
         updates = None
         if plan is not None:
             updates = Updates(joint, plan, seen.used, clip_grad_norm, scaling, averaging)
-        verification = Verification(_step(exported, record), joint, updates)
-        if (violated := verification.step(first)) is not None:
-            raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
-        reasons = list(itertools.takewhile(lambda reason: reason is not None, map(verification.step, seconds)))
-        seconds = seconds[len(reasons) :]
-        if not seconds:
-            warnings.warn(
-                "the step is compared with PyTorch at the captured state only, as other states and batches that were"
-                f" tried violate a condition: {reasons[-1]}",
-                stacklevel=3,
-            )
+        seconds = _verify(Verification(_step(exported, record), joint, updates), first, seconds)
+    compared = [trial.values for trial in (first, *seconds[:1])] if evaluation else []
+    del first, seconds  # whose results are as large as the parameters
     if plan is not None:
         _remove_gradient_outputs(exported)
     forward = Forward(joint, traced, opset_version, where, check, specialize)
@@ -292,9 +285,32 @@ def _captured(
         trained = forward.of_function(inference)
     else:
         trained = forward.of_first_call(eager, seen) if inference else None
-    evaluated = forward.of_loss(record.roles, (first, *seconds[:1])) if evaluation else None
-    initial = {name: to_array(values[name]) for name in record.roles}
+    evaluated = forward.of_loss(record.roles, compared) if evaluation else None
+    initial = {name: as_array(values[name]) for name in record.roles}
     return Capture(_step(exported, record), initial, trained, evaluated)
+
+
+def _verify(verification: Verification, first: Trial, seconds: list[Trial]) -> list[Trial]:
+    """Compare successive steps. What the verification holds is freed on return.
+
+    Args:
+        verification: of the graph.
+        first: of the example.
+        seconds: of which the first one is compared for which the graph's conditions hold.
+
+    Returns:
+        The second trial that was compared, and those after it.
+    """
+    if (violated := verification.step(first)) is not None:
+        raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
+    reasons = list(itertools.takewhile(lambda reason: reason is not None, map(verification.step, seconds)))
+    if len(reasons) == len(seconds):
+        warnings.warn(
+            "the step is compared with PyTorch at the captured state only, as other states and batches that were tried"
+            f" violate a condition: {reasons[-1]}",
+            stacklevel=4,
+        )
+    return seconds[len(reasons) :]
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
@@ -328,7 +344,7 @@ def _resolve_inputs(
             graph.inputs.remove(value)
             del roles[name]
         if constant:
-            make_constant(graph, value, joint.buffers[name])
+            make_constant(graph, value, joint.buffers[name].clone())
     return {value.name: roles[value.name] for value in graph.inputs if value.name in roles}
 
 

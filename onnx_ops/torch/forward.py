@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
 from onnx_ops.torch.arguments import tensors
-from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations
 from onnx_ops.torch.preserving import preserved
@@ -23,7 +23,6 @@ from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.steps import FunctionCall, JointStep, ModelCall, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
-from onnx_ops.torch.verification.trials import Trial
 from onnx_ops.torch.verification.verify import Graph, arrays
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
 from onnx_ops.training.conditions import Condition
@@ -80,12 +79,12 @@ class Forward:
         }
         return self._graph(eager.call, dynamic, remove_losses=True)
 
-    def of_loss(self, state: Collection[str], trials: Iterable[Trial]) -> onnx.ModelProto:
+    def of_loss(self, state: Collection[str], compared: Iterable[Tensors]) -> onnx.ModelProto:
         """The graph of the loss and the further outputs.
 
         Args:
             state: the inputs of the graph that are state; other buffers become constants.
-            trials: states and batches for which the graph is compared with PyTorch.
+            compared: states and batches for which the graph is compared with PyTorch.
 
         Raises:
             CaptureError: random numbers that only evaluation mode draws, so that the step has no seed for them.
@@ -124,10 +123,10 @@ class Forward:
         proto = model_proto(exported)
         if self._check:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
-            for trial in trials:
-                with preserved(joint.model), eager_mode(), joint.with_parameters(trial.values):
-                    expected = self._evaluated(trial.values)
-                compare("outputs in evaluation mode", session.run(trial.values), arrays(expected), tolerance)
+            for given in compared:
+                with preserved(joint.model), eager_mode(), joint.with_parameters(given):
+                    expected = self._evaluated(given)
+                compare("outputs in evaluation mode", session.run(given), arrays(expected), tolerance)
         return proto
 
     def _exported(self, traced: Traced, values: Tensors, outputs: list[str]) -> tuple[ir.Model, dict[str, ir.Value]]:
@@ -185,8 +184,8 @@ class Forward:
 
 
 def make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:
-    """Make a value that was an input an initializer."""
-    value.const_value = ir.tensor(to_array(tensor), name=value.name)
+    """Make a value that was an input an initializer, in the memory of a tensor."""
+    value.const_value = ir.tensor(as_array(tensor), name=value.name)
     graph.register_initializer(value)
 
 

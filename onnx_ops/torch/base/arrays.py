@@ -7,16 +7,26 @@ import numpy as np
 import torch
 
 
-def to_array(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of a tensor's elements."""
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's elements, in its memory if it is contiguous."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-    return tensor.numpy().copy()
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy of a tensor's elements."""
+    return as_array(tensor).copy()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor in the memory of an array."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor with a copy of an array's elements."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    return as_tensor(array.copy())

@@ -17,7 +17,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import Averaging, averages_of
-from onnx_ops.torch.base.arrays import to_array, to_tensor
+from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.loss_scaling import LossScaling
 from onnx_ops.torch.optimizers.plan import Plan
@@ -52,6 +52,7 @@ class Graph:
     def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.enable_cpu_mem_arena = False  # which would keep the memory of the outputs
         self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
         try:
             self._session = session(model, options)
@@ -62,15 +63,12 @@ class Graph:
         """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails."""
         try:
             feeds = {
-                value.name: input_value(to_array(values[value.name]), self._types[value.name].dtype or 0)
+                value.name: input_value(as_array(values[value.name]), self._types[value.name].dtype or 0)
                 for value in self._session.get_inputs()
             }
             names = [value.name for value in self._session.get_outputs()]
-            results = self._session.run_with_ort_values(names, feeds)
-            return {
-                name: output_array(result, numpy_dtype(self._types[name]))
-                for name, result in zip(names, results, strict=True)
-            }
+            results = self._session.run_with_ort_values(names, feeds)[::-1]
+            return {name: output_array(results.pop(), numpy_dtype(self._types[name])) for name in names}
         except Exception as error:
             raise _not_run(error) from error
 
@@ -80,7 +78,8 @@ def _not_run(error: Exception) -> CaptureError:
 
 
 def arrays(tensors: Tensors) -> Arrays:
-    return {name: to_array(tensor) for name, tensor in tensors.items()}
+    """Tensors as arrays, in their memory where they are contiguous."""
+    return {name: as_array(tensor) for name, tensor in tensors.items()}
 
 
 class Updates:
@@ -131,6 +130,7 @@ class Updates:
     def step(self, trial: Trial, got: Mapping[str, np.ndarray], tracker: torch.Tensor | None) -> Arrays:
         """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs.
 
+        They are valid until the next step.
         `tracker` is the state of that name of the loss scaling.
         """
         for name, parameter in self._copies.items():
@@ -143,11 +143,11 @@ class Updates:
             for twin in self._twins:
                 twin.step()
         members = self.plan.members
-        updated = {NEXT + member.name: to_array(self._copies[member.name]) for member in members}
+        updated = {NEXT + member.name: as_array(self._copies[member.name]) for member in members}
         for member in members:
             reached = self._owners[member.name].state.get(self._copies[member.name], {})
             updated |= {
-                NEXT + self.plan.state_name(member, key): to_array(torch.as_tensor(reached[key]))
+                NEXT + self.plan.state_name(member, key): as_array(torch.as_tensor(reached[key]))
                 for key in member.state
                 if key in reached
             }
@@ -155,7 +155,7 @@ class Updates:
             scale, count = trial.values[GRAD_SCALE].clone(), tracker.clone()
             settings = self._scaling.growth_factor, self._scaling.backoff_factor, self._scaling.growth_interval
             torch._amp_update_scale_(scale, count, torch.tensor(float(infinite)), *settings)
-            updated |= {NEXT + GRAD_SCALE: to_array(scale), NEXT + GROWTH_TRACKER: to_array(count)}
+            updated |= {NEXT + GRAD_SCALE: as_array(scale), NEXT + GROWTH_TRACKER: as_array(count)}
         if self._averaged is not None:
             updated |= self._averages(self._averaged, trial)
         return updated
@@ -223,7 +223,7 @@ class Verification:
         narrow = set() if self._updates is None else self._updates.narrow
         compare("the optimizer's update", got, {n: array for n, array in update.items() if n not in narrow})
         compare("the optimizer's update", got, {n: update[n] for n in sorted(narrow)}, SIXTEEN_BITS)
-        self._state |= {name: to_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
+        self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
         return None
 
     def _check(self, got: Arrays, trial: Trial, names: Sequence[str]) -> None:
@@ -248,8 +248,8 @@ class Verification:
         wide = _wide(values)
         try:
             with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide):
-                found = arrays(self._joint.run(wide, RunInfo()))
-                return {name: found[name] for name in names}
+                found = self._joint.run(wide, RunInfo())
+                return {name: to_array(found[name]) for name in names}
         except Exception:  # the user's code requires another dtype
             return None
 
