@@ -179,7 +179,8 @@ class Forward:
         if self._check:
             kept = {value.name for value in proto.graph.output}
             wanted = arrays({name: tensor for name, tensor in expected.items() if name in kept})
-            compare("outputs in evaluation mode", Graph(proto).run(arguments), wanted)
+            session = Graph(proto)
+            compare("outputs in evaluation mode", session.run(arguments), wanted)
         return proto
 
 

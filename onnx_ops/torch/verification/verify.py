@@ -28,7 +28,7 @@ from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, WIDENED, Tolera
 from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
-from onnx_ops.training.binding import input_value, output_array
+from onnx_ops.training.binding import BFLOAT16, input_value, output_array
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
@@ -60,15 +60,21 @@ class Graph:
             raise _not_run(error) from error
 
     def run(self, values: Tensors) -> Arrays:
-        """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails."""
+        """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails.
+
+        They may be in the memory of inputs or of the session.
+        """
         try:
             feeds = {
                 value.name: input_value(as_array(values[value.name]), self._types[value.name].dtype or 0)
                 for value in self._session.get_inputs()
             }
             names = [value.name for value in self._session.get_outputs()]
-            results = self._session.run_with_ort_values(names, feeds)[::-1]
-            return {name: output_array(results.pop(), numpy_dtype(self._types[name])) for name in names}
+            results = self._session.run_with_ort_values(names, feeds)
+            return {
+                name: output_array(result, BFLOAT16) if numpy_dtype(self._types[name]) == BFLOAT16 else result.numpy()
+                for name, result in zip(names, results, strict=True)
+            }
         except Exception as error:
             raise _not_run(error) from error
 
