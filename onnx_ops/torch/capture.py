@@ -33,6 +33,7 @@ from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan, clipped
+from onnx_ops.torch.progress import Progress
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
 from onnx_ops.torch.verification.trials import Trial, trials
@@ -221,6 +222,7 @@ def _captured(
 ) -> Capture:
     refuse_autocast()
     refuse_compiled(joint.model)
+    progress = Progress()
     eager = RunInfo()
     scale_state = {} if scaling is None else scaling.state()
     scale = {name: t for name, t in scale_state.items() if name == GRAD_SCALE}
@@ -257,12 +259,15 @@ def _captured(
         names[:] = outputs
         return outputs
 
+    progress.ended("steps of PyTorch")
     where = Locations(joint.model)
     traced = trace(whole, values, joint.dynamic, where, specialize)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
+    progress.ended(f"trace of {len(traced.graph.graph.nodes)} operators")
     exported = to_onnx(traced, values, names, opset_version, where)
+    progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
     record = Step(
         _resolve_inputs(exported.graph, joint, plan, seen, scale_state | average_state),
@@ -276,6 +281,7 @@ def _captured(
         if plan is not None:
             updates = Updates(joint, plan, seen.used, clip_grad_norm, scaling, averaging)
         seconds = _verify(Verification(_step(exported, record), joint, updates), first, seconds)
+        progress.ended("comparison with PyTorch")
     compared = [trial.values for trial in (first, *seconds[:1])] if evaluation else []
     del first, seconds  # whose results are as large as the parameters
     if plan is not None:
@@ -286,6 +292,8 @@ def _captured(
     else:
         trained = forward.of_first_call(eager, seen) if inference else None
     evaluated = forward.of_loss(record.roles, compared) if evaluation else None
+    if trained or evaluated:
+        progress.ended("graphs in evaluation mode")
     initial = {name: as_array(values[name]) for name in record.roles}
     return Capture(_step(exported, record), initial, trained, evaluated)
 
