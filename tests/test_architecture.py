@@ -45,6 +45,7 @@ TORCH = (
     "data_dependence",
     "lowering",
     "translation",
+    "real_parts",
     "joining",
     "summing",
     "simplifying",

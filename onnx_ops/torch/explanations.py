@@ -36,7 +36,6 @@ class Locations(TorchDispatchMode):
     Attributes:
         number_at: a function that returns the text of the number that a line reads from a tensor in the example; None
             if that is unknown.
-        complex: the first operator that returned a complex tensor, with its location; None if there is none.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
     """
 
@@ -48,7 +47,6 @@ class Locations(TorchDispatchMode):
         self._locations: dict[str, Location] = {}
         self._of_gradients: dict[int, Location] = {}
         self.number_at: Callable[[Line], str | None] = lambda line: None
-        self.complex: tuple[str, Location] | None = None
         self.restrictions: dict[str, Line] = {}
         self._hooks: list[RemovableHandle] = []
 
@@ -68,12 +66,8 @@ class Locations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        location = self._location()
-        self._locations.setdefault(_bare(func), location)
-        result = func(*args, **(kwargs or {}))
-        if self.complex is None and isinstance(result, torch.Tensor) and result.is_complex():
-            self.complex = str(func), location
-        return result
+        self._locations.setdefault(_bare(func), self._location())
+        return func(*args, **(kwargs or {}))
 
     def _location(self) -> Location:
         """The location of the running operator; in a backward pass, of the operator that is differentiated."""
@@ -258,14 +252,7 @@ def _no_translation(error: BaseException, where: Locations) -> str | None:
     found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>", str(error))
     if not found:
         return None
-    operator = found.group(1).replace("::", ".")
-    if where.complex is not None:
-        made, location = where.complex
-        return (
-            f"{location.module} computes with complex numbers ({made}{_at(location.line)}); {operator} of"
-            " complex numbers has no translation to ONNX. Compute with real and imaginary parts in tensors of their own"
-        )
-    return untranslated(operator, where)
+    return untranslated(found.group(1).replace("::", "."), where)
 
 
 def untranslated(operator: str, where: Locations) -> str:

@@ -46,6 +46,7 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.preserving import preserved
+from onnx_ops.torch.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.row_indices import index_rows
 from onnx_ops.torch.simplifying import simplify
 from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
@@ -181,7 +182,12 @@ def trace(
             fakes = [given.fake for given in inputs]
             _unify_sizes(inputs)
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
-            return make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
+            graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
+            if has_complex_numbers(graph):
+                graph.graph.eliminate_dead_code()
+                real = RealParts(graph, where).run
+                graph = make_fx(real, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
+            return graph
 
     with explained(where), without_traced_values():
         try:

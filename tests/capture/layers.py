@@ -109,7 +109,6 @@ NOT_SWEPT = {
 """Modules of torch.nn that no case has, and why."""
 
 _SOLVED = "solves or factorizes a matrix, which no operator of ONNX does"
-_COMPLEX = "has complex numbers on its way"
 _NO_FUNCTION = "no operator of ONNX computes the function or its gradient"
 _POSITIVE = "x @ x.t() + 9 * torch.eye(6, dtype=x.dtype)"
 REASONS: dict[str, str] = {
@@ -133,11 +132,6 @@ REASONS: dict[str, str] = {
                 "torch.linalg.svdvals(x)",
                 "torch.linalg.eigvalsh(x @ x.t())",
                 "torch.matrix_exp(x @ x.t() / 9)",
-            ),
-            _COMPLEX: (
-                "torch.polar(x, x).real",
-                "torch.fft.rfft(x).abs()",
-                "torch.stft(x[0], 4, return_complex=True).abs()",
             ),
             _NO_FUNCTION: ("torch.special.i0(x)", "x.lgamma()", "x.digamma()", "x.erfinv()"),
             "the shape of a result on its way depends on data": ("torch.combinations(x[0])",),
@@ -616,6 +610,8 @@ F.one_hot(torch.arange(6), 8).to(x.dtype) * x; F.glu(x, 1); x.swapaxes(0, 1); x.
 torch.rot90(x); x.take(torch.tensor([0, 5, 5])); torch.take_along_dim(x, x.argsort(1), 1); x.quantile(0.3, 1);
 torch.meshgrid(x[0], x[1], indexing='ij')[0]; x.index_fill(1, torch.tensor([0, 2]), 0.5); x.deg2rad();
 x.logit(0.01); torch.polar(x, x).real; torch.fft.rfft(x).abs(); torch.stft(x[0], 4, return_complex=True).abs();
+torch.fft.irfft2(torch.fft.rfft2(x, norm='ortho') ** 2); torch.fft.hfft(torch.complex(x, x + 1), n=13);
+torch.fft.ifftn(torch.fft.fftn(x) * 1j).imag;
 torch.det(x @ x.t()); torch.linalg.inv(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype));
 torch.linalg.solve(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype), x);
 torch.linalg.cholesky(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype)); torch.linalg.qr(x.t())[1];

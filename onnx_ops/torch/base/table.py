@@ -1,8 +1,8 @@
 """The table of PyTorch's operators: what each becomes on its way to ONNX. The files in `operators/` fill it.
 
 A captured function passes through the table in this order: `replacements` while it runs in PyTorch, `draws` where it
-draws random numbers, `decompositions` while make_fx traces it, `translations` when the trace is exported, `rewrites`
-when the nodes are simplified.
+draws random numbers, `decompositions` while make_fx traces it, `complex_numbers` where the trace has some,
+`translations` when the trace is exported, `rewrites` when the nodes are simplified.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Table:
         draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
         float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
             to nodes that have one.
+        complex_numbers: operators without overload, and functions that compute them for Pairs of real tensors.
         rewrites: op_types of this domain, and functions that may replace such a node of a simplified graph.
     """
 
@@ -40,6 +41,7 @@ class Table:
     translations: Entries = field(default_factory=dict)
     draws: Entries = field(default_factory=dict)
     float64_nodes: Entries = field(default_factory=dict)
+    complex_numbers: Entries = field(default_factory=dict)
     rewrites: Entries = field(default_factory=dict)
 
 
@@ -114,6 +116,14 @@ def draws(*operators: Any) -> Callable[[Function], Function]:
 def computes_float64(*op_types: str) -> Callable[[Function], Function]:
     """Write standard nodes that onnxruntime cannot compute in float64 in others."""
     return _enters(TABLE.float64_nodes, op_types)
+
+
+def on_pairs(*operators: Any) -> Callable[[Function], Function]:
+    """Compute operators, such as torch.ops.aten.mul, for complex numbers.
+
+    Each complex tensor among arguments and results of the decorated function is a Pair of real ones.
+    """
+    return _enters(TABLE.complex_numbers, operators)
 
 
 def rewrites(*op_types: str) -> Callable[[Function], Function]:

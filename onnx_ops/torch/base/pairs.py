@@ -1,0 +1,35 @@
+"""Complex tensors as pairs of real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Real and imaginary part of a complex tensor."""
+
+    real: Tensor
+    imaginary: Tensor
+
+
+def parts(value: Any) -> tuple[Any, Any]:
+    """Real and imaginary part of a Pair, a real tensor or a number."""
+    if isinstance(value, Pair):
+        return value.real, value.imaginary
+    if isinstance(value, Tensor):
+        return value, torch.zeros_like(value)
+    if isinstance(value, complex):
+        return value.real, value.imag
+    return value, 0
+
+
+def is_complex(value: Any) -> bool:
+    """Whether a value is a Pair, or a complex tensor, number or dtype."""
+    if isinstance(value, Tensor):
+        return value.is_complex()
+    return value.is_complex if isinstance(value, torch.dtype) else isinstance(value, Pair | complex)
