@@ -27,8 +27,8 @@ def _labelled(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
     return model(input_ids=input_ids, labels=labels).loss
 
 
-def _texts(samples: int = BATCH) -> Tensor:
-    return torch.randint(3, TOKENS, (samples, TIME))
+def _texts(samples: int = BATCH, time: int = TIME) -> Tensor:
+    return torch.randint(3, TOKENS, (samples, time))
 
 
 def _language(name: str, config: str, **options: Any) -> Case:
@@ -89,7 +89,7 @@ def t5() -> Case:
         vocab_size=TOKENS, d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4, use_cache=False,
         decoder_start_token_id=0,
     )  # fmt: skip
-    return Case(transformers.T5ForConditionalGeneration(config), _labelled, lambda _: (_texts(), _texts()[:, :64]))
+    return Case(transformers.T5ForConditionalGeneration(config), _labelled, lambda _: (_texts(), _texts(time=64)))
 
 
 def whisper() -> Case:
@@ -165,7 +165,7 @@ def lstm() -> Case:
     def loss(model: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
         return functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
 
-    return Case(LanguageModel(), loss, lambda _: (_texts(16)[:, :64], _texts(16)[:, :64]))
+    return Case(LanguageModel(), loss, lambda _: (_texts(16, 64), _texts(16, 64)))
 
 
 SPEED: Mapping[str, Callable[[], Case]] = {
