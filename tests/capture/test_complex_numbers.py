@@ -58,7 +58,7 @@ def test_operators() -> None:
             z.sgn(),
             z.reciprocal(),
         ]
-        powers = [z**3, z**-2, z**0.5, z**1.7, z / (z + 2), 2 / z, z / 2j, torch.linalg.norm(z) * z]
+        powers = [z**3, z**-2, z**0.5, z**1.7, z / (z + 2), 2 / z, z / 2j, torch.linalg.norm(z) * z, z.prod(1)]
         parts = [
             z.conj() * 1j + z * (1 + 2j) - z.conj().imag,
             torch.complex(z.abs(), z.angle()),

@@ -46,8 +46,8 @@ REFUSED = {
         rf"_linalg_eigh, which {WHERE} needs, has no translation.* is run {LINE}",
     ),
     "complex numbers": (
-        lambda x: torch.polar(x, x).prod().abs(),
-        rf"{WHERE} computes aten\.prod\.default of complex numbers {LINE}",
+        lambda x: torch.polar(x, x).log1p().abs(),
+        rf"{WHERE} computes aten\.log1p\.default of complex numbers {LINE}",
     ),
     "array": (lambda x: x * float(x.detach().numpy().sum()), rf"{WHERE} decides by the numbers .* {LINE}"),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),

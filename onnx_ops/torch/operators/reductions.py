@@ -52,7 +52,7 @@ def _median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any
 def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Pairwise, so that the gradient with respect to an element that is 0 is the product of the others."""
     rows = input if dtype is None else input.to(dtype)
-    if not rows.is_floating_point():
+    if not rows.is_floating_point() and not rows.is_complex():
         rows = rows.to(torch.int64)
     if dim is None:
         rows, dim = rows.flatten(), 0
