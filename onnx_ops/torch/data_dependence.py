@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeEnv, free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,7 +30,6 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.constants import DATA_DEPENDENT
 from onnx_ops.torch.frames import Line, line_now, line_of_stack
-from onnx_ops.torch.substitution import Substitution
 from onnx_ops.training.conditions import Condition, Number
 
 aten = torch.ops.aten
@@ -83,11 +83,24 @@ def _to_bool(tensor: torch.Tensor) -> bool:
     return bool((tensor if tensor.dtype is torch.bool else tensor != 0).item())
 
 
+READS: dict[Any, Callable[..., Any]] = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
+
+
+class _SingleReads(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return READS.get(func, func)(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def single_reads() -> Iterator[None]:
     """Functions of tensors that return numbers read them one by one, by operators."""
-    reads = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
-    with Substitution(reads), mock.patch.object(FakeTensor, "tolist", _to_list):
+    with _SingleReads(), mock.patch.object(FakeTensor, "tolist", _to_list):
         yield
 
 

@@ -212,7 +212,7 @@ def trace(
 @contextlib.contextmanager
 def _substituted() -> Iterator[None]:
     """PyTorch runs the operators of a trace that stand for others."""
-    with _unchecked_distributions(), Float32Computation(), whole_ops(), single_reads():
+    with _unchecked_distributions(), Float32Computation(), single_reads(), whole_ops():
         yield
 
 
