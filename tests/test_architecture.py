@@ -51,6 +51,7 @@ TORCH = (
     "simplifying",
     "randomness",
     "mixed_precision",
+    "progress",
     "tracing",
     "recomputation",
     "loss_scaling",

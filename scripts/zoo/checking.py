@@ -22,10 +22,11 @@ import torch
 
 import onnx_ops
 import onnx_ops.torch
+from onnx_ops.core.step_format import NEXT, optimizer_name
 from scripts import measuring
 from scripts.zoo import torchvision_operators
 from scripts.zoo.comparing import FLOOR, Arrays, allowed, error
-from scripts.zoo.eager import Training, batch_of, build, feeds, optimizer, references
+from scripts.zoo.eager import BUFFER, Training, batch_of, build, feeds, optimizer, references
 from scripts.zoo.entries import SAMPLES, Entry
 from scripts.zoo.models import ENTRIES
 from scripts.zoo.results import CHECKS, EAGER, Result
@@ -149,7 +150,7 @@ class Checks:
         if run.returncode:
             raise WrongResultError(run.stderr.strip().splitlines()[-1] if run.stderr else f"status {run.returncode}")
         with np.load(path) as results:
-            got = {name.removeprefix("next."): results[name] for name in results.files}
+            got = {name.removeprefix(NEXT): results[name] for name in results.files}
         single, exact, near = (training.step(self.example) for training in references(self.entry, self._wide))
         changed = {name: array for name, array in exact.items() if name in got}
         self._compare("portable", got, changed, allowed(single, near, exact))
@@ -216,9 +217,9 @@ def _trainer(path: Path) -> onnx_ops.Trainer:
 
 
 def _state(trainer: onnx_ops.Trainer) -> dict[str, np.ndarray]:
-    """Parameters and buffers with PyTorch's names, and the state of the optimizer."""
-    optimizer_state = {name: array for name, array in trainer.state_dict().items() if name.startswith("optimizer.")}
-    return dict(trainer.weights()) | optimizer_state
+    """Parameters and buffers with PyTorch's names, and the momentum of the optimizer."""
+    momentum = {name: array for name, array in trainer.state_dict().items() if name.startswith(optimizer_name(BUFFER))}
+    return dict(trainer.weights()) | momentum
 
 
 def described(failure: Exception) -> str:

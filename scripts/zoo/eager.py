@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from onnx_ops.core.step_format import optimizer_name
 from onnx_ops.torch.arguments import tensors
 from scripts.zoo.entries import Case, Entry
 
 MOMENTUM = 0.9
+BUFFER = "momentum_buffer"
+"""PyTorch's name of the state of this optimizer."""
 NEAR = 1e-6
 """Relative change of parameters, larger than rounding to float32."""
 
@@ -77,9 +80,9 @@ class Training:
         """Parameters, buffers and momentum by the names of the step's inputs, without those that have none."""
         found = {name: tensor for name, tensor in self.model.state_dict().items() if isinstance(tensor, torch.Tensor)}
         for name, parameter in self.model.named_parameters():
-            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            momentum = self.optimizer.state.get(parameter, {}).get(BUFFER)
             if momentum is not None:
-                found[f"optimizer.momentum_buffer.{name}"] = momentum
+                found[optimizer_name(BUFFER, name)] = momentum
         return {name: tensor.detach().numpy().copy() for name, tensor in found.items()}
 
     def disturb(self, amount: float, seed: int = 0) -> None:
