@@ -58,6 +58,7 @@ TORCH = (
     "steps",
     "optimizers",
     "averaging",
+    "update",
     "exchange",
     "verification",
     "forward",

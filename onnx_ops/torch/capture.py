@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from torch.optim.swa_utils import AveragedModel
 from onnx_ops.core.step_format import (
     GRAD_SCALE,
     GRADIENT,
-    NEXT,
     SEED,
     InputRole,
 )
@@ -30,12 +30,12 @@ from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
-from onnx_ops.torch.loss_scaling import LossScaling, all_finite
-from onnx_ops.torch.operators.gradient_marks import gradient
-from onnx_ops.torch.optimizers.plan import Optimizers, Plan, clipped
+from onnx_ops.torch.loss_scaling import LossScaling
+from onnx_ops.torch.optimizers.plan import Optimizers, Plan
 from onnx_ops.torch.progress import Progress
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
+from onnx_ops.torch.update import Update
 from onnx_ops.torch.verification.trials import Trial, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
 from onnx_ops.training.step import Bounds, Step, summary
@@ -144,7 +144,7 @@ def gradients(
         CaptureError: the step cannot be captured, or the graph's results differ from PyTorch's.
     """
     joint = JointStep(model, loss, args, dynamic_shapes)
-    return _captured(joint, None, None, None, None, opset_version, check, inference, evaluation, specialize)
+    return _captured(joint, _Options(opset_version, check, inference, evaluation, specialize))
 
 
 def training_step(
@@ -194,44 +194,48 @@ def training_step(
     if scaling is not None and not isinstance(optimizer, torch.optim.Optimizer) and len(optimizer) > 1:
         raise CaptureError("a GradScaler skips the steps of each optimizer by itself; with one, expected one optimizer")
     averaging = None if averaged is None else Averaging(averaged, joint.parameters, joint.buffers)
-    return _captured(
-        joint,
-        optimizer,
-        clip_grad_norm,
-        scaling,
-        averaging,
-        opset_version,
-        check,
-        inference,
-        evaluation,
-        specialize,
-    )
+
+    def update(used: Sequence[str]) -> Update:
+        return Update(Plan(optimizer, joint.parameters, used), clip_grad_norm, scaling, averaging)
+
+    scale = {} if scaling is None else {GRAD_SCALE: scaling.state()[GRAD_SCALE]}
+    return _captured(joint, _Options(opset_version, check, inference, evaluation, specialize), update, scale)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a capture, as `gradients` has them."""
+
+    opset_version: int
+    check: bool
+    inference: bool | Callable[..., Any]
+    evaluation: bool
+    specialize: bool
 
 
 def _captured(
     joint: JointStep,
-    optimizer: Optimizers | None,
-    clip_grad_norm: float | None,
-    scaling: LossScaling | None,
-    averaging: Averaging | None,
-    opset_version: int,
-    check: bool,
-    inference: bool | Callable[..., Any],
-    evaluation: bool,
-    specialize: bool,
+    options: _Options,
+    update_of: Callable[[Sequence[str]], Update] | None = None,
+    scale: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Capture:
+    """Capture a step.
+
+    Args:
+        joint: its forward and backward pass.
+        options: of the capture.
+        update_of: of the names of the parameters that have a gradient, the update; None for a step without.
+        scale: the factor of the loss, by its name; empty without loss scaling.
+    """
     refuse_autocast()
     refuse_compiled(joint.model)
     progress = Progress()
     eager = RunInfo()
-    scale_state = {} if scaling is None else scaling.state()
-    scale = {name: t for name, t in scale_state.items() if name == GRAD_SCALE}
-    first, *seconds = trials(joint, eager, scale, several=specialize)
-    plan = None if optimizer is None else Plan(optimizer, joint.parameters, eager.used)
-    average_state = {} if averaging is None else averaging.state()
-    states = {} if plan is None else plan.state() | plan.rates() | scale_state | average_state
+    first, *seconds = trials(joint, eager, dict(scale), several=options.specialize)
+    update = None if update_of is None else update_of(eager.used)
+    states = {} if update is None else update.state()
     arguments = {name: first.values[name] for name in joint.arguments}
-    state = {name: tensor for name, tensor in first.values.items() if name not in arguments | scale}
+    state = {name: tensor for name, tensor in first.values.items() if name not in arguments and name not in scale}
     _check_names((*state, *arguments), [*states])
     values = state | states | arguments
 
@@ -240,58 +244,42 @@ def _captured(
 
     def whole(given: Tensors) -> Tensors:
         outputs = joint.run(given, seen, eager.changed)
-        if plan is not None:
-            found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
-            outputs |= {GRADIENT + name: tensor for name, tensor in found.items()}
-            found = {member.name: found[member.name] for member in plan.members}
-            finite = None if scaling is None else all_finite(found.values())
-            if clip_grad_norm is not None:
-                found = clipped(found, clip_grad_norm)
-            reached = {name: outputs[NEXT + name] for name in seen.changed}
-            updated = plan.updated(given | reached, found)
-            if scaling is not None and finite is not None:
-                before = given | reached
-                updated = {name: torch.where(finite, new, before[name]) for name, new in updated.items()}
-                updated |= scaling.updated(given, finite)
-            if averaging is not None:
-                updated |= averaging.updated(given, given | reached | updated)
-            outputs |= {NEXT + name: tensor for name, tensor in updated.items()}
+        if update is not None:
+            outputs = update.outputs(given, outputs, seen)
         names[:] = outputs
         return outputs
 
     progress.ended("steps of PyTorch")
     where = Locations(joint.model)
-    traced = trace(whole, values, joint.dynamic, where, specialize)
+    traced = trace(whole, values, joint.dynamic, where, options.specialize)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
     progress.ended(f"trace of {len(traced.graph.graph.nodes)} operators")
-    exported = to_onnx(traced, values, names, opset_version, where)
+    exported = to_onnx(traced, values, names, options.opset_version, where)
     progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
     record = Step(
-        _resolve_inputs(exported.graph, joint, plan, seen, scale_state | average_state),
+        _resolve_inputs(exported.graph, joint, seen, {} if update is None else update.roles()),
         joint.tied,
         _bounds(traced.dynamic),
         ranges,
         tuple(traced.conditions),
     )
-    if check:
-        updates = None
-        if plan is not None:
-            updates = Updates(joint, plan, seen.used, clip_grad_norm, scaling, averaging)
+    if options.check:
+        updates = None if update is None else Updates(joint, update, seen.used)
         seconds = _verify(Verification(_step(exported, record), joint, updates), first, seconds)
         progress.ended("comparison with PyTorch")
-    compared = [trial.values for trial in (first, *seconds[:1])] if evaluation else []
+    compared = [trial.values for trial in (first, *seconds[:1])] if options.evaluation else []
     del first, seconds  # whose results are as large as the parameters
-    if plan is not None:
+    if update is not None:
         _remove_gradient_outputs(exported)
-    forward = Forward(joint, traced, opset_version, where, check, specialize)
-    if callable(inference):
-        trained = forward.of_function(inference)
+    forward = Forward(joint, traced, options.opset_version, where, options.check, options.specialize)
+    if callable(options.inference):
+        trained = forward.of_function(options.inference)
     else:
-        trained = forward.of_first_call(eager, seen) if inference else None
-    evaluated = forward.of_loss(record.roles, compared) if evaluation else None
+        trained = forward.of_first_call(eager, seen) if options.inference else None
+    evaluated = forward.of_loss(record.roles, compared) if options.evaluation else None
     if trained or evaluated:
         progress.ended("graphs in evaluation mode")
     initial = {name: as_array(values[name]) for name in record.roles}
@@ -333,17 +321,15 @@ def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:
 
 
 def _resolve_inputs(
-    graph: ir.Graph, joint: JointStep, plan: Plan | None, seen: RunInfo, further: Tensors
+    graph: ir.Graph, joint: JointStep, seen: RunInfo, of_update: Mapping[str, InputRole]
 ) -> dict[str, InputRole]:
     """Remove the inputs that are no state of the step, and return the roles of the others.
 
     A buffer that is not in the model's state_dict becomes a constant, unless the step changes it. The seed is removed
-    if the step draws no random numbers. `further` is other state of the update, by name.
+    if the step draws no random numbers. `of_update` has the roles of the state of the update.
     """
     roles = dict.fromkeys(joint.parameters, InputRole.PARAMETER) | dict.fromkeys(joint.buffers, InputRole.BUFFER)
-    if plan is not None:
-        roles |= dict.fromkeys(plan.state(), InputRole.OPTIMIZER) | dict.fromkeys(plan.rates(), InputRole.SETTING)
-    roles |= dict.fromkeys(further, InputRole.OPTIMIZER)
+    roles |= of_update
     roles[SEED] = InputRole.SEED
     for value in list(graph.inputs):
         name = value.name or ""

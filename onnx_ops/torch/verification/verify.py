@@ -16,14 +16,13 @@ from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROW
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
-from onnx_ops.torch.averaging import Averaging, averages_of
+from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.loss_scaling import LossScaling
-from onnx_ops.torch.optimizers.plan import Plan
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
+from onnx_ops.torch.update import Update
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, WIDENED, Tolerance, compare, rounding
 from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
@@ -93,26 +92,16 @@ class Updates:
 
     Args:
         joint: the step whose parameters the optimizers update.
-        plan: the update that was captured of them.
+        update: the update that was captured of them.
         used: the names of the parameters that have a gradient.
-        clip: the maximal total norm of the gradients; None for no clipping.
-        scaling: the loss scaling; None for none.
-        averaging: the averages of weights; None for none.
     """
 
-    def __init__(
-        self,
-        joint: JointStep,
-        plan: Plan,
-        used: Sequence[str],
-        clip: float | None,
-        scaling: LossScaling | None,
-        averaging: Averaging | None,
-    ) -> None:
-        self._model, self._averaging = joint.model, averaging
-        self._averaged = None if averaging is None else copy.deepcopy(averaging.averaged)
-        self.plan, self._used, self._clip, self._scaling = plan, used, clip, scaling
-        optimizers = list(dict.fromkeys(group.optimizer for group in plan.groups))
+    def __init__(self, joint: JointStep, update: Update, used: Sequence[str]) -> None:
+        self._model, self._averaging = joint.model, update.averaging
+        self._averaged = None if update.averaging is None else copy.deepcopy(update.averaging.averaged)
+        self.state = update.state
+        self.plan, self._used, self._clip, self._scaling = update.plan, used, update.clip_grad_norm, update.scaling
+        optimizers = list(dict.fromkeys(group.optimizer for group in update.plan.groups))
         self._twins = [_twin(optimizer) for optimizer in optimizers]
         names = {parameter: name for name, parameter in joint.parameters.items()}
         self._copies: Tensors = {}
@@ -122,11 +111,6 @@ class Updates:
                 for parameter, other in zip(group["params"], twins["params"], strict=True):
                     self._copies[names[parameter]] = other
                     self._owners[names[parameter]] = twin
-
-    def state(self) -> Tensors:
-        """The initial state of optimizers, loss scaling and averages, and the learning rates, by input."""
-        parts = (self.plan.state(), self.plan.rates(), *(p.state() for p in (self._scaling, self._averaging) if p))
-        return {name: tensor for part in parts for name, tensor in part.items()}
 
     @property
     def narrow(self) -> set[str]:
