@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -100,24 +101,34 @@ class Checks:
 
     def static(self) -> None:
         path = self._folder / "static.onnx"
-        onnx_ops.torch.training_step(
-            self.case.model, self.case.loss, self.example, optimizer(self.case), inference=False
-        ).save(path)
+        self._captured(inference=False).save(path)
         self._other_state("static", path, SAMPLES)
 
     def dynamic(self) -> None:
         start, processor = time.perf_counter(), time.process_time()
-        captured = onnx_ops.torch.training_step(
-            self.case.model,
-            self.case.loss,
-            self.example,
-            optimizer(self.case),
-            dynamic_shapes=self.case.dynamic_shapes(),
-        )
+        captured = self._captured(dynamic_shapes=self.case.dynamic_shapes())
         self.result.capture_seconds = time.perf_counter() - start, time.process_time() - processor
         self.result.nodes = len(captured.model.graph.node)
         captured.save(self._step)
         self.result.file_bytes = self._step.stat().st_size
+
+    def _captured(self, **options: Any) -> onnx_ops.torch.Capture:
+        """A capture; one that follows the example's branches if code branches on data."""
+        case = self.case
+        while True:
+            try:
+                return onnx_ops.torch.training_step(
+                    case.model,
+                    case.loss,
+                    self.example,
+                    optimizer(case),
+                    specialize=self.result.specialized,
+                    **options,
+                )
+            except onnx_ops.torch.CaptureError as refusal:
+                if self.result.specialized or "specialize=True" not in str(refusal):
+                    raise
+                self.result.specialized = True
 
     def second_state(self) -> None:
         """A step from other parameters, on a batch of another size."""

@@ -30,8 +30,9 @@ process of its own:
 
 Loss, gradients, parameters and buffers are compared with PyTorch's in float64. Their error, relative to the largest
 element of a tensor, may be 1e-4, ten times that of PyTorch in float32, or what a relative change of the parameters by
-1e-6 makes of it. The optimizer is SGD with momentum; dropout is off, as its masks differ from PyTorch's. Seconds are
-processor time of the dynamic capture and its verification.
+1e-6 makes of it. Where code branches on the data, the capture has `specialize=True`: such a model is marked
+"specialized", and refuses a batch that would take another branch. The optimizer is SGD with momentum; dropout is off,
+as its masks differ from PyTorch's. Seconds are processor time of the dynamic capture and its verification.
 """
 
 
@@ -64,7 +65,7 @@ def _table(results: Sequence[Result]) -> str:
             rows.append(
                 [
                     "" if i else package,
-                    result.name,
+                    f"{result.name} (specialized)" if result.specialized else result.name,
                     f"{result.parameters:,}",
                     *({"ok": "yes", None: ""}.get(result.checks.get(check), "no") for check in CHECKS),
                     seconds,

@@ -21,6 +21,7 @@ class Result:
         checks: by name, "ok" or the error; a check that another one prevents is missing.
         errors: of results, relative to the largest element of a tensor, and the allowed ones, by check.
         parameters: their number.
+        specialized: whether the model is captured with specialize=True only.
         capture_seconds: of the capture with dynamic sizes and its verification, and the processor time.
         nodes, file_bytes: of its graph and its file.
         seconds: of the whole process.
@@ -33,6 +34,7 @@ class Result:
     checks: dict[str, str] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     parameters: int = 0
+    specialized: bool = False
     capture_seconds: tuple[float, float] | None = None
     nodes: int = 0
     file_bytes: int = 0
