@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -47,10 +47,17 @@ class RecordedShapes(ShapeEnv):
 
 
 class Roots:
-    """The sizes N of dimensions such as 2 * Dim("N"), if no input has a dimension Dim("N")."""
+    """The sizes N of dimensions such as 2 * Dim("N").
 
-    def __init__(self, shapes: ShapeEnv) -> None:
-        self._shapes = shapes
+    Those are iterated over for which no input has a dimension Dim("N").
+
+    Args:
+        shapes: the symbols of the trace.
+        known: the sizes of dimensions of inputs, by the names of the dimensions.
+    """
+
+    def __init__(self, shapes: ShapeEnv, known: Mapping[str, torch.SymInt]) -> None:
+        self._shapes, self._known = shapes, known
         self._symbols: dict[str, sympy.Symbol] = {}
 
     def __iter__(self) -> Iterator[sympy.Symbol]:
@@ -71,9 +78,13 @@ class Roots:
             root, rest = divmod(hint - offset, int(dim.fn(1)) - offset)
             if rest:
                 raise CaptureError(f"a size of {hint} in the example is not {dim.__name__} for any {dim.root.__name__}")
-            if dim.root.__name__ not in self._symbols:
-                self._symbols[dim.root.__name__] = self._made(dim.root, root)
-            self._shapes._set_replacement(symbol, dim.fn(self.symbol(dim)), "derived dimension")
+            known = self._known.get(dim.root.__name__)
+            if known is None:
+                if dim.root.__name__ not in self._symbols:
+                    self._symbols[dim.root.__name__] = self._made(dim.root, root)
+                self._shapes._set_replacement(symbol, dim.fn(self.symbol(dim)), "derived dimension")
+            elif known.node.hint == root:
+                self._shapes._set_replacement(symbol, dim.fn(known.node.expr), "derived dimension")
 
     def _made(self, root: Any, value: int) -> sympy.Symbol:
         least, most = max(getattr(root, "min", None) or 1, 1), getattr(root, "max", None)
@@ -95,8 +106,10 @@ def symbolic_sizes() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(builtins, "len", _length))
-        for module in list(sys.modules.values()):  # those too that have imported it
-            if getattr(module, "__dict__", {}).get(ATTENTION) is _scaled_dot_product_attention:
+        # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
+        for module in list(sys.modules.values()):
+            found = getattr(module, "__dict__", {}).get(ATTENTION)
+            if found is _scaled_dot_product_attention and module is not torch._C._nn:
                 stack.enter_context(mock.patch.dict(vars(module), {ATTENTION: _attention}))
         yield
 

@@ -152,9 +152,10 @@ def trace(
     shapes = RecordedShapes(duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
-    roots = Roots(shapes)
+    sizes = {dim.__name__: size for given in inputs for size, dim in given.named() if not hasattr(dim, "root")}
+    roots = Roots(shapes, sizes)
     for given in inputs:
-        roots.derive(given.derived())
+        roots.derive((size, dim) for size, dim in given.named() if hasattr(dim, "root"))
     where.number_at = lambda line: _recorded(function, examples, where).text_at(line)
     example = _recorded(function, examples, where) if specialize else None
     conditions: list[Condition] = []
@@ -243,9 +244,12 @@ class _Input:
         source = ConstantSource(name)
         return cls(mode.from_tensor(tensor, symbolic_context=context, source=source), source, context, dimensions)
 
-    def derived(self) -> Iterator[tuple[torch.SymInt, torch.export.Dim]]:
-        """The sizes of dimensions such as 2 * Dim("N")."""
-        return ((self.fake.shape[axis], dim) for axis, dim in self.dimensions.items() if hasattr(dim, "root"))
+    def named(self) -> Iterator[tuple[torch.SymInt, torch.export.Dim]]:
+        """The sizes of dimensions that have names."""
+        for axis, dim in self.dimensions.items():
+            size = self.fake.shape[axis]
+            if isinstance(dim, torch.export.Dim) and isinstance(size, torch.SymInt):
+                yield size, dim
 
     def symbols(self) -> Iterator[tuple[Any, Dimension]]:
         """The symbol of each dynamic dimension, with the dimension."""
@@ -286,12 +290,10 @@ def _unify_sizes(inputs: list[_Input]) -> None:
     """Make the sizes of dimensions with the same torch.export.Dim one symbol, unless the examples contradict it."""
     first: dict[str, torch.SymInt] = {}
     for given in inputs:
-        for axis, dim in given.dimensions.items():
-            size = given.fake.shape[axis]
-            if isinstance(dim, torch.export.Dim) and isinstance(size, torch.SymInt):
-                known = first.setdefault(dim.__name__, size)
-                if known.node.hint == size.node.hint:
-                    torch._check(known == size)
+        for size, dim in given.named():
+            known = first.setdefault(dim.__name__, size)
+            if known.node.hint == size.node.hint:
+                torch._check(known == size)
 
 
 def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
