@@ -121,6 +121,7 @@ class Spectral(nn.Module):
         return torch.fft.irfft2(out, s=x.shape[-2:])
 
 
+@pytest.mark.full
 def test_a_fourier_neural_operator() -> None:
     torch.manual_seed(0)
     examples = [torch.randn(2, 3, 6, 8), torch.randn(4, 3, 6, 8)]

@@ -93,7 +93,7 @@ def count(model: onnx.ModelProto, op_type: str) -> int:
     return sum(node.op_type == op_type for node in model.graph.node)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("p", [pytest.param(0.0, marks=pytest.mark.full), 0.3])
 def test_the_step_recomputes_the_same_numbers(p: float) -> None:
     batch = ids(2, 4)
     model, expected = states(network(plain, 2, 8, p), batch)
@@ -119,7 +119,9 @@ def sequential(block: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("run", "same"), [(nested, lambda block, x: x + block(x)), (sequential, plain)], ids=["nested", "sequential"]
+    ("run", "same"),
+    [(nested, lambda block, x: x + block(x)), pytest.param(sequential, plain, marks=pytest.mark.full)],
+    ids=["nested", "sequential"],
 )
 def test_other_forms_of_checkpoints(run: Any, same: Any) -> None:
     batch = ids(2, 4)
