@@ -183,6 +183,8 @@ class Checks:
         _, precise = exact.inference(batch)
         session = ort.InferenceSession(path, measuring.quiet_options(1))
         got = session.run(None, {value.name: arguments[value.name] for value in session.get_inputs()})
+        if len(got) < len(wanted):  # the graph has no losses that the model computes from labels
+            wanted, precise = ([array for array in each if np.ndim(array)] for each in (wanted, precise))
         if len(got) != len(wanted):
             raise WrongResultError(f"{len(got)} outputs, expected {len(wanted)}")
         results = [{str(i): np.asarray(array) for i, array in enumerate(each)} for each in (got, wanted, precise)]
