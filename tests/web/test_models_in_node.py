@@ -151,6 +151,8 @@ FITTING = {
     "BatchNormReduceBackward-weight_of_2",
     *(f"DepthwiseConv2DBackpropFilter-{name}" for name in ("places", "no_filters")),
     *(f"DepthwiseConv2DBackpropInput-{name}" for name in ("places", "no_elements")),
+    "Convolution-empty_kernel",
+    *(f"ConvolutionBackward-{name}" for name in ("windows", "empty_kernel")),
     "CtcLoss-targets_of_3x2",
     "CtcLossBackward-targets_of_3x2",
     "CtcLossBackward-log_alpha_of_2x5x0",
