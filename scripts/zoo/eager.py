@@ -36,6 +36,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):  # an argument of torch.nn.functional.dropout
+                setattr(module, name, 0.0)
 
 
 def optimizer(case: Case) -> torch.optim.SGD:
