@@ -146,7 +146,9 @@ def _inline(node: Node, body: GraphModule, arguments: list[Node]) -> None:
     else:
         for user in list(node.users):
             assert user.target is operator.getitem
-            user.replace_all_uses_with(copies[results[user.args[1]]])
+            result = results[user.args[1]]
+            if result is not None:  # a gradient that is not wanted, which nothing reads
+                user.replace_all_uses_with(copies[result])
             graph.erase_node(user)
     graph.erase_node(node)
 

@@ -110,7 +110,7 @@ class Training:
             hook.remove()
             args, kwargs = calls[0]
             result = self.model(*args, **kwargs)
-        given = inspect.signature(self.model.forward).bind(*args, **kwargs).arguments
+        given = inspect.signature(self.model.forward).bind_partial(*args).arguments | kwargs
         return (
             {name: tensor.numpy() for name, tensor in tensors(given)},
             [tensor.numpy() for _, tensor in tensors(result)],

@@ -47,7 +47,16 @@ def counted(x: Tensor) -> Tensor:
     return x.sum() / x.numel() + x.numel() // 2 * x.shape[0]
 
 
-@pytest.mark.parametrize("function", [shifted, in_place, mixed, decomposed, counted])
+def unwanted(x: Tensor) -> Tensor:
+    """An operator that does not compute one of its results: LayerNorm on an input without a gradient."""
+    weight, bias = torch.ones(4), torch.zeros(4)
+    _, mean, rstd = aten.native_layer_norm(x, [4], weight, bias, 1e-5)
+    mask = [False, True, True]
+    _, by_weight, by_bias = aten.native_layer_norm_backward(x, x, [4], mean, rstd, weight, bias, mask)
+    return by_weight + by_bias
+
+
+@pytest.mark.parametrize("function", [shifted, in_place, mixed, decomposed, counted, unwanted])
 def test_a_lowered_graph_computes_the_same(function: Callable[[Tensor], Tensor]) -> None:
     def named(given: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"y": function(given["x"])}
