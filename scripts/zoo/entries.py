@@ -27,7 +27,8 @@ class Case:
         model: in the mode in which it is trained.
         loss: `loss(model, *batch)` returns a scalar.
         batch: returns the arguments of the loss for a number of samples (of nodes, for a graph network).
-        axes: the dynamic axes of each argument; default: axis 0 of all, ROWS.
+        axes: the dynamic axes of each argument; default: axis 0 of all, `rows`.
+        rows: the dimension of samples.
         rate: learning rate of the ten steps.
     """
 
@@ -35,12 +36,13 @@ class Case:
     loss: Loss
     batch: Callable[[int], tuple[torch.Tensor, ...]]
     axes: tuple[Mapping[int, Dim], ...] | None = None
+    rows: Dim = ROWS
     rate: float = 0.01
 
     def dynamic_shapes(self) -> DynamicShapes:
         """`axes`, by the names of the arguments."""
         names = list(inspect.signature(self.loss).parameters)[1:]
-        return dict(zip(names, self.axes or [{0: ROWS}] * len(names), strict=True))
+        return dict(zip(names, self.axes or [{0: self.rows}] * len(names), strict=True))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def text(results: Path, speed: Path) -> str:
     parts = [
         INTRODUCTION,
         f"Of {len(trained)} models of {packages} packages that PyTorch trains on a CPU, {len(dynamic)} are captured"
-        f" with dynamic sizes, and {len(captured)} pass all checks.\n",
+        f" with dynamic sizes, and {len(captured)} pass all checks. `scripts/zoo/models` has {len(ENTRIES)} models; the"
+        " table has those that have been checked with this version.\n",
         _table(trained),
         *_failures(trained),
     ]
