@@ -87,6 +87,15 @@ def children(value: Any) -> dict[str, Any] | None:
     return None
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested containers hold."""
+    held = children(value)
+    if held is None:
+        yield value
+    for child in (held or {}).values():
+        yield from leaves(child)
+
+
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors in nested containers by path, such as `batch.x` or `batch.0`."""
     if isinstance(value, torch.Tensor):

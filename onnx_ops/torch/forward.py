@@ -11,10 +11,11 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.types import py_sym_types
 
 from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
-from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations
@@ -66,9 +67,12 @@ class Forward:
             seen: of the trace.
 
         Returns:
-            The graph; None if there is no call, if it returns nothing but the loss, or if it draws random numbers.
+            The graph; None if there is no call, if it returns nothing but the loss, if it draws random numbers, or if
+            an argument is a number that depends on a dynamic size, which would be a constant of the graph.
         """
         if eager.call is None or seen.call is None or eager.returns_loss:
+            return None
+        if any(isinstance(leaf, py_sym_types) for leaf in leaves(seen.call.arguments)):
             return None
         sizes = {
             name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}

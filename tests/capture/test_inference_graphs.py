@@ -135,6 +135,29 @@ def test_models_that_return_one_number() -> None:
         trainer.export("model.onnx")
 
 
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, sets: Tensor, options: dict[str, int]) -> Tensor:
+        return x.new_zeros(options["count"], 2).index_add(0, sets, self.layer(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["constant", "dynamic"])
+def test_numbers_that_depend_on_dynamic_sizes(dynamic: bool) -> None:
+    """The graph would have the example's 3 sets for any batch."""
+    example = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0]), torch.randn(3, 2)
+    rows, sets = Dim("rows"), Dim("sets")
+    step = gradients(
+        Pooled(),
+        lambda m, x, index, y: (m(x, index, {"count": y.shape[0]}) - y).square().mean(),
+        example,
+        dynamic_shapes=({0: rows}, {0: rows}, {0: sets}) if dynamic else None,
+    )
+    assert (step.inference is None) is dynamic
+
+
 def test_functions_that_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"parameter 'words', which is no argument of the loss; .* ids, mask"):
         capture(Tagger(), inference=lambda m, words, mask: m(words, mask)["logits"])
