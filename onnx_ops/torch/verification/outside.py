@@ -21,14 +21,17 @@ class OutsideDraws:
         self._before = _states()
 
     def check(self, first: Tensors, second: Tensors) -> None:
-        """Raise a CaptureError if the results of the runs differ; warn if other generators were used.
+        """Raise a CaptureError if real results of the runs differ; warn if other generators were used.
 
         Args:
             first, second: the results, by name.
         """
         drawn = [name for name, state in _states().items() if state != self._before[name]]
         by = f"draws random numbers by {' and '.join(drawn)}" if drawn else ""
-        results, again = ({name: to_array(tensor) for name, tensor in run.items()} for run in (first, second))
+        results, again = (
+            {name: to_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
+            for run in (first, second)
+        )
         try:
             compare("results", again, results)
         except CaptureError as error:
