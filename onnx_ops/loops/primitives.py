@@ -209,6 +209,11 @@ FLOAT16 = int(onnx.TensorProto.FLOAT16)
 
 
 @helper
+def ceil_divide(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+@helper
 def item_size(element_type: int) -> int:
     """Bytes per element of a floating element type or BOOL."""
     if element_type == DOUBLE:
@@ -234,6 +239,11 @@ def total_of(values: Any, start: int, count: int) -> float:
             values[start + i] += values[upper + i]
         count -= half
     return float(values[start]) if count == 1 else 0.0
+
+
+def size_of(dtype: Any) -> int:
+    """Bytes per element of a NumPy dtype."""
+    return np.dtype(dtype).itemsize
 
 
 def array_at(address: int, count: int, dtype: Any) -> Any:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Dim
 from onnx_ops.loops.primitives import helper
 
+AXES = 3
+"""Greatest number of spatial axes. With fewer, axes of size 1 precede them in kernels, with windows of size 1."""
+LEAD = 2
+"""Axes before the spatial ones, in the tensors of convolutions."""
 MAX_PADDING = 2**28
 """Elements that padding may add to a plane which has fewer. A function body makes a tensor of the padded plane."""
+
+
+@helper
+def volume(sizes: Any) -> int:
+    """Product of the sizes along the spatial axes."""
+    return int(sizes[0] * sizes[1] * sizes[2])
 
 
 @helper

@@ -289,6 +289,12 @@ _POINTERS = {
 }  # fmt: skip
 
 
+@overload(primitives.size_of, jit_options=OPTIONS)
+def _size_of(dtype):
+    size = dtype.dtype.bitwidth // 8
+    return lambda dtype: size
+
+
 @overload(primitives.array_at, jit_options=OPTIONS)
 def _array_at(address, count, dtype):
     pointer = _POINTERS[dtype.dtype.name]

@@ -150,8 +150,8 @@ def refusals(plain: Call) -> Iterator[Refusal]:
 
 
 def large(dtype: DType) -> Iterator[Call]:
-    shape, outputs, setting = LARGE
-    yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label="several_tasks")
+    for label, shape, outputs, setting in LARGE:
+        yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label=label)
 
 
 def torch_call(torch: Any, call: Call) -> Callable[[], Any]:

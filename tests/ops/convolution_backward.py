@@ -187,9 +187,8 @@ def refusals(plain: Call) -> Iterator[Refusal]:
 
 
 def large(dtype: DType) -> Iterator[Call]:
-    """Several tasks of each gradient."""
-    shape, outputs, setting = LARGE
-    yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label="several_tasks")
+    for label, shape, outputs, setting in LARGE:
+        yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label=label)
 
 
 def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:

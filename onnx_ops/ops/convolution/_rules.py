@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import MAX_NUMBER, Shape
-from onnx_ops.ops.windows import check_padding
+from onnx_ops.ops.windows import AXES, LEAD, check_padding
 
-AXES = 3
-"""Greatest number of spatial axes. With fewer, axes of size 1 precede them in kernels, with a kernel of size 1."""
-LEAD = 2
-"""Axes before the spatial ones."""
 LISTS = {"stride": 1, "padding": 0, "dilation": 1}
 """The attributes with a number for each spatial axis, and their least values, which are the defaults."""
 
@@ -55,6 +52,29 @@ def axes_of(
     """The kernel along each spatial axis."""
     ones, zeros = (1,) * len(kernel), (0,) * len(kernel)
     return [Axis(*own) for own in zip(kernel, stride or ones, padding or zeros, dilation or ones, strict=True)]
+
+
+def elements_of(
+    axes: Sequence[Axis], lengths: Sequence[int], counts: Sequence[int]
+) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]]:
+    """For each element of a kernel: its index, those of the windows in which it lies in the input, and its places.
+
+    All are indices of arrays with three axes before the spatial ones.
+
+    Args:
+        axes: the kernel along each spatial axis.
+        lengths: of the input.
+        counts: of windows.
+    """
+    whole = (slice(None),) * 3
+    for element in itertools.product(*(range(axis.kernel) for axis in axes)):
+        windows, met = [], []
+        for e, axis, length, count in zip(element, axes, lengths, counts, strict=True):
+            first, end = axis.inside(e, length, count)
+            begin = first * axis.stride + e * axis.dilation - axis.padding
+            windows.append(slice(first, end))
+            met.append(slice(begin, begin + (end - first) * axis.stride, axis.stride))
+        yield (*whole, *element), (*whole, *windows), (*whole, *met)
 
 
 def check_attributes(call: Call) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,26 +17,32 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import free, helper, malloc, record_at
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.primitives import ceil_divide, helper, record_at
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
-    LAYOUT,
     LAYOUT_BYTES,
     LINE,
     blocks_of,
-    ceil_divide,
+    computing_size,
     image_elements,
     image_tasks,
     interleave_image,
     interleave_weights,
     layout_of,
-    multiply,
-    split_product,
+    plan_with,
     weights_elements,
     write_windows,
 )
-from onnx_ops.ops.convolution._rules import AXES, LEAD, axes_of, check_attributes, check_convolution, window_attributes
+from onnx_ops.ops.convolution._products import multiply, split_product
+from onnx_ops.ops.convolution._rules import (
+    axes_of,
+    check_attributes,
+    check_convolution,
+    elements_of,
+    window_attributes,
+)
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES, LEAD
 
 SIGNATURE = Signature(
     "Convolution",
@@ -97,21 +102,13 @@ def reference(
     """
     axes = axes_of(weight.shape[LEAD:], stride, padding, dilation)
     samples, outputs = input.shape[0], weight.shape[0] // groups
-    whole = (slice(None),) * 3
     x = input.astype(np.float64).reshape(samples, groups, weight.shape[1], *input.shape[LEAD:])
     own = weight.astype(np.float64).reshape(groups, outputs, *weight.shape[1:])
     counts = [axis.count(length) for axis, length in zip(axes, input.shape[LEAD:], strict=True)]
     out = np.zeros((samples, groups, outputs, *counts))
-    for element in itertools.product(*map(range, weight.shape[LEAD:])):
-        windows, met = list(whole), list(whole)
-        for e, axis, length, count in zip(element, axes, input.shape[LEAD:], counts, strict=True):
-            first, end = axis.inside(e, length, count)
-            begin = first * axis.stride + e * axis.dilation - axis.padding
-            windows.append(slice(first, end))
-            met.append(slice(begin, begin + (end - first) * axis.stride, axis.stride))
-        at: tuple[Any, ...] = (*whole, *element)
+    for element, windows, met in elements_of(axes, input.shape[LEAD:], counts):
         with np.errstate(invalid="ignore", over="ignore"):
-            out[tuple(windows)] += np.einsum("ngi...,goi->ngo...", x[tuple(met)], own[at])
+            out[windows] += np.einsum("ngi...,goi->ngo...", x[met], own[element])
     return rounded(out.reshape(samples, groups * outputs, *counts), input.dtype, dtype)
 
 
@@ -122,11 +119,8 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 @helper
-def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
-    """Write the layout and the shape of the output; returns whether the shapes of the inputs fit.
-
-    size: of an element of the computing dtype.
-    """
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
     if not write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, IMAGE, WEIGHT):
         return False
     rank = job.rank[IMAGE]
@@ -139,6 +133,7 @@ def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
     layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
     layout.weights_tasks = layout.groups * blocks_of(layout.outputs)
     layout.image = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
+    size = computing_size(kernel.element_type[IMAGE])
     image_bytes = size * image_elements(layout, layout.inputs, layout.length)
     layout.weights = layout.image + ceil_divide(image_bytes, LINE) * LINE
     end = layout.weights + size * weights_elements(layout, layout.inputs, layout.outputs)
@@ -148,76 +143,55 @@ def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
 
 
 @helper
-def plan_with(kernel_address: int, job_address: int, size: int) -> int:
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    job = record_at(job_address, JOB)
-    job.scratch = 0
-    fits = write_layout(record_at(memory, LAYOUT), record_at(kernel_address, KERNEL), job, size)
-    free(memory)
-    return OK if fits else REFUSED
-
-
-@helper
-def prepare_with(job: Any, number: int, dtype: Any, size: int) -> None:
+def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of the input, or some weights."""
     layout, element_type = layout_of(job), record_at(job.kernel, KERNEL).element_type[IMAGE]
     if number < layout.image_tasks:
         source, inputs = job.data[IMAGE], layout.inputs
-        done = interleave_image(layout, number, inputs, layout.length, source, element_type, layout.image, dtype, size)
+        done = interleave_image(layout, number, inputs, layout.length, source, element_type, layout.image, dtype)
     else:
         number, source = number - layout.image_tasks, job.data[WEIGHT]
-        done = interleave_weights(layout, number, False, source, element_type, layout.weights, dtype, size)
+        done = interleave_weights(layout, number, False, source, element_type, layout.weights, dtype)
     if not done:
         job.failed = NO_MEMORY
 
 
 @helper
-def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+def run_task(job: Any, number: int, dtype: Any) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
-    if not multiply(layout_of(job), number, False, job.output[0], element_type, dtype, size):
+    if not multiply(layout_of(job), number, False, job.output[0], element_type, dtype):
         job.failed = NO_MEMORY
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_with(kernel_address, job_address, 4)
-
-
-def plan_in_double(kernel_address: int, job_address: int) -> int:
-    return plan_with(kernel_address, job_address, 8)
+    return plan_with(write_layout, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
     """Write the layout to the scratch memory."""
     job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 4)
-
-
-def begin_in_double(kernel_address: int, job_address: int) -> None:
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 8)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job)
 
 
 def prepare(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float32, 4)
+    prepare_with(record_at(job_address, JOB), number, np.float32)
 
 
 def prepare_in_double(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float64, 8)
+    prepare_with(record_at(job_address, JOB), number, np.float64)
 
 
 def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def kernel(call: Call) -> Tasks:
     if call.dtype("input") == TensorProto.DOUBLE:
-        return Tasks(plan_in_double, task_in_double, begin_in_double, prepare=prepare_in_double)
+        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
     return Tasks(plan, task, begin, prepare=prepare)
 
 

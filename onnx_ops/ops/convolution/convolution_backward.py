@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     array_at,
+    ceil_divide,
     free,
     helper,
     item_size,
@@ -30,28 +30,31 @@ from onnx_ops.loops.primitives import (
     total_of,
     write_numbers,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
-    LAYOUT,
     LAYOUT_BYTES,
     LINE,
-    add_weight_gradient,
     blocks_of,
-    ceil_divide,
+    computing_size,
     image_elements,
     image_tasks,
     interleave_image,
     interleave_weights,
     layout_of,
-    multiply,
-    split_product,
-    split_weight_gradient,
-    volume,
+    plan_with,
     weights_elements,
     write_windows,
 )
-from onnx_ops.ops.convolution._rules import AXES, LEAD, axes_of, check_attributes, check_convolution, window_attributes
+from onnx_ops.ops.convolution._products import add_weight_gradient, multiply, split_product, split_weight_gradient
+from onnx_ops.ops.convolution._rules import (
+    axes_of,
+    check_attributes,
+    check_convolution,
+    elements_of,
+    window_attributes,
+)
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES, LEAD, volume
 
 SIGNATURE = Signature(
     "ConvolutionBackward",
@@ -123,24 +126,16 @@ def reference(
     axes = axes_of(weight.shape[LEAD:], stride, padding, dilation)
     samples, counts = input.shape[0], grad_output.shape[LEAD:]
     inputs, outputs = weight.shape[1], weight.shape[0] // groups
-    whole = (slice(None),) * 3
     x = input.astype(np.float64).reshape(samples, groups, inputs, *input.shape[LEAD:])
     grad = grad_output.astype(np.float64).reshape(samples, groups, outputs, *counts)
     own = weight.astype(np.float64).reshape(groups, outputs, *weight.shape[1:])
     grad_x, grad_own = np.zeros_like(x), np.zeros_like(own)
-    for element in itertools.product(*map(range, weight.shape[LEAD:])):
-        windows, met = list(whole), list(whole)
-        for e, axis, length, count in zip(element, axes, input.shape[LEAD:], counts, strict=True):
-            first, end = axis.inside(e, length, count)
-            begin = first * axis.stride + e * axis.dilation - axis.padding
-            windows.append(slice(first, end))
-            met.append(slice(begin, begin + (end - first) * axis.stride, axis.stride))
-        seen, given = x[tuple(met)], grad[tuple(windows)]
-        at: tuple[Any, ...] = (*whole, *element)
+    for element, windows, met in elements_of(axes, input.shape[LEAD:], counts):
+        seen, given = x[met], grad[windows]
         with np.errstate(invalid="ignore", over="ignore"):
-            grad_x[tuple(met)] += np.einsum("ngo...,goi->ngi...", given, own[at])
+            grad_x[met] += np.einsum("ngo...,goi->ngi...", given, own[element])
             rows = (a.reshape(*a.shape[:3], math.prod(a.shape[3:])) for a in (given, seen))
-            grad_own[at] = np.einsum("ngop,ngip->goi", *rows)
+            grad_own[element] = np.einsum("ngop,ngip->goi", *rows)
     with np.errstate(invalid="ignore", over="ignore"):
         grad_bias = grad_output.astype(np.float64).sum(axis=(0, *range(LEAD, grad_output.ndim)))
     return (
@@ -158,11 +153,8 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 @helper
-def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
-    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit.
-
-    size: of an element of the computing dtype.
-    """
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     rank = job.rank[IMAGE]
     if not write_windows(layout, attributes, job, IMAGE, WEIGHT) or job.rank[GRAD] != rank:
@@ -180,6 +172,7 @@ def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
 
     layout.alone, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0
     layout.product_tasks, layout.weight_tasks, layout.bias_tasks = 0, 0, 0
+    size = computing_size(kernel.element_type[GRAD])
     at = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
     layout.windows = at
     if kernel.output_type[BY_INPUT] != 0 or kernel.output_type[BY_WEIGHT] != 0:
@@ -204,34 +197,22 @@ def write_layout(layout: Any, kernel: Any, job: Any, size: int) -> bool:
 
 
 @helper
-def plan_with(kernel_address: int, job_address: int, size: int) -> int:
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    job = record_at(job_address, JOB)
-    job.scratch = 0
-    fits = write_layout(record_at(memory, LAYOUT), record_at(kernel_address, KERNEL), job, size)
-    free(memory)
-    return OK if fits else REFUSED
-
-
-@helper
-def prepare_with(job: Any, number: int, dtype: Any, size: int) -> None:
+def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of a tensor."""
     kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
     outputs, inputs = layout.outputs, layout.inputs
     element_type, done = kernel.element_type[GRAD], False
     if number < layout.windows_tasks:
         source, target = job.data[GRAD], layout.windows
-        done = interleave_image(layout, number, outputs, layout.count, source, element_type, target, dtype, size)
+        done = interleave_image(layout, number, outputs, layout.count, source, element_type, target, dtype)
     elif number < layout.windows_tasks + layout.weights_tasks:
         number -= layout.windows_tasks
         source, target = job.data[WEIGHT], layout.weights
-        done = interleave_weights(layout, number, True, source, element_type, target, dtype, size)
+        done = interleave_weights(layout, number, True, source, element_type, target, dtype)
     else:
         number -= layout.windows_tasks + layout.weights_tasks
         source, target = job.data[IMAGE], layout.image
-        done = interleave_image(layout, number, inputs, layout.length, source, element_type, target, dtype, size)
+        done = interleave_image(layout, number, inputs, layout.length, source, element_type, target, dtype)
     if not done:
         job.failed = NO_MEMORY
 
@@ -259,60 +240,51 @@ def add_bias_gradient(job: Any, layout: Any, channel: int) -> None:
 
 
 @helper
-def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+def run_task(job: Any, number: int, dtype: Any) -> None:
     """A task of one of the gradients."""
     kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
     element_type = kernel.element_type[GRAD]
     if number < layout.product_tasks:
-        if not multiply(layout, number, True, job.output[BY_INPUT], element_type, dtype, size):
+        if not multiply(layout, number, True, job.output[BY_INPUT], element_type, dtype):
             job.failed = NO_MEMORY
         return
     number -= layout.product_tasks
     if number < layout.weight_tasks:
-        if not add_weight_gradient(layout, number, job.output[BY_WEIGHT], element_type, dtype, size):
+        if not add_weight_gradient(layout, number, job.output[BY_WEIGHT], element_type, dtype):
             job.failed = NO_MEMORY
         return
     add_bias_gradient(job, layout, number - layout.weight_tasks)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_with(kernel_address, job_address, 4)
-
-
-def plan_in_double(kernel_address: int, job_address: int) -> int:
-    return plan_with(kernel_address, job_address, 8)
+    return plan_with(write_layout, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
     """Write the layout to the scratch memory."""
     job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 4)
-
-
-def begin_in_double(kernel_address: int, job_address: int) -> None:
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job, 8)
+    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job)
 
 
 def prepare(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float32, 4)
+    prepare_with(record_at(job_address, JOB), number, np.float32)
 
 
 def prepare_in_double(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float64, 8)
+    prepare_with(record_at(job_address, JOB), number, np.float64)
 
 
 def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def kernel(call: Call) -> Tasks:
     if call.dtype("grad_output") == TensorProto.DOUBLE:
-        return Tasks(plan_in_double, task_in_double, begin_in_double, prepare=prepare_in_double)
+        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
     return Tasks(plan, task, begin, prepare=prepare)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.core.types import MAX_NUMBER
-from onnx_ops.loops.primitives import LANES, free, helper, interleave, like, malloc, record_at, setting
+from onnx_ops.loops.primitives import LANES, ceil_divide, free, helper, interleave, like, malloc, record_at, setting
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
-from onnx_ops.ops.depthwise_convolution._rules import AXES
-from onnx_ops.ops.windows import adds_too_much
+from onnx_ops.ops.windows import AXES, adds_too_much
 
 BOX = 2048
 """Greatest number of elements that a box reads per lane, unless a single position of a filter reads more."""
@@ -50,17 +49,6 @@ LAYOUT = np.dtype(
     align=True,
 )
 LAYOUT_BYTES = LAYOUT.itemsize
-
-
-@helper
-def volume(sizes: Any) -> int:
-    """Product of the sizes along the spatial axes."""
-    return int(sizes[0] * sizes[1] * sizes[2])
-
-
-@helper
-def ceil_divide(a: int, b: int) -> int:
-    return (a + b - 1) // b
 
 
 @helper

@@ -10,12 +10,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim
-from onnx_ops.ops.windows import check_padding
-
-AXES = 3
-"""Greatest number of spatial axes. With fewer, axes of size 1 precede them in kernels, with filters of size 1."""
-LEAD = 2
-"""Axes before the spatial ones."""
+from onnx_ops.ops.windows import AXES, LEAD, check_padding
 
 
 def window_attributes() -> list[OpSchema.Attribute]:

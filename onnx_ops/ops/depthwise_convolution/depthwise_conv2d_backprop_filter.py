@@ -24,6 +24,7 @@ from onnx_ops.loops.primitives import (
     LANES,
     add_products,
     array_at,
+    ceil_divide,
     free,
     helper,
     item_size,
@@ -40,20 +41,16 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     LONGEST,
     box_count,
     box_of,
-    ceil_divide,
     clear,
     find_planes,
     groups_of_task,
     load_box,
     plan_boxes,
     reach_of,
-    volume,
     write_lanes,
     write_windows,
 )
 from onnx_ops.ops.depthwise_convolution._rules import (
-    AXES,
-    LEAD,
     axes_of,
     check_filters,
     check_rank,
@@ -62,6 +59,7 @@ from onnx_ops.ops.depthwise_convolution._rules import (
     window_attributes,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES, LEAD, volume
 
 SIGNATURE = Signature(
     "DepthwiseConv2DBackpropFilter",

@@ -23,6 +23,7 @@ from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.primitives import (
     LANES,
     array_at,
+    ceil_divide,
     correlate,
     free,
     helper,
@@ -40,18 +41,14 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     LONGEST,
     box_count,
     box_of,
-    ceil_divide,
     find_planes,
     groups_of_task,
     load_box,
     plan_boxes,
-    volume,
     write_lanes,
     write_windows,
 )
 from onnx_ops.ops.depthwise_convolution._rules import (
-    AXES,
-    LEAD,
     axes_of,
     check_filters,
     check_rank,
@@ -60,6 +57,7 @@ from onnx_ops.ops.depthwise_convolution._rules import (
     window_attributes,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES, LEAD, volume
 
 SIGNATURE = Signature(
     "DepthwiseConv2DBackpropInput",

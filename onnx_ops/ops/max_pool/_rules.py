@@ -11,10 +11,8 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim, Shape
 from onnx_ops.loops.primitives import helper, setting
-from onnx_ops.ops.windows import adds_too_much, check_padding
+from onnx_ops.ops.windows import AXES, adds_too_much, check_padding
 
-AXES = 3
-"""Spatial axes at most. With fewer of them the first ones have the size 1, and windows of that size."""
 PLANAR = 2
 
 

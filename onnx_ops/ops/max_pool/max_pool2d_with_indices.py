@@ -39,7 +39,6 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
-    AXES,
     LAYOUT,
     LAYOUT_BYTES,
     Window,
@@ -51,6 +50,7 @@ from onnx_ops.ops.max_pool._rules import (
     write_windows,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES
 
 SIGNATURE = Signature(
     "MaxPool2dWithIndices",

@@ -35,7 +35,6 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
-    AXES,
     LAYOUT,
     LAYOUT_BYTES,
     PLANAR,
@@ -47,6 +46,7 @@ from onnx_ops.ops.max_pool._rules import (
     write_windows,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.windows import AXES
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
 

@@ -96,8 +96,10 @@ SHAPES: tuple[tuple[str, Shape, int, Setting], ...] = (
     ("nothing_but_padding", (2, 2, 0, 4), 2, Setting((1, 2), (), (1, 0))),
 )
 """Shapes of inputs, and numbers of outputs, by label."""
-LARGE = (9, 35, 20, 17), 40, Setting((3, 3), (2, 1), (1, 1))
-"""Several tasks."""
+LARGE: tuple[tuple[str, Shape, int, Setting], ...] = (
+    ("several_tasks_of_products", (3, 19, 14, 13), 21, Setting((3, 3), (2, 1), (1, 1))),
+    ("several_tasks_of_planes", (5, 1, 43, 41), 3, Setting((3, 3), (2, 1), (1, 1))),
+)
 
 
 def shaped(shape: Shape, outputs: int, setting: Setting, dtype: DType) -> dict[str, Array | None]:
