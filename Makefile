@@ -11,7 +11,7 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 # The models of other packages, which see the packages of .venv, so that PyTorch is there once.
 ZOO := .venv-zoo
-# With RECORD=1 a run without a failure is noted in docs/versions.json, for the table of versions in README.md.
+# With RECORD=1 a run without a failure is noted in docs/versions.json, for the table in docs/support.md.
 RECORDED = $(if $(RECORD),--record "make $@")
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal

@@ -8,6 +8,9 @@ The text of a page is the schema's documentation. Indented paragraphs become cod
 
 import argparse
 import enum
+import importlib
+import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -90,26 +93,35 @@ def page_name(op: Op) -> str:
 
 
 def index() -> str:
-    """The page that lists the ops."""
-    rows = [
-        [
-            f"[{op.name}]({page_name(op)})",
-            inline(headline(op)),
-            str(op.body_opset),
-            str(count_nodes(example_body(op))),
+    """The page that lists the ops, by family."""
+    blocks: list[str] = []
+    for package, ops in itertools.groupby(sorted(OPS.values(), key=_family), key=_family):
+        title = (inspect.getdoc(importlib.import_module(package)) or package).splitlines()[0].rstrip(".")
+        rows = [
+            [
+                f"[{op.name}]({page_name(op)})",
+                inline(headline(op)),
+                str(op.body_opset),
+                str(count_nodes(example_body(op))),
+            ]
+            for op in ops
         ]
-        for op in OPS.values()
-    ]
+        blocks += [f"## {title}", table(["op", "what it computes", "minimum opset", "nodes"], rows, right=(2, 3))]
     return document(
         "# Ops",
         generated(f"the schemas in [onnx_ops/ops]({TO_ROOT}/onnx_ops/ops)"),
-        table(["op", "what it computes", "minimum opset", "nodes"], rows, right=(2, 3)),
         filled(
             f"All are in version {onnx_ops.OPSET_VERSION} of the domain `{onnx_ops.DOMAIN}`. The minimum opset is the "
             "version of the default domain that the function body needs. Nodes are those of the function body for the "
             "example of the op's page, including subgraphs."
         ),
+        *blocks,
     )
+
+
+def _family(op: Op) -> str:
+    """The package of an op."""
+    return op.reference.__module__.rpartition(".")[0]
 
 
 def page(op: Op) -> str:

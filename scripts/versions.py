@@ -1,4 +1,4 @@
-"""The versions that the tests were run with, which README.md shows as a table.
+"""The versions that the tests were run with, which docs/support.md shows as a table.
 
 With RECORD=1, `make unit`, `make test-full`, `make test-oldest` and `make test-newest` add a run without a failure to
 docs/versions.json.
@@ -19,7 +19,7 @@ from scripts.markdown import table
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "versions.json"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "support.md"
 PACKAGES = (
     "onnxruntime",
     "onnx",
@@ -98,14 +98,14 @@ def versions_table(runs: Iterable[Run]) -> str:
 
 
 def with_table(text: str, runs: Iterable[Run]) -> str:
-    """README.md with the table of the runs."""
+    """The page with the table of the runs."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{versions_table(runs)}\n\n{END}{after}"
 
 
 def main() -> int:
-    README.write_text(with_table(README.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), recorded()), encoding="utf-8")
     return 0
 
 

@@ -28,24 +28,32 @@ def _blocks(name: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
+    reason="captures from PyTorch",
+)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
-def test_readme_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, as a reader tries them; each ends in an assert.
-
-    Where PyTorch is missing, those that capture with it and train with what it captured are left out.
-    """
+def test_readme_examples_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    examples = _blocks("README.md")
-    assert len(examples) == 6
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
-        del examples[:2]
+    for example in _blocks("README.md"):
+        exec(compile(example, "README.md", "exec"), names)
+    assert capsys.readouterr().out == "".join(_blocks("README.md", "text"))
+
+
+def test_examples_of_nodes_run() -> None:
+    """One after the other, as a reader tries them; each ends in an assert."""
+    names: dict[str, Any] = {}
+    examples = _blocks("docs/nodes.md")
+    assert len(examples) == 4
     for example in examples:
         assert example.strip().splitlines()[-1].startswith("assert ")
-        exec(compile(example, "README.md", "exec"), names)
+        exec(compile(example, "nodes.md", "exec"), names)
 
 
-def test_readme_shows_an_error_that_is_raised() -> None:
+def test_error_that_is_shown_is_raised() -> None:
     node = onnx_ops.make_node("HardshrinkBackward", ["grad", "x"], ["y"], name="gate")
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -61,7 +69,8 @@ def test_readme_shows_an_error_that_is_raised() -> None:
     session = onnx_ops.InferenceSession(model, options)
     with pytest.raises(Exception, match="HardshrinkBackward") as error:
         session.run(None, {"grad": np.ones((3, 4), np.float32), "x": np.ones((2, 4), np.float32)})
-    (shown,) = re.findall(r"(?:^    .*\n)+", (ROOT / "README.md").read_text().split("### Errors")[1], re.MULTILINE)
+    section = (ROOT / "docs" / "nodes.md").read_text().split("## Errors")[1]
+    (shown,) = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
     assert " ".join(shown.split()) in str(error.value)
 
 
@@ -83,11 +92,6 @@ def _is_there(document: Path, target: str) -> bool:
 
 def _anchors(text: str) -> set[str]:
     return {heading.lstrip("# ").lower().replace(" ", "-") for heading in _headings(text)}
-
-
-def test_readme_names_all_ops() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert all(f"`{name}`" in text for name in OPS)
 
 
 ADDED = (

@@ -184,8 +184,8 @@ def test_description_has_no_links_to_files(wheel: zipfile.Path) -> None:
     description = wheel.root.read(metadata).decode().partition("\n\n")[2]
     assert description.startswith("# onnx_ops\n")
     assert "[aclnn](https://" in description
-    assert "[The guide]" in (ROOT / "README.md").read_text()
-    assert "The guide goes from the capture" in description
+    assert "[the guide]" in (ROOT / "README.md").read_text()
+    assert "- From PyTorch: the guide, layers and functions" in description
     assert not re.findall(r"\]\((?!https:|#)", description)
 
 

@@ -1,4 +1,4 @@
-"""The table of versions in README.md shows what the tests were run with."""
+"""The table of versions in docs/support.md shows what the tests were run with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_table_has_the_ends_of_all_runs() -> None:
 
 
 def test_readme_has_the_table_of_the_recorded_runs() -> None:
-    text = versions.README.read_text(encoding="utf-8")
+    text = versions.PAGE.read_text(encoding="utf-8")
     assert text == versions.with_table(text, versions.recorded()), "run python -m scripts.versions"
 
 
