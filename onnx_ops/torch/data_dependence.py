@@ -229,7 +229,7 @@ class _Analysis(TensorReferenceAnalysis):
 def _computed(assertion: RuntimeAssert, values: Mapping[sympy.Symbol, torch.Tensor]) -> torch.Tensor:
     try:
         holds: torch.Tensor = sympy_interp(_Analysis, dict(values), assertion.expr, index_dtype=torch.int64)
-    except (NotImplementedError, AttributeError, KeyError) as error:
+    except (NotImplementedError, AttributeError, KeyError) as error:  # a function or a symbol that it does not know
         line = line_of_stack(assertion.stack.summary())
         raise CaptureError(
             f"the step is valid only where {assertion.expr}, which depends on data"

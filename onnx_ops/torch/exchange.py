@@ -14,6 +14,7 @@ from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers.plan import Optimizers, ParameterGroup, groups_of, named_parameters
+from onnx_ops.torch.steps import named_tensors
 
 State = Mapping[str, np.ndarray]
 
@@ -37,7 +38,7 @@ def load_into_torch(
         CaptureError: the state lacks a parameter, learning rate or average, or has an array of another shape. Model,
             optimizer and averages are then unchanged.
     """
-    values = [(tensor, _fitting(state, name, tensor)) for name, tensor in _named(model).items() if name in state]
+    values = [(tensor, _fitting(state, name, tensor)) for name, tensor in named_tensors(model).items() if name in state]
     if averaged is not None:
         values += [(tensor, _fitting(state, name, tensor)) for name, tensor in _averaged(state, averaged).items()]
     for name, _ in model.named_parameters():
@@ -83,7 +84,7 @@ def state_from_torch(
             a learning rate, or average, or has one number for state that differs between parameters.
     """
     new = dict(state)
-    for name, tensor in _named(model).items():
+    for name, tensor in named_tensors(model).items():
         if name in state:
             new[name] = to_array(tensor)
     if averaged is not None:
@@ -108,10 +109,6 @@ def state_from_torch(
             )
         given[entry.name] = array
     return new | given
-
-
-def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _averaged(state: State, averaged: AveragedModel) -> dict[str, torch.Tensor]:

@@ -33,7 +33,7 @@ class _Call(torch.nn.Module):
 
     def forward(self, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
         result = then(self._loss(self.model, *args))
-        return result, _named(self.model)
+        return result, named_tensors(self.model)
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,8 @@ def _tied(model: torch.nn.Module, first: Mapping[str, torch.Tensor]) -> dict[str
     }
 
 
-def _named(model: torch.nn.Module) -> Tensors:
+def named_tensors(model: torch.nn.Module) -> Tensors:
+    """The parameters and buffers of a model by name, tensors of several names under the first."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 

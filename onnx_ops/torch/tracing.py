@@ -212,7 +212,7 @@ def trace(
 
 @contextlib.contextmanager
 def _substituted() -> Iterator[None]:
-    """PyTorch runs the operators of a trace that stand for others."""
+    """Within this context, PyTorch runs the operators of this package that stand for others in a trace."""
     with _unchecked_distributions(), Float32Computation(), single_reads(), whole_ops():
         yield
 

@@ -204,6 +204,7 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(not RESETS.exists(), reason="peaks are read from Linux's /proc")
+@pytest.mark.full
 def test_peak_of_twelve_blocks(tmp_path: Path) -> None:
     """At least 40 % less; 12 blocks keep activations of 200 MB, of which one block recomputes a twelfth."""
     peaks = {}
@@ -211,7 +212,7 @@ def test_peak_of_twelve_blocks(tmp_path: Path) -> None:
         path = tmp_path / f"{run.__name__}.onnx"
         model = network(run, 12, 64)
         optimizer = torch.optim.SGD(model.parameters())
-        training_step(model, loss, (ids(8, 192),), optimizer, check=False).save(path)
+        training_step(model, loss, (ids(8, 192),), optimizer, check=False, inference=False).save(path)
         command = [sys.executable, "-c", PEAK, path]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         peaks[run] = int(done.stdout)

@@ -8,10 +8,10 @@ from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.optimizers.arithmetic import (
     added_quotient,
     average_of_squares,
+    decayed,
     lerp,
     number,
     scaled,
-    shrunk,
     with_decay,
 )
 from onnx_ops.torch.optimizers.rule import CLOCK, Group, Rule, State, clock, zeros
@@ -79,10 +79,7 @@ def _nadam(
     beta1, beta2 = group["betas"]
     step = state[CLOCK] + 1
     count = number(step)
-    if group["decoupled_weight_decay"]:
-        parameter = shrunk(parameter, rate, group)
-    else:
-        gradient = with_decay(gradient, parameter, group)
+    parameter, gradient = decayed(parameter, gradient, rate, group)
     momentum, next_momentum = (
         beta1 * (1 - 0.5 * number(0.96) ** (steps * group["momentum_decay"])) for steps in (count, count + 1)
     )
@@ -109,10 +106,7 @@ def _radam(
     beta1, beta2 = group["betas"]
     step = state[CLOCK] + 1
     count = number(step)
-    if group["decoupled_weight_decay"]:
-        parameter = shrunk(parameter, rate, group)
-    else:
-        gradient = with_decay(gradient, parameter, group)
+    parameter, gradient = decayed(parameter, gradient, rate, group)
     average = lerp(state["exp_avg"], gradient, 1 - beta1)
     square = average_of_squares(state["exp_avg_sq"], gradient, beta2)
     power = number(beta2) ** count

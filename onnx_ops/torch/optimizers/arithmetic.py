@@ -67,6 +67,15 @@ def with_decay(gradient: torch.Tensor, parameter: torch.Tensor, group: Group) ->
     return added(gradient, parameter, group["weight_decay"]) if group["weight_decay"] else gradient
 
 
+def decayed(
+    parameter: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor, group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parameter and gradient after the weight decay of optimizers with an option `decoupled_weight_decay`."""
+    if group["decoupled_weight_decay"]:
+        return shrunk(parameter, rate, group), gradient
+    return parameter, with_decay(gradient, parameter, group)
+
+
 def shrunk(parameter: torch.Tensor, rate: torch.Tensor, group: Group) -> torch.Tensor:
     """The parameter after decoupled weight decay."""
     return scaled(parameter, 1 - number(rate) * group["weight_decay"]) if group["weight_decay"] else parameter

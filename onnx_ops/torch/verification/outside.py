@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing import Tensors
 from onnx_ops.torch.verification.tolerances import compare
@@ -19,27 +19,29 @@ class OutsideDraws:
 
     def __init__(self) -> None:
         self._before = _states()
+        self._difference: CaptureError | None = None
 
-    def check(self, first: Tensors, second: Tensors) -> None:
-        """Raise a CaptureError if real results of the runs differ; warn if other generators were used.
-
-        Args:
-            first, second: the results, by name.
-        """
-        drawn = [name for name, state in _states().items() if state != self._before[name]]
-        by = f"draws random numbers by {' and '.join(drawn)}" if drawn else ""
+    def compare(self, first: Tensors, second: Tensors) -> None:
+        """Compare the real results of the runs, by name; `check` tells whether they differ."""
         results, again = (
-            {name: to_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
+            {name: as_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
             for run in (first, second)
         )
         try:
             compare("results", again, results)
         except CaptureError as error:
+            self._difference = error
+
+    def check(self) -> None:
+        """Raise a CaptureError if the results of the runs differ; warn if others drew since the start."""
+        drawn = [name for name, state in _states().items() if state != self._before[name]]
+        by = f"draws random numbers by {' and '.join(drawn)}" if drawn else ""
+        if self._difference is not None:
             cause = by or "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
             raise CaptureError(
                 f"two runs of the loss with the same parameters and batch differ: it {cause}, which a graph cannot do."
                 " Draw them by PyTorch, such as torch.rand, or before the step and pass them in"
-            ) from error
+            ) from self._difference
         if drawn:
             warnings.warn(
                 f"the loss {by}. They have changed nothing in two runs, and the step has those of the example; draw"
