@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from onnx_ops.core.step_format import (
 )
 from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.averaging import Averaging
-from onnx_ops.torch.base.arrays import as_array
+from onnx_ops.torch.base.arrays import as_array, to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
@@ -232,11 +231,12 @@ def _captured(
     refuse_compiled(joint.model)
     progress = Progress()
     eager = RunInfo()
-    first, *seconds = trials(joint, eager, dict(scale), several=options.specialize)
+    steps = trials(joint, eager, dict(scale), several=options.specialize)
     update = None if update_of is None else update_of(eager.used)
     states = {} if update is None else update.state()
-    arguments = {name: first.values[name] for name in joint.arguments}
-    state = {name: tensor for name, tensor in first.values.items() if name not in arguments and name not in scale}
+    start = steps[0].make()
+    arguments = {name: start[name] for name in joint.arguments}
+    state = {name: tensor for name, tensor in start.items() if name not in arguments and name not in scale}
     _check_names((*state, *arguments), [*states])
     values = state | states | arguments
 
@@ -267,12 +267,12 @@ def _captured(
         ranges,
         tuple(traced.conditions),
     )
+    compared: list[Callable[[], Tensors]] = []
     if options.check:
-        updates = None if update is None else Updates(joint, update, seen.used)
-        seconds = _verify(Verification(_step(exported, record), joint, updates), first, seconds)
+        updates = None if update is None else Updates(joint, update)
+        compared = _verify(Verification(_step(exported, record), joint, updates), steps)
         progress.ended("comparison with PyTorch")
-    compared = [trial.values for trial in (first, *seconds[:1])] if options.evaluation else []
-    del first, seconds  # whose results are as large as the parameters
+    steps.clear()
     if update is not None:
         _remove_gradient_outputs(exported)
     forward = Forward(joint, traced, options.opset_version, where, options.check, options.specialize)
@@ -283,31 +283,37 @@ def _captured(
     evaluated = forward.of_loss(record.roles, compared) if options.evaluation else None
     if trained or evaluated:
         progress.ended("graphs in evaluation mode")
-    initial = {name: as_array(values[name]) for name in record.roles}
+    of_model = joint.parameters.keys() | joint.buffers.keys()  # which go on to change
+    initial = {name: to_array(values[name]) if name in of_model else as_array(values[name]) for name in record.roles}
     return Capture(_step(exported, record), initial, trained, evaluated)
 
 
-def _verify(verification: Verification, first: Trial, seconds: list[Trial]) -> list[Trial]:
-    """Compare successive steps. What the verification holds is freed on return.
+def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[], Tensors]]:
+    """Compare successive steps.
 
     Args:
         verification: of the graph.
-        first: of the example.
-        seconds: of which the first one is compared for which the graph's conditions hold.
+        pending: the trial of the example, then those of which the first one is compared for which the graph's
+            conditions hold. It is emptied, as the results of a trial are as large as the parameters.
 
     Returns:
-        The second trial that was compared, and those after it.
+        What makes the values of the trials that were compared.
     """
-    if (violated := verification.step(first)) is not None:
+    compared = [pending[0].make]
+    if (violated := verification.step(pending.pop(0))) is not None:
         raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
-    reasons = list(itertools.takewhile(lambda reason: reason is not None, map(verification.step, seconds)))
-    if len(reasons) == len(seconds):
-        warnings.warn(
-            "the step is compared with PyTorch at the captured state only, as other states and batches that were tried"
-            f" violate a condition: {reasons[-1]}",
-            stacklevel=4,
-        )
-    return seconds[len(reasons) :]
+    while pending:
+        make = pending[0].make
+        violated = verification.step(pending.pop(0))
+        if violated is None:
+            pending.clear()
+            return [*compared, make]
+    warnings.warn(
+        "the step is compared with PyTorch at the captured state only, as other states and batches that were tried"
+        f" violate a condition: {violated}",
+        stacklevel=4,
+    )
+    return compared
 
 
 def _check_names(inputs: Iterable[str], outputs: list[str]) -> None:

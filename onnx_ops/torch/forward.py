@@ -83,12 +83,12 @@ class Forward:
         }
         return self._graph(eager.call, dynamic, remove_losses=True)
 
-    def of_loss(self, state: Collection[str], compared: Iterable[Tensors]) -> onnx.ModelProto:
+    def of_loss(self, state: Collection[str], compared: Iterable[Callable[[], Tensors]]) -> onnx.ModelProto:
         """The graph of the loss and the further outputs.
 
         Args:
             state: the inputs of the graph that are state; other buffers become constants.
-            compared: states and batches for which the graph is compared with PyTorch.
+            compared: what makes the states and batches for which the graph is compared with PyTorch.
 
         Raises:
             CaptureError: random numbers that only evaluation mode draws, so that the step has no seed for them.
@@ -127,7 +127,8 @@ class Forward:
         proto = model_proto(exported)
         if self._check:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
-            for given in compared:
+            for make in compared:
+                given = make()
                 with preserved(joint.model), eager_mode(), joint.with_parameters(given):
                     expected = self._evaluated(given)
                 compare("outputs in evaluation mode", session.run(given), arrays(expected), tolerance)

@@ -134,9 +134,9 @@ class JointStep:
         self._check_names()
 
     def state(self) -> Tensors:
-        """Copies of the current parameters and buffers, and a seed of 0."""
+        """The current parameters and buffers, in the model's memory, and a seed of 0."""
         values = {**self.parameters, **self.buffers, SEED: torch.zeros((), dtype=torch.int64)}
-        return {name: tensor.detach().clone() for name, tensor in values.items()}
+        return {name: tensor.detach() for name, tensor in values.items()}
 
     def _registered(self) -> list[str]:
         return [*self.parameters, *self.buffers]

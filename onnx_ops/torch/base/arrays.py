@@ -20,6 +20,13 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
     return as_array(tensor).copy()
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor. One of zeros takes no memory until it is written to."""
+    if tensor.any():
+        return tensor.detach().clone()
+    return as_tensor(np.zeros(tensor.shape, as_array(tensor.new_empty(0)).dtype))
+
+
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor in the memory of an array."""
     if array.dtype == ml_dtypes.bfloat16:

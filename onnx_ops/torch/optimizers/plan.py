@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from onnx_ops.core.step_format import learning_rate_name, optimizer_name
+from onnx_ops.torch.base.arrays import copied
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers.rule import CLOCK, Group, Rule, State
 from onnx_ops.torch.optimizers.rules import rule_of
@@ -52,7 +53,7 @@ class ParameterGroup:
                 raise CaptureError(
                     f"{who} has '{key}' of shape {tuple(value.shape)}, expected a scalar, as it is shared"
                 )
-        return {key: value.detach().clone() for key, value in state.items()}
+        return {key: copied(value) for key, value in state.items()}
 
 
 def groups_of(optimizers: Optimizers) -> list[ParameterGroup]:

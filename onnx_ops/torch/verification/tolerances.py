@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +23,51 @@ WIDENED: Tolerance = (1e-5, 1e-7)
 # Errors that are allowed in float32 if the graph is correct in float64: ten times PyTorch's error in float32, or the
 # effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
+PIECE = 2**18
+"""Elements that are compared at a time."""
+
+
+class Comparison:
+    """A comparison of results of the graph with those of PyTorch, one after the other.
+
+    Args:
+        what: names the results in the error.
+        got: the graph's results by name.
+        largest: the largest entry of all results.
+    """
+
+    def __init__(self, what: str, got: Mapping[str, np.ndarray], largest: float) -> None:
+        self._what, self._got, self._largest = what, got, largest
+        self._wrong: list[str] = []
+
+    def add(self, name: str, wanted: np.ndarray, tolerance: Tolerance | None = None) -> None:
+        """Compare a result.
+
+        Args:
+            name: of the result.
+            wanted: PyTorch's.
+            tolerance: maximal errors, relative to the largest entry of the tensor and of all results; default by dtype.
+        """
+        got = self._got.get(name)
+        if got is None:
+            self._wrong.append(f"{name} is missing")
+        elif got.shape != wanted.shape:
+            self._wrong.append(f"{name} has shape {got.shape}, {wanted.shape} in PyTorch")
+        else:
+            off, size = _difference(got, wanted), largest_entry(wanted)
+            allowed = _allowed(wanted.dtype, size, self._largest, tolerance)
+            if not off <= allowed:
+                text = f"{name} is off by {off:.2g} where {allowed:.2g} is allowed; its largest entry is {size:.2g}"
+                self._wrong.append(text)
+
+    def check(self) -> None:
+        """Raise a CaptureError for a missing result, another shape, or an error above the tolerance."""
+        if self._wrong:
+            more = f"; and {len(self._wrong) - 5} more" if len(self._wrong) > 5 else ""
+            raise CaptureError(
+                f"{self._what} of the captured graph are not those of PyTorch: {'; '.join(self._wrong[:5])}{more}."
+                " With check=False the graph is not compared"
+            )
 
 
 def compare(
@@ -42,25 +87,10 @@ def compare(
     Raises:
         CaptureError: a missing result, another shape, or an error above the tolerance.
     """
-    largest = max((_largest(array) for name, array in wanted.items() if name != LOSS), default=0.0)
-    wrong = []
+    comparison = Comparison(what, got, largest_of(wanted))
     for name, array in wanted.items():
-        if name not in got:
-            wrong.append(f"{name} is missing")
-            continue
-        if got[name].shape != array.shape:
-            wrong.append(f"{name} has shape {got[name].shape}, {array.shape} in PyTorch")
-            continue
-        off, allowed = _difference(got[name], array), _allowed(array, largest, tolerance)
-        if not off <= allowed:
-            size = _largest(array)
-            wrong.append(f"{name} is off by {off:.2g} where {allowed:.2g} is allowed; its largest entry is {size:.2g}")
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise CaptureError(
-            f"{what} of the captured graph are not those of PyTorch: {'; '.join(wrong[:5])}{more}. With check=False the"
-            " graph is not compared"
-        )
+        comparison.add(name, array, tolerance)
+    comparison.check()
 
 
 def rounding(
@@ -73,37 +103,52 @@ def rounding(
         near: PyTorch's results in float64 for inputs with a relative change larger than rounding.
         exact: PyTorch's results in float64.
     """
-    largest = max((_largest(array) for name, array in exact.items() if name != LOSS), default=0.0)
+    largest = largest_of(exact)
     own, all_ = TOLERANCES[np.dtype(np.float32)]
     errors = [
-        factor * (_difference(results[name], array) - all_ * largest) / _largest(array)
+        factor * (_difference(results[name], array) - all_ * largest) / largest_entry(array)
         for factor, results in ((ROUNDING, theirs), (1.0, near))
         for name, array in exact.items()
-        if array.dtype == np.float64 and _largest(array)
+        if array.dtype == np.float64 and largest_entry(array)
     ]
     return max([own, *(min(error, LARGEST_ROUNDING) for error in errors)]), all_
 
 
-def _largest(array: np.ndarray) -> float:
+def largest_of(arrays: Mapping[str, np.ndarray]) -> float:
+    """The largest absolute value of the finite entries of results other than the loss."""
+    return max((largest_entry(array) for name, array in arrays.items() if name != LOSS), default=0.0)
+
+
+def largest_entry(array: np.ndarray) -> float:
     """The largest absolute value of the finite entries; 0 if there is none."""
-    sizes = np.abs(array.astype(np.float64))
-    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+    largest = 0.0
+    for (piece,) in _pieces(array):
+        sizes = np.abs(piece)
+        largest = max(largest, float(sizes[np.isfinite(sizes)].max(initial=0.0)))
+    return largest
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
     """The largest absolute difference; equal infinities and two NaN differ by 0, other non-finite pairs by infinity."""
-    if not wanted.size:
-        return 0.0
-    one, other = got.astype(np.float64), wanted.astype(np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    with np.errstate(invalid="ignore"):
-        off = np.where(same, 0.0, np.abs(one - other))
-    return float(np.where(np.isnan(off), math.inf, off).max())
+    largest = 0.0
+    for one, other in _pieces(got, wanted):
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        with np.errstate(invalid="ignore"):
+            off = np.where(same, 0.0, np.abs(one - other))
+        largest = max(largest, float(np.where(np.isnan(off), math.inf, off).max()))
+    return largest
 
 
-def _allowed(array: np.ndarray, largest: float, tolerance: Tolerance | None) -> float:
-    """The allowed absolute error of an array; 0 for integers and booleans."""
-    if array.dtype.kind in "iub":
+def _pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Pieces of arrays of one size, in float64: as a whole they may take more memory than the model."""
+    flat = [array.reshape(-1) for array in arrays]
+    for begin in range(0, flat[0].size, PIECE):
+        yield [array[begin : begin + PIECE].astype(np.float64) for array in flat]
+
+
+def _allowed(dtype: np.dtype, size: float, largest: float, tolerance: Tolerance | None) -> float:
+    """The allowed absolute error of an array with this largest entry; 0 for integers and booleans."""
+    if dtype.kind in "iub":
         return 0.0
-    own, all_ = tolerance or TOLERANCES.get(array.dtype, SIXTEEN_BITS)
-    return own * _largest(array) + all_ * largest
+    own, all_ = tolerance or TOLERANCES.get(dtype, SIXTEEN_BITS)
+    return own * size + all_ * largest

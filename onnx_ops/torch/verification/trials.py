@@ -5,9 +5,10 @@ The second state and batch find graphs that have a parameter as a constant.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,11 +32,11 @@ class Trial:
     """A step of PyTorch.
 
     Attributes:
-        values: the model's state and the arguments, by name.
+        make: returns the model's state and the arguments, by name: made anew, as they may be as large as the model.
         expected: the outputs of the step, by name.
     """
 
-    values: Tensors
+    make: Callable[[], Tensors]
     expected: Tensors
 
 
@@ -64,24 +65,27 @@ def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) 
     with preserved(joint.model), eager_mode():  # what it leaves in attributes is not for the next one
         before = joint.run(start, RunInfo())
     with eager_mode():
-        first = Trial(start, joint.run(start, info))
-    outside.compare(before, first.expected)
+        expected = joint.run(start, info)
+    outside.compare(before, expected)
     del before  # which has the size of the model
     unregistered = Unregistered(joint.model, info.effects)
-    others = (_run_trial(joint, values, first, unregistered) for values in _others(joint, first))
-    found = itertools.islice(filter(None, others), None if several else 1)
-    seconds = list(found)
+    others = _others(joint, start, expected)
+    made = (_run_trial(joint, make, expected, unregistered) for make in others)
+    seconds = list(itertools.islice(filter(None, made), None if several else 1))
     if not seconds:
         with eager_mode():
             joint.run(start, again := RunInfo())
         unregistered.refuse(again.effects)
     outside.check()
+    first = Trial(lambda: start, expected)
     return [first, *(seconds or [first])]
 
 
-def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Unregistered) -> Trial | None:
+def _run_trial(
+    joint: JointStep, make: Callable[[], Tensors], first: Tensors, unregistered: Unregistered
+) -> Trial | None:
     """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none."""
-    info = RunInfo()
+    info, values = RunInfo(), make()
     try:
         with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values):
             expected = joint.run(values, info)
@@ -90,27 +94,37 @@ def _run_trial(joint: JointStep, values: Tensors, first: Trial, unregistered: Un
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
     unregistered.refuse(info.effects)
-    if expected.keys() != first.expected.keys() or any(
-        bool(tensor.isnan().any()) and not bool(first.expected[name].isnan().any()) for name, tensor in expected.items()
+    if expected.keys() != first.keys() or any(
+        bool(tensor.isnan().any()) and not bool(first[name].isnan().any()) for name, tensor in expected.items()
     ):
         return None
-    return Trial(values, expected)
+    return Trial(make, expected)
 
 
-def _others(joint: JointStep, first: Trial) -> Iterator[Tensors]:
-    """States and batches that differ from those of the first trial, in descending order of their differences."""
+def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Callable[[], Tensors]]:
+    """What makes states and batches that differ from those of the first trial, in descending order of differences.
+
+    Args:
+        joint: the step.
+        start: the values of the first trial.
+        expected: its results.
+    """
+    reached = {name.removeprefix(NEXT): value for name, value in expected.items() if name.startswith(NEXT)}
+    before = {name: value for name, value in (start | reached).items() if name not in joint.arguments}
+    arguments = {name: start[name] for name in joint.arguments}
     generator = torch.Generator().manual_seed(0)
-    reached = {name.removeprefix(NEXT): value for name, value in first.expected.items() if name.startswith(NEXT)}
-    state = {name: value for name, value in (first.values | reached).items() if name not in joint.arguments}
-    state |= disturbed({name: state[name] for name in joint.parameters}, NOISE)
-    state |= {name: _away_from_zero(state[name], generator) for name in joint.trained()}
-    arguments = {name: first.values[name] for name in joint.arguments}
     changed = {name: _shrunk(value, generator) for name, value in arguments.items()}
     sizes = _other_sizes(joint.dynamic, arguments)
-    if sizes:
-        yield state | {n: _reordered(value, sizes.get(n, {}), generator) for n, value in changed.items()}
-    yield state | {name: _reordered(value, {}, generator) for name, value in changed.items()}
-    yield state | arguments
+    batches = [{name: _reordered(value, sizes.get(name, {})) for name, value in changed.items()}] if sizes else []
+    batches += [{name: _reordered(value, {}) for name, value in changed.items()}, arguments]
+
+    def made(batch: Tensors) -> Tensors:
+        state = before | disturbed({name: before[name] for name in joint.parameters}, NOISE)
+        generator = torch.Generator().manual_seed(1)
+        return state | {name: _away_from_zero(state[name], generator) for name in joint.trained()} | batch
+
+    for batch in batches:
+        yield functools.partial(made, batch)
 
 
 def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -138,7 +152,7 @@ def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return tensor * (1 - NOISE * _noise(tensor, generator).abs()) if tensor.is_floating_point() else tensor
 
 
-def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int], generator: torch.Generator) -> torch.Tensor:
+def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
     """A tensor with permuted rows and other sizes.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,13 +18,22 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
 from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import averages_of
-from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array, to_tensor
+from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Tensors, eager_mode
 from onnx_ops.torch.update import Update
-from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, WIDENED, Tolerance, compare, rounding
+from onnx_ops.torch.verification.tolerances import (
+    SIXTEEN_BITS,
+    WIDENED,
+    Comparison,
+    Tolerance,
+    compare,
+    largest_of,
+    rounding,
+)
 from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
@@ -88,87 +98,133 @@ def arrays(tensors: Tensors) -> Arrays:
 
 
 class Updates:
-    """Steps of copies of the optimizers on copies of their parameters.
+    """Steps of the optimizers on copies of their parameters.
 
     Args:
         joint: the step whose parameters the optimizers update.
         update: the update that was captured of them.
-        used: the names of the parameters that have a gradient.
     """
 
-    def __init__(self, joint: JointStep, update: Update, used: Sequence[str]) -> None:
-        self._model, self._averaging = joint.model, update.averaging
+    def __init__(self, joint: JointStep, update: Update) -> None:
+        self._model, self._update, self._plan = joint.model, update, update.plan
         self._averaged = None if update.averaging is None else copy.deepcopy(update.averaging.averaged)
         self.state = update.state
-        self.plan, self._used, self._clip, self._scaling = update.plan, used, update.clip_grad_norm, update.scaling
-        optimizers = list(dict.fromkeys(group.optimizer for group in update.plan.groups))
-        self._twins = [_twin(optimizer) for optimizer in optimizers]
-        names = {parameter: name for name, parameter in joint.parameters.items()}
-        self._copies: Tensors = {}
-        self._owners: dict[str, torch.optim.Optimizer] = {}
-        for optimizer, twin in zip(optimizers, self._twins, strict=True):
-            for group, twins in zip(optimizer.param_groups, twin.param_groups, strict=True):
-                for parameter, other in zip(group["params"], twins["params"], strict=True):
-                    self._copies[names[parameter]] = other
-                    self._owners[names[parameter]] = twin
+        members: dict[torch.optim.Optimizer, list[Member]] = {}
+        for member in self._plan.members:
+            members.setdefault(self._plan.groups[member.group].optimizer, []).append(member)
+        self._twins = [_Twin(optimizer, found, joint) for optimizer, found in members.items()]
 
     @property
-    def narrow(self) -> set[str]:
-        """The parameters whose update rounds to 16 bits, by the names of the graph's outputs."""
-        return {NEXT + member.name for member in self.plan.members if self.plan.groups[member.group].rule.narrow}
+    def names(self) -> set[str]:
+        """The names of the graph's outputs that are compared."""
+        found = {NEXT + name for name in self.state()} | {NEXT + member.name for member in self._plan.members}
+        return found - {NEXT + name for name in self._plan.rates()}
 
-    def step(self, trial: Trial, got: Mapping[str, np.ndarray], tracker: torch.Tensor | None) -> Arrays:
-        """The optimizer's next parameters and state for the graph's gradients, by the names of the graph's outputs.
+    def compare(self, trial: Trial, values: Tensors, got: Arrays, tracker: torch.Tensor | None) -> None:
+        """Compare the graph's next parameters and state with those of a step of the optimizers for its gradients.
 
-        They are valid until the next step.
-        `tracker` is the state of that name of the loss scaling.
+        Args:
+            trial: the step of PyTorch.
+            values: of the trial.
+            got: the graph's results; those that are large are removed once they are compared.
+            tracker: the state of that name of the loss scaling.
+
+        Raises:
+            CaptureError: they differ.
         """
-        for name, parameter in self._copies.items():
-            parameter.data.copy_(trial.expected.get(NEXT + name, trial.values[name]))
-            parameter.grad = to_tensor(got[GRADIENT + name]) if name in self._used else None
-        if self._clip is not None:
-            torch.nn.utils.clip_grad_norm_(list(self._copies.values()), self._clip)
-        infinite = not all(np.isfinite(got[GRADIENT + member.name]).all() for member in self.plan.members)
-        if self._scaling is None or not infinite:
-            for twin in self._twins:
-                twin.step()
-        members = self.plan.members
-        updated = {NEXT + member.name: as_array(self._copies[member.name]) for member in members}
-        for member in members:
-            reached = self._owners[member.name].state.get(self._copies[member.name], {})
-            updated |= {
-                NEXT + self.plan.state_name(member, key): as_array(torch.as_tensor(reached[key]))
-                for key in member.state
-                if key in reached
-            }
-        if self._scaling is not None and tracker is not None:
-            scale, count = trial.values[GRAD_SCALE].clone(), tracker.clone()
-            settings = self._scaling.growth_factor, self._scaling.backoff_factor, self._scaling.growth_interval
+        largest = largest_of({name: got[name] for name in self.names if name in got})
+        comparison = Comparison("the optimizer's update", got, largest)
+        members, clip, scaling = self._plan.members, self._update.clip_grad_norm, self._update.scaling
+        gradients = {member.name: as_tensor(got.pop(GRADIENT + member.name)) for member in members}
+        total = None if clip is None else torch.nn.utils.get_total_norm(list(gradients.values()))
+        infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+        for twin in self._twins:
+            for some in twin.rounds:
+                copies = {}
+                for member in some:
+                    before = trial.expected.get(NEXT + member.name, values[member.name])
+                    copies[member.name] = torch.nn.Parameter(before.clone())
+                    copies[member.name].grad = gradients.pop(member.name)
+                if clip is not None and total is not None:
+                    torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, total)
+                if scaling is None or not infinite:
+                    twin.step(copies)
+                for member in some:
+                    narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
+                    comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow)
+                    if self._averaged is None:
+                        got.pop(NEXT + member.name, None)
+                    reached = twin.state[member.name]
+                    for key in member.state.keys() & reached.keys():
+                        name = NEXT + self._plan.state_name(member, key)
+                        comparison.add(name, as_array(torch.as_tensor(reached[key])))
+                        reached[key] = _shared(reached[key], got.get(name))
+        if scaling is not None and tracker is not None:
+            scale, count = values[GRAD_SCALE].clone(), tracker.clone()
+            settings = scaling.growth_factor, scaling.backoff_factor, scaling.growth_interval
             torch._amp_update_scale_(scale, count, torch.tensor(float(infinite)), *settings)
-            updated |= {NEXT + GRAD_SCALE: as_array(scale), NEXT + GROWTH_TRACKER: as_array(count)}
+            comparison.add(NEXT + GRAD_SCALE, as_array(scale))
+            comparison.add(NEXT + GROWTH_TRACKER, as_array(count))
+        comparison.check()
         if self._averaged is not None:
-            updated |= self._averages(self._averaged, trial)
-        return updated
+            reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
+            compare("the averages", got, self._averages(self._averaged, reached))
 
-    def _averages(self, averaged: AveragedModel, trial: Trial) -> Arrays:
-        """The averages after an update from the parameters of the last step, by the names of the graph's outputs."""
-        reached = {name: trial.expected.get(NEXT + name, tensor) for name, tensor in trial.values.items()}
-        reached |= self._copies
+    def _averages(self, averaged: AveragedModel, reached: Tensors) -> Arrays:
+        """The averages after an update from these parameters and buffers, by the names of the graph's outputs."""
         own = [name for name, _ in self._model.named_parameters()], [name for name, _ in self._model.named_buffers()]
         parameters, buffers = ([reached[name] for name in names] for names in own)
         source = SimpleNamespace(parameters=lambda: iter(parameters), buffers=lambda: iter(buffers))
         averaged.update_parameters(source)
         found = {average_name(name): tensor for name, tensor in averages_of(averaged).items()}
         found[AVERAGES_COUNT] = averaged.n_averaged
-        return {NEXT + name: to_array(tensor) for name, tensor in found.items()}
+        return {NEXT + name: as_array(tensor) for name, tensor in found.items()}
 
 
-def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of an optimizer and its parameters, whose step runs on a CPU and is not differentiated."""
-    twin = copy.deepcopy(optimizer)
-    for group in twin.param_groups:
-        group |= {key: False for key in ("capturable", "differentiable") if key in group}
-    return twin
+class _Twin:
+    """A copy of an optimizer that makes steps on given parameters, on a CPU and not differentiated.
+
+    Args:
+        optimizer: to be copied, without its parameters and their state.
+        members: its parameters that have a gradient.
+        joint: the step whose parameters they are.
+
+    Attributes:
+        rounds: the parameters that are updated together: one at a time with optimizers of torch.optim, whose updates of
+            parameters do not depend on each other.
+        state: of each parameter, as in the `state` of the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, members: Sequence[Member], joint: JointStep) -> None:
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        kept = [*own, *(value for state in optimizer.state.values() for value in state.values())]
+        self._optimizer = copy.deepcopy(optimizer, {id(value): value for value in kept})
+        names = {parameter: name for name, parameter in joint.parameters.items()}
+        self._groups = {names[p]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.state: dict[str, dict[str, Any]] = {
+            member.name: copy.deepcopy(optimizer.state.get(joint.parameters[member.name], {})) for member in members
+        }
+        alone = type(optimizer).__module__.startswith("torch.optim.")
+        self.rounds = [[member] for member in members] if alone else [list(members)]
+        for group in self._optimizer.param_groups:
+            group |= {key: False for key in ("capturable", "differentiable") if key in group}
+
+    def step(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Update parameters in place, by name, and their state."""
+        for i, group in enumerate(self._optimizer.param_groups):
+            group["params"] = [parameter for name, parameter in parameters.items() if self._groups[name] == i]
+        self._optimizer.state.clear()
+        self._optimizer.state.update({parameter: self.state[name] for name, parameter in parameters.items()})
+        self._optimizer.step()
+        self.state |= {name: self._optimizer.state[parameter] for name, parameter in parameters.items()}
+
+
+def _shared(value: Any, array: np.ndarray | None) -> Any:
+    """A state in the memory of a result equal to it up to rounding; the state itself if it is no such tensor."""
+    if array is None or not isinstance(value, torch.Tensor) or not value.dim() or value.shape != array.shape:
+        return value
+    other = as_tensor(array)
+    return other if other.dtype is value.dtype else value
 
 
 def _plain_session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -202,21 +258,21 @@ class Verification:
         Raises:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
-        got = self._graph.run(self._state | trial.values)
+        values = trial.make()
+        got = self._graph.run(self._state | values)
         try:
             check_conditions(self._conditions, got)
         except StepError as violated:
             return str(violated)
-        update = {} if self._updates is None else self._updates.step(trial, got, self._state.get(GROWTH_TRACKER))
         # Parameters that both the loss and the optimizer change are compared after the update only.
-        self._check(got, trial, [name for name in trial.expected if name not in update])
-        narrow = set() if self._updates is None else self._updates.narrow
-        compare("the optimizer's update", got, {n: array for n, array in update.items() if n not in narrow})
-        compare("the optimizer's update", got, {n: update[n] for n in sorted(narrow)}, SIXTEEN_BITS)
+        updated = set() if self._updates is None else self._updates.names
+        self._check(got, trial, values, [name for name in trial.expected if name not in updated])
+        if self._updates is not None:
+            self._updates.compare(trial, values, got, self._state.get(GROWTH_TRACKER))
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
         return None
 
-    def _check(self, got: Arrays, trial: Trial, names: Sequence[str]) -> None:
+    def _check(self, got: Arrays, trial: Trial, values: Tensors, names: Sequence[str]) -> None:
         """Compare the named outputs with PyTorch; in float64 too if they differ.
 
         Rounding changes the sign of some inputs of ReLUs, and thereby gradients: by percents in deep networks with
@@ -226,11 +282,11 @@ class Verification:
         try:
             compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
-            exact = self._in_double(trial.values, names)
+            exact = self._in_double(values, names)
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype) for name, array in exact.items()}
-            if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, trial):
+            if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, values):
                 raise refused from None
 
     def _in_double(self, values: Tensors, names: Iterable[str]) -> Arrays | None:
@@ -243,14 +299,14 @@ class Verification:
         except Exception:  # the user's code requires another dtype
             return None
 
-    def _is_rounding(self, got: Arrays, theirs: Arrays, exact: Arrays, trial: Trial) -> bool:
+    def _is_rounding(self, got: Arrays, theirs: Arrays, exact: Arrays, values: Tensors) -> bool:
         """Whether the graph is correct in float64, and its errors in float32 are within the tolerance for rounding."""
         try:
             graph = Graph(to_float64(self._model), _plain_session)
-            computed = graph.run(_wide(self._state | trial.values))
+            computed = graph.run(_wide(self._state | values))
         except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
-        near = self._in_double(disturbed(_wide(trial.values), DISTURBANCE), exact) or exact
+        near = self._in_double(disturbed(_wide(values), DISTURBANCE), exact) or exact
         return _agree(computed, exact, WIDENED) and _agree(got, exact, rounding(theirs, near, exact))
 
 
