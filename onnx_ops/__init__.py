@@ -1,5 +1,6 @@
 """Losses, layers and their gradients as an ONNX custom-op domain, with kernels for onnxruntime."""
 
+from onnx_ops.arrays.execution import run
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
 from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpError, Status
 from onnx_ops.core.reduction import Reduction
@@ -44,6 +45,7 @@ __all__ = [
     "opset_import",
     "reference_ops",
     "register_kernels",
+    "run",
     "session_options",
     "step_model",
 ]

@@ -53,6 +53,12 @@ def test_examples_of_nodes_run() -> None:
         exec(compile(example, "nodes.md", "exec"), names)
 
 
+def test_examples_of_ops_on_arrays_run() -> None:
+    names: dict[str, Any] = {}
+    for example in _blocks("docs/ops-on-arrays.md"):
+        exec(compile(example, "docs/ops-on-arrays.md", "exec"), names)
+
+
 def test_error_that_is_shown_is_raised() -> None:
     node = onnx_ops.make_node("HardshrinkBackward", ["grad", "x"], ["y"], name="gate")
     value = onnx.helper.make_tensor_value_info

@@ -91,6 +91,7 @@ TABLES: dict[str, dict[str, str]] = {
         "opset_import": "()",
         "reference_ops": "()",
         "register_kernels": "(options)",
+        "run": "(op_type, /, *inputs, backend=None, dtype=None, **named)",
         "session_options": "()",
         "step_model": "(model, state, inference=None, evaluation=None)",
     },

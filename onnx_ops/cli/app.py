@@ -8,7 +8,7 @@ from typing import Annotated
 import onnxruntime as ort
 import typer
 
-from onnx_ops.cli import commands
+from onnx_ops.cli import arrays, commands
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
@@ -59,3 +59,5 @@ app.command()(commands.check)
 app.command()(commands.doctor)
 app.command("compile")(commands.compile_kernels)
 app.command()(train)
+app.command()(arrays.run)
+app.command()(arrays.compare)

@@ -74,7 +74,7 @@ def show(
 
     from onnx_ops.integrations.examples import example_body
 
-    record = _op_named(op, as_json)
+    record = op_named(op, as_json)
     if as_json:
         text = {"body": to_text(example_body(record))} if body else {}
         example = dataclasses.asdict(record.example)
@@ -239,7 +239,7 @@ def compile_kernels(as_json: AsJson = False) -> None:
         print_wrapped(make_console(), text)
 
 
-def _op_named(op_type: str, as_json: bool) -> Op:
+def op_named(op_type: str, as_json: bool) -> Op:
     """The op with a name, case-insensitive."""
     names = {name.lower(): name for name in OPS}
     wanted = op_type.lower()

@@ -9,7 +9,7 @@ from typing import Any
 from onnx.defs import OpSchema
 
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import allowed_dtypes, defaults, is_optional
+from onnx_ops.core.schema import allowed_dtypes, choices_text, defaults, is_optional
 from onnx_ops.core.types import (
     MAX_ELEMENTS,
     MAX_NUMBER,
@@ -125,8 +125,7 @@ class Call:
         """Raise OpError if an enumerated attribute has none of `choices`."""
         value = self.attributes[attribute]
         if value not in choices:
-            expected = ", ".join(f"{number} ({name})" for number, name in choices.items())
-            raise self.error(f"attribute '{attribute}' is {value}, expected one of {expected}")
+            raise self.error(f"attribute '{attribute}' is {value}, expected {choices_text(choices)}")
 
     def check_range(self, attribute: str, least: int, most: int = MAX_NUMBER) -> None:
         """Refuse an attribute, or a list of which one number is, outside [least, most]."""

@@ -154,6 +154,8 @@ class Op:
         Raises:
             OpError: a call that the op refuses, or an output that no memory holds.
         """
+        for name, choices in self.signature.choices.items():
+            call.check_choice(name, choices)
         outputs = self.output_types(call)
         for declared in self.signature.outputs:
             if declared.requires and call.wants(declared.name) and not call.present(declared.requires):

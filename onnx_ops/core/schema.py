@@ -63,6 +63,11 @@ def attribute_type(attribute: OpSchema.Attribute) -> str:
     return str(AttributeProto.AttributeType.Name(attribute_kind(attribute))).lower()
 
 
+def choices_text(choices: Mapping[int, str]) -> str:
+    """The values that an enumerated attribute may have, for messages."""
+    return f"one of {', '.join(f'{number} ({word})' for number, word in choices.items())}"
+
+
 @functools.cache
 def defaults(schema: OpSchema) -> Mapping[str, Any]:
     """Default values of a schema's attributes, but for those that are required."""

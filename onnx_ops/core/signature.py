@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx.defs import OpSchema
 
@@ -97,6 +97,7 @@ class Signature:
         doc: formula, shapes, dtypes and edge rules.
         inputs, outputs: in the order of the schema.
         attributes: by `onnx_ops.core.schema.attribute` and `required_attribute`.
+        choices: of attributes with enumerated values, by name: their values, with PyTorch's word for each.
         ranks: least and greatest rank of the index space.
         version: of the op: the version of the domain that it was added or changed in.
     """
@@ -106,6 +107,7 @@ class Signature:
     inputs: Sequence[Input]
     outputs: Sequence[Output]
     attributes: Sequence[OpSchema.Attribute] = ()
+    choices: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     ranks: tuple[int, int] = (0, MAX_RANK)
     version: int = 1
 

@@ -12,8 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import OpError, at_node, node_label
 from onnx_ops.core.op import Op
-from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.schema import attribute_kind
+from onnx_ops.core.schema import attribute_kind, choices_text
 from onnx_ops.core.types import TensorType
 from onnx_ops.ops import op_named
 
@@ -35,7 +34,8 @@ def make_node(
         inputs: names of the values in the order of the schema, or by input name; "" or None for an omitted input.
         outputs: the same for the outputs.
         name, doc_string: as in onnx.helper.make_node.
-        attributes: by name; `reduction` also by its name ("none", "mean", "sum", "batchmean"), flags also as bools.
+        attributes: by name; flags also as bools, enumerations also by PyTorch's words (reduction="mean",
+            approximate="tanh").
 
     Raises:
         OpError: an unknown op, input or attribute; an invalid value of an attribute; a missing required input.
@@ -51,7 +51,7 @@ def make_node(
             raise OpError(op_type, f"outputs are '{outputs}', expected a sequence of names, ['{outputs}']")
         names = _values(op, "output", op.output_names, outputs)
         op.check_outputs(names)
-        converted = {key: _attribute_value(op, key, value) for key, value in attributes.items()}
+        converted = {key: attribute_value(op, key, value) for key, value in attributes.items()}
         op.infer(op.call([TensorType() if value else None for value in values], converted, list(map(bool, names))))
     node = helper.make_node(op_type, values, names, name=name, doc_string=doc_string, domain=DOMAIN)
     node.attribute.extend(
@@ -82,17 +82,27 @@ def _values(
     return values
 
 
-def _attribute_value(op: Op, name: str, value: Any) -> AttributeValue:
-    attribute = op.attribute(name)
+def attribute_value(op: Op, name: str, value: Any) -> AttributeValue:
+    """The value of an attribute as a node has it; an enumerated one also from its word, a flag from a bool.
+
+    Raises:
+        OpError: an unknown attribute, or a value that it cannot have.
+    """
+    attribute, choices = op.attribute(name), op.signature.choices.get(name)
     try:
-        if name == "reduction":
-            return int(_reduction(op, value))
-        return CONVERSIONS[attribute.type](value)
+        return CONVERSIONS[attribute.type](value) if choices is None else _choice(choices, value)
     except (OverflowError, TypeError, ValueError):
-        expected = EXPECTED[attribute.type]
-        if name == "reduction":
-            expected = ", ".join(r.name.lower() for r in Reduction if _takes(op, r))
+        expected = EXPECTED[attribute.type] if choices is None else choices_text(choices)
         raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {expected}") from None
+
+
+def _choice(choices: Mapping[int, str], value: Any) -> int:
+    """The value of an enumerated attribute with a number or a word; ValueError if there is none."""
+    word = value.lower() if isinstance(value, str) else None
+    for number, own in choices.items():
+        if word == own or number == value:
+            return number
+    raise ValueError
 
 
 def _whole(value: Any) -> int:
@@ -121,19 +131,3 @@ EXPECTED = {
     OpSchema.AttrType.FLOATS: "numbers",
     OpSchema.AttrType.INTS: "whole numbers",
 }
-
-
-def _reduction(op: Op, value: Any) -> Reduction:
-    """The reduction with a number or a name; ValueError if the op does not support it."""
-    reduction = Reduction(value)
-    if not _takes(op, reduction):
-        raise ValueError
-    return reduction
-
-
-def _takes(op: Op, reduction: Reduction) -> bool:
-    try:
-        op.infer(op.call([TensorType()] * len(op.input_names), {"reduction": int(reduction)}))
-    except OpError:
-        return False
-    return True

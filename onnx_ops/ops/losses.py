@@ -17,15 +17,15 @@ from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.ops.computing import computing_type
 
 
+def reduction_choices(reductions: Iterable[Reduction]) -> dict[int, str]:
+    """The values that the attribute `reduction` can have."""
+    return {int(reduction): reduction.name.lower() for reduction in reductions}
+
+
 def reduction_attribute(reductions: Iterable[Reduction]) -> OpSchema.Attribute:
     """The attribute `reduction`."""
-    choices = ", ".join(f"{int(reduction)} {reduction.name.lower()}" for reduction in reductions)
+    choices = ", ".join(f"{number} {word}" for number, word in reduction_choices(reductions).items())
     return attribute("reduction", int(Reduction.MEAN), f"{choices}.")
-
-
-def check_reduction(call: Call, reductions: Iterable[Reduction]) -> None:
-    """Raise OpError for a value that the attribute cannot have."""
-    call.check_choice("reduction", {int(reduction): reduction.name.lower() for reduction in reductions})
 
 
 def loss_type(call: Call, dtype: int | None, space: Shape | None) -> TensorType:

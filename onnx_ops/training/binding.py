@@ -1,24 +1,19 @@
-"""Tensors in onnxruntime's memory, and sessions with inputs and outputs bound to them.
-
-bfloat16, of which onnxruntime makes no NumPy arrays, is read and written through the memory of the tensors.
-"""
+"""Tensors in onnxruntime's memory, and sessions with inputs and outputs bound to them."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
 from onnx_ops.graph.stored import Source, copy_into_zeros
+from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LARGE = 1 << 16
 """Bytes from which on a tensor has pages of its own."""
 
@@ -62,27 +57,6 @@ def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         return np.zeros(shape, dtype)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, dtype, count).reshape(shape)
-
-
-def _view(value: ort.OrtValue, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """The memory of an OrtValue as an array, which does not keep it alive."""
-    size = math.prod(shape) * dtype.itemsize
-    if not size:
-        return np.empty(shape, dtype)
-    memory = (ctypes.c_char * size).from_address(value.data_ptr())
-    return np.frombuffer(memoryview(memory), dtype).reshape(shape)
-
-
-def input_value(array: np.ndarray, element: int) -> ort.OrtValue:
-    """An OrtValue in the memory of a contiguous array; `element` is its TensorProto.DataType."""
-    if element == TensorProto.BFLOAT16:
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), element)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def output_array(value: ort.OrtValue, dtype: np.dtype) -> np.ndarray:
-    """A copy of an output: the memory of the output itself may be that of an input or of a constant."""
-    return (_view(value, value.shape(), dtype) if dtype == BFLOAT16 else value.numpy()).copy()
 
 
 class BoundSession:

@@ -22,11 +22,11 @@ from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._rules import LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.losses import (
     LossCores,
-    check_reduction,
     has_narrow_inputs,
     loss_kernel,
     loss_type,
     reduction_attribute,
+    reduction_choices,
 )
 from onnx_ops.ops.references import reduced, rounded
 
@@ -61,6 +61,7 @@ broadcast as in ONNX operators.
     inputs=(LOGITS, LABELS, *WEIGHTS),
     outputs=(Output("out", "The loss: a scalar, or the shape of `self` with `reduction` 0.", "target"),),
     attributes=(reduction_attribute(REDUCTIONS),),
+    choices={"reduction": reduction_choices(REDUCTIONS)},
 )
 
 
@@ -125,7 +126,6 @@ MOST_WEIGHT: dict[int | None, float] = {TensorProto.FLOAT16: 2.0**100, TensorPro
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     shape = SIGNATURE.space.shape(call)
-    check_reduction(call, REDUCTIONS)
     return (loss_type(call, call.dtype("target"), shape),)
 
 

@@ -21,7 +21,7 @@ from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT
-from onnx_ops.ops.losses import check_reduction, reduction_attribute
+from onnx_ops.ops.losses import reduction_attribute, reduction_choices
 from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
@@ -54,6 +54,7 @@ time are not checked; they broadcast as in ONNX operators.
     inputs=(GRAD_OUTPUT, LOGITS, LABELS, *WEIGHTS),
     outputs=(Output("out", "Gradient with respect to `self`, of its shape.", "target"),),
     attributes=(reduction_attribute(REDUCTIONS),),
+    choices={"reduction": reduction_choices(REDUCTIONS)},
 )
 
 
@@ -362,7 +363,6 @@ def _gradient(b: Body, x: Value, opposite: Value, y: Value, positive: Value, sca
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SIGNATURE.space.shape(call)
-    check_reduction(call, REDUCTIONS)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
 

@@ -31,7 +31,7 @@ from onnx_ops.ops.binary_cross_entropy._loss import clipped_abs
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
-from onnx_ops.ops.losses import check_reduction, has_narrow_inputs, reduction_attribute
+from onnx_ops.ops.losses import has_narrow_inputs, reduction_attribute, reduction_choices
 from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
@@ -66,6 +66,7 @@ broadcast as in ONNX operators.
     ),
     outputs=(Output("grad_target", "Gradient with respect to `target`, of its shape.", "target"),),
     attributes=(reduction_attribute(REDUCTIONS),),
+    choices={"reduction": reduction_choices(REDUCTIONS)},
 )
 
 
@@ -181,7 +182,6 @@ def body(b: Body) -> None:
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     SIGNATURE.space.shape(call)
-    check_reduction(call, REDUCTIONS)
     return (TensorType(call.dtype("target"), call.shape("self")),)
 
 

@@ -64,6 +64,7 @@ broadcast as in ONNX operators.
     attributes=(
         attribute("approximate", NONE, "Which GELU: 0 none, with the error function; 1 tanh, its approximation."),
     ),
+    choices={"approximate": CHOICES},
 )
 
 # The derivative of either GELU at -a, a >= 0, is d(a) = decay * slope, and that at a is 1 - d(a).
@@ -109,7 +110,6 @@ FAR4, FAR8 = np.float32(19), 54.0
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check_choice("approximate", CHOICES)
     return (TensorType(SIGNATURE.space.promoted(call), SIGNATURE.space.shape(call)),)
 
 

@@ -8,13 +8,16 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute
-from onnx_ops.ops.losses import check_reduction, reduction_attribute
+from onnx_ops.ops.losses import reduction_attribute, reduction_choices
 from onnx_ops.ops.references import Scaled
 
 LEAST = np.float32(2.0**-100)
 """Smaller float32 products may lose precision to underflow."""
 LARGE = np.float32(2.0**100)
 """Bound of factors whose product with the power of 2 of exp(x), abs(x) < EXP_LIMIT, overflows only with the result."""
+
+
+CHOICES = {"reduction": reduction_choices(Reduction)}
 
 
 def attributes() -> list[OpSchema.Attribute]:
@@ -27,7 +30,6 @@ def attributes() -> list[OpSchema.Attribute]:
 
 def check_attributes(call: Call) -> None:
     """Raise OpError for values that the attributes cannot have."""
-    check_reduction(call, Reduction)
     call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
 
 

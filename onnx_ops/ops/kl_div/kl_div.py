@@ -18,7 +18,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.ops.kl_div import _divergence
 from onnx_ops.ops.kl_div._bodies import by_log_target
-from onnx_ops.ops.kl_div._rules import attributes, check_attributes, exponential
+from onnx_ops.ops.kl_div._rules import CHOICES, attributes, check_attributes, exponential
 from onnx_ops.ops.losses import LossCores, loss_kernel, loss_type
 from onnx_ops.ops.references import Scaled, reduced, rounded
 
@@ -54,6 +54,7 @@ run time are not checked; they broadcast as in ONNX operators.
     ),
     outputs=(Output("out", "The loss: a scalar, or of shape S with `reduction` 0.", "self"),),
     attributes=attributes(),
+    choices=CHOICES,
 )
 
 

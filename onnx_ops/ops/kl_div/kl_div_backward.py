@@ -29,7 +29,7 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import LEAST, attributes, check_attributes, sum_to
+from onnx_ops.ops.kl_div._rules import CHOICES, LEAST, attributes, check_attributes, sum_to
 from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
@@ -66,6 +66,7 @@ only at run time are not checked; they broadcast as in ONNX operators.
     ),
     outputs=(Output("out", "Gradient with respect to `self`, of its shape.", "self"),),
     attributes=attributes(),
+    choices=CHOICES,
 )
 
 

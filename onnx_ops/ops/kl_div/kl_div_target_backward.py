@@ -34,7 +34,7 @@ from onnx_ops.loops.primitives import (
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import LARGE, LEAST, attributes, check_attributes, exponential, sum_to
+from onnx_ops.ops.kl_div._rules import CHOICES, LARGE, LEAST, attributes, check_attributes, exponential, sum_to
 from onnx_ops.ops.references import Scaled, divisor, rounded
 
 SIGNATURE = Signature(
@@ -72,6 +72,7 @@ run time are not checked; they broadcast as in ONNX operators.
     ),
     outputs=(Output("grad_target", "Gradient with respect to `target`, of its shape.", "target"),),
     attributes=attributes(),
+    choices=CHOICES,
 )
 
 

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT, average_name
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession
+from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
@@ -37,7 +38,6 @@ from onnx_ops.torch.verification.tolerances import (
 from onnx_ops.torch.verification.trials import Trial, disturbed
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
-from onnx_ops.training.binding import BFLOAT16, input_value, output_array
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
