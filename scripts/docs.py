@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import onnx_ops
+from onnx_ops.ascend.correspondence import correspondence
 from onnx_ops.cli.inspection import OpDescription, Parameter, describe
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import defaults
@@ -148,6 +149,7 @@ def page(op: Op) -> str:
         parameters(op, "output", described.outputs, op.schema.outputs),
         *attributes(op, described),
         *(text for title, paragraphs in sections.items() for text in (f"## {title}", *paragraphs)),
+        *correspondence_with_aclnn(op),
         "## Example",
         fenced("python", example(op)),
         *function_body(op),
@@ -296,6 +298,60 @@ def number(value: float) -> str:
         return str(value)
     text = f"{value:.{DIGITS}g}"
     return text if re.search(r"[^-\d]", text) else f"{text}.0"
+
+
+# --- aclnn -----------------------------------------------------------------------------------------------------------
+
+
+def correspondence_with_aclnn(op: Op) -> list[str]:
+    """The section on the aclnn function of an op, and on the operator of CANN's graphs."""
+    known = correspondence(op.name)
+    blocks = ["## Correspondence with aclnn"]
+    if known.aclnn is None:
+        blocks.append(filled(known.note))
+    else:
+        prototype = f"aclnn{known.aclnn.name}GetWorkspaceSize"
+        rows = [[f"`{argument}`", counterpart(op, text)] for argument, text in known.aclnn.arguments.items()]
+        blocks += [
+            filled(f"The arguments of `{prototype}` in order, without workspaceSize and executor:"),
+            table(["aclnn", "here"], rows),
+        ]
+        for title, sentences in (
+            ("Differences", known.aclnn.differences),
+            ("Computed here, but rejected or not promised by aclnn", known.aclnn.refused),
+            ("In aclnn only", known.aclnn.missing),
+        ):
+            if sentences:
+                blocks += [f"{title}:", "\n".join(map(item, sentences))]
+    if known.operator is not None:
+        pairs = [*known.operator.inputs.items(), *known.operator.outputs.items()]
+        order = ", ".join(f"{name} (`{own}`)" for name, own in pairs)
+        note = f" {known.note}" if known.note else ""
+        blocks.append(
+            filled(
+                f"`onnx-ops plugin {op.name}` writes a parser plugin for ATC, which makes the operator"
+                f" {known.operator.name} of a node: {order}.{note}"
+            )
+        )
+    elif known.aclnn is not None:
+        blocks.append(filled(f"There is no parser plugin for ATC. {known.note}"))
+    return blocks
+
+
+def item(sentence: str) -> str:
+    """An item of a list."""
+    return textwrap.fill(f"- {sentence}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def counterpart(op: Op, text: str) -> str:
+    """What an argument of aclnn is here: inputs, outputs and attributes by their names, or words."""
+    kinds = {
+        **dict.fromkeys(op.input_names, "input"),
+        **dict.fromkeys(op.output_names, "output"),
+        **dict.fromkeys(op.schema.attributes, "attribute"),
+    }
+    names = text.split(", ")
+    return ", ".join(f"{kinds[name]} `{name}`" for name in names) if set(names) <= kinds.keys() else text
 
 
 # --- the function body ---------------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": {"core", "graph", "ops", "linking", "runtime"},
     "arrays": {"core", "graph", "ops", "linking", "integrations", "training"},
     "training": {"core", "loops", "graph", "ops", "linking", "runtime", "integrations"},
+    "ascend": {"core", "ops", "arrays"},
     "torch": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
-    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training", "arrays"},
+    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training", "arrays", "ascend"},
 }
 
 # The files and folders of onnx_ops/torch: each imports from itself and from those before it.

@@ -244,6 +244,36 @@ def test_link_in_json(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("inline", [[], ["--inline"]])
+def test_link_converts_to_an_opset(good: Path, tmp_path: Path, inline: list[str]) -> None:
+    """As old ones as ATC reads; a linked model is converted too, and gives the same results."""
+    run("link", good, tmp_path / "linked.onnx")
+    for source in (good, tmp_path / "linked.onnx"):
+        said = answer("link", source, tmp_path / "old.onnx", "--opset", "18", *inline)
+        assert said["opset"] == 18
+        model = onnx.load(tmp_path / "old.onnx")
+        assert {entry.version for entry in model.opset_import if entry.domain == ""} == {18}
+        assert all(entry.version == 18 for f in model.functions for entry in f.opset_import if entry.domain == "")
+        (result,) = ort.InferenceSession(tmp_path / "old.onnx").run(None, {"g": G, "x": X})
+        assert np.array_equal(result, EXPECTED)
+
+
+def test_link_refuses_what_cannot_be_converted(tmp_path: Path) -> None:
+    functions, new = (
+        saved(tmp_path / "f.onnx", DEEP),
+        saved(tmp_path / "n.onnx", FOREIGN.replace("Abs (a)", "Gelu (a)")),
+    )
+    external = save_external(tmp_path / "external.onnx")
+    for path, problem in (
+        (functions, "it has functions, expected none"),
+        (new, "from opset 21 to 18"),
+        (external, "it has external data"),
+    ):
+        error = answer("link", path, tmp_path / "out.onnx", "--opset", "18", code=FAILED)["error"]
+        assert problem in error
+        assert not (tmp_path / "out.onnx").exists()
+
+
 def test_link_of_a_model_without_the_ops(tmp_path: Path) -> None:
     source, out = saved(tmp_path / "foreign.onnx", FOREIGN), tmp_path / "out.onnx"
     assert "nothing to link" in run("link", source, out).stdout

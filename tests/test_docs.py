@@ -53,10 +53,11 @@ def test_examples_of_nodes_run() -> None:
         exec(compile(example, "nodes.md", "exec"), names)
 
 
-def test_examples_of_ops_on_arrays_run() -> None:
+@pytest.mark.parametrize("page", ["docs/ops-on-arrays.md", "docs/ascend.md"])
+def test_examples_of_a_page_run(page: str) -> None:
     names: dict[str, Any] = {}
-    for example in _blocks("docs/ops-on-arrays.md"):
-        exec(compile(example, "docs/ops-on-arrays.md", "exec"), names)
+    for example in _blocks(page):
+        exec(compile(example, page, "exec"), names)
 
 
 def test_error_that_is_shown_is_raised() -> None:
@@ -276,6 +277,7 @@ def test_page_headings(op: Op) -> None:
         "### Outputs",
         *(["### Attributes"] if op.schema.attributes else []),
         *(f"## {title}" for title in titles),
+        "## Correspondence with aclnn",
         "## Example",
         "## Function body",
     ]

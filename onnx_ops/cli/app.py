@@ -8,7 +8,7 @@ from typing import Annotated
 import onnxruntime as ort
 import typer
 
-from onnx_ops.cli import arrays, commands
+from onnx_ops.cli import arrays, ascend, commands
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
@@ -61,3 +61,4 @@ app.command("compile")(commands.compile_kernels)
 app.command()(train)
 app.command()(arrays.run)
 app.command()(arrays.compare)
+app.command()(ascend.plugin)

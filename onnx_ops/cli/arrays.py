@@ -72,7 +72,7 @@ def run(
     from onnx_ops.arrays.files import write_array
 
     record = op_named(op, as_json)
-    with _refusals(as_json):
+    with refusals(as_json):
         positional, named = _inputs(record, inputs or [], like or [])
         attributes = dict(_setting(record, text) for text in settings or [])
         with compiling_status():
@@ -140,7 +140,7 @@ def compare(
         fail("--csv and --json are both given, expected one of them", as_json)
     bounded = rtol is not None or atol is not None
     rows: list[tuple[Comparison, bool]] = []
-    with _refusals(as_json):
+    with refusals(as_json):
         layout = None if like is None else Layout.parsed(like)
         for name, ours, theirs in pairs(got, golden, layout):
             found = compare_arrays(name, ours, theirs, rtol=(rtol or 0) if bounded else math.inf, atol=atol or 0)
@@ -221,7 +221,7 @@ def _cells(found: Comparison, good: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def _refusals(as_json: bool) -> Iterator[None]:
+def refusals(as_json: bool) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as refusal:  # those of the package are ValueErrors

@@ -52,7 +52,7 @@ def list_ops(as_json: AsJson = False) -> None:
         print_op(console, description)
 
 
-def _completed_op(incomplete: str) -> list[str]:
+def completed_op(incomplete: str) -> list[str]:
     """The ops whose names begin with an incomplete argument."""
     return [name for name in OPS if name.startswith(incomplete)]
 
@@ -60,7 +60,7 @@ def _completed_op(incomplete: str) -> list[str]:
 def show(
     op: Annotated[
         str,
-        typer.Argument(metavar="OP", help="Name of the op; case does not matter.", autocompletion=_completed_op),
+        typer.Argument(metavar="OP", help="Name of the op; case does not matter.", autocompletion=completed_op),
     ],
     body: Annotated[bool, typer.Option("--body", help="Show the function body too, for the example.")] = False,
     as_json: AsJson = False,
@@ -93,6 +93,9 @@ def link(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The model to link.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; it may be IN.")],
     inline: Annotated[bool, typer.Option("--inline", help="Write standard operators only, no functions.")] = False,
+    opset: Annotated[
+        int | None, typer.Option(min=1, help="Convert the model to this opset first, such as 18 for Ascend's ATC.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a copy of a model that any onnxruntime session can run.
@@ -100,29 +103,35 @@ def link(
     OUT is written atomically. External data stays external; if OUT is in another folder than IN, the files are copied
     there, and existing files with other contents are not overwritten.
 
+    --opset uses onnx's converter, which refuses models with functions or external data, and some operators.
+
     JSON: input, output, inlined; nodes, an object with the number of nodes by op; opset, that the model imports;
     minimum_opset, the oldest that its ops support (null if there are no nodes); copied, a list of the files copied.
     """
     from onnx_ops.graph.files import read_model, write_model
+    from onnx_ops.graph.opsets import with_opset
     from onnx_ops.training.weights import check_files
 
     with refusals(as_json):
         model = read_model(source)
         check_files(model, source)
+        if opset is not None:
+            restore(model)
+            model = with_opset(model, opset)
         result = onnx_ops.inline(model) if inline else onnx_ops.link(model)
         copied = write_model(result, target, source)
     restore(model)
     found = Counter(site.node.op_type for site in sites(model))
     counts = {name: found[name] for name in OPS if name in found}
     minimum = max((OPS[name].body_opset for name in counts), default=None)
-    opset = opset_of(model)
+    written = opset_of(model)
     if as_json:
         print_json(
             input=str(source),
             output=str(target),
             inlined=inline,
             nodes=counts,
-            opset=opset,
+            opset=written,
             minimum_opset=minimum,
             copied=copied,
         )
@@ -134,7 +143,7 @@ def link(
         print_wrapped(
             console, f"{done} {counted(sum(counts.values()), 'node')} of {counted(len(counts), 'op')}: {ops}."
         )
-        print_wrapped(console, f"Wrote {target}: opset {opset}; its ops need {minimum} or newer.")
+        print_wrapped(console, f"Wrote {target}: opset {written}; its ops need {minimum} or newer.")
     else:
         print_wrapped(console, f"Wrote {target}; there was nothing to link: no node is of domain {DOMAIN}.")
     if copied:
