@@ -1,8 +1,8 @@
 """What each op corresponds to in CANN: the aclnn function and the operator of graphs (GE).
 
 Source: the documents and definitions of the operators in CANN's repository ops-nn 9.1 (gitcode.com/cann/ops-nn: `docs`,
-`op_graph` and `op_host` of each operator); for what is not in it (BatchNormStats, KlDiv, dropout) CANN's documents of the
-functions.
+`op_graph` and `op_host` of each operator); for what it does not have (BatchNormStats, KlDiv, dropout) the
+documents of the aclnn functions.
 """
 
 from __future__ import annotations
