@@ -37,6 +37,9 @@ aten = torch.ops.aten
 READ = aten._local_scalar_dense.default
 """The operator that returns the number in a tensor."""
 
+CHECK = aten._linalg_check_errors.default
+"""The operator that raises an error if a matrix could not be factorized: if its info, a tensor, is not 0."""
+
 KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
 
 Numbers = list[int | float | bool]
@@ -132,10 +135,13 @@ class DataDependence(TorchDispatchMode):
         self._shapes, self._example = shapes, example
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
+        self._functions: dict[sympy.Symbol, str] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is CHECK:
+            return self._check(*args[:2])
         result = func(*args, **(kwargs or {}))
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
@@ -147,6 +153,15 @@ class DataDependence(TorchDispatchMode):
                 if isinstance(number, py_sym_types):
                     self._read(number, value, args[0] if func is READ else None)
         return result
+
+    def _check(self, info: torch.Tensor, function: str) -> None:
+        """Make it a condition that a function of torch.linalg succeeds."""
+        worst = info.max()
+        number = worst.item()
+        self._read(number, 0, worst)
+        if isinstance(number, torch.SymInt):
+            self._functions[number.node.expr] = function
+        torch._check(number == 0)
 
     def _read(self, number: Any, value: int | float | bool | None, source: torch.Tensor | None) -> None:
         """Enter a symbol that is new, with its value; `source` has the number, None for a size."""
@@ -196,6 +211,8 @@ class DataDependence(TorchDispatchMode):
             names[symbol] = sympy.Symbol(
                 f"number {len(numbers)}" if len(assertion.expr.free_symbols) > 1 else "a number"
             )
+            if symbol in self._functions:
+                names[symbol] = sympy.Symbol(f"the info of {self._functions[symbol]}")
         own = [number.kind for number in numbers]
         expected = "" if own == ["bool"] else str(assertion.expr.xreplace(names))
         where = "the backward pass" if line is None else line.short

@@ -1,12 +1,18 @@
-"""Captures without the inference graph, in two thirds of the time, for tests that do not look at it."""
+"""Captures without the inference graph, in two thirds of the time, for tests that do not look at it; comparisons."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
 from update_order import late_readers
 
+import onnx_ops
 import onnx_ops.torch
 from onnx_ops.torch.capture import Capture
 from onnx_ops.training.in_place import in_place
@@ -22,3 +28,18 @@ def training_step(*args: Any, **options: Any) -> Capture:
     assert rewritten is not None
     assert late_readers(rewritten.model) == []
     return capture
+
+
+def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim]) -> None:
+    """Capture with the first example, and compare loss and gradients with float64 at all."""
+    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,))
+    session = onnx_ops.InferenceSession(capture.model)
+    names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
+    for x in examples:
+        value = loss(model.double(), x.double())
+        wanted = torch.autograd.grad(value, list(model.parameters()))
+        got = session.run(names, capture.state | {"x": x.numpy()})
+        for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
+            scale = max(float(tensor.abs().max()), 1.0)
+            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5 * scale, err_msg=name)
+        model.to(examples[0].dtype)

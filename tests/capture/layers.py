@@ -108,13 +108,11 @@ NOT_SWEPT = {
 }
 """Modules of torch.nn that no case has, and why."""
 
-_SOLVED = "solves or factorizes a matrix, which no operator of ONNX does"
+_FACTORIZED = "factorizes a matrix, or computes a function of it, by iterations"
 _NO_FUNCTION = "no operator of ONNX computes the function or its gradient"
-_POSITIVE = "x @ x.t() + 9 * torch.eye(6, dtype=x.dtype)"
 REASONS: dict[str, str] = {
     "nn.Embedding(10, 4, max_norm=1.0)": "rewrites its weights in the forward pass",
     "nn.EmbeddingBag(10, 4, scale_grad_by_freq=True, mode='sum')": "scales its gradient otherwise than an embedding",
-    "nn.utils.parametrizations.orthogonal(nn.Linear(8, 5), orthogonal_map='cayley')": _SOLVED,
     "nn.CrossMapLRN2d(3)": "changes the storage of tensors",
     "nn.RReLU().eval()": "runs an operator that draws random numbers in training",
     "F.rrelu": "runs an operator that draws random numbers in training",
@@ -122,12 +120,7 @@ REASONS: dict[str, str] = {
     **{
         f"lambda x: {text}": reason
         for reason, texts in {
-            _SOLVED: (
-                "torch.det(x @ x.t())",
-                f"torch.linalg.inv({_POSITIVE})",
-                f"torch.linalg.solve({_POSITIVE}, x)",
-                f"torch.linalg.cholesky({_POSITIVE})",
-                f"torch.logdet({_POSITIVE})",
+            _FACTORIZED: (
                 "torch.linalg.qr(x.t())[1]",
                 "torch.linalg.svdvals(x)",
                 "torch.linalg.eigvalsh(x @ x.t())",
@@ -612,11 +605,14 @@ torch.meshgrid(x[0], x[1], indexing='ij')[0]; x.index_fill(1, torch.tensor([0, 2
 x.logit(0.01); torch.polar(x, x).real; torch.fft.rfft(x).abs(); torch.stft(x[0], 4, return_complex=True).abs();
 torch.fft.irfft2(torch.fft.rfft2(x, norm='ortho') ** 2); torch.fft.hfft(torch.complex(x, x + 1), n=13);
 torch.fft.ifftn(torch.fft.fftn(x) * 1j).imag;
-torch.det(x @ x.t()); torch.linalg.inv(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype));
-torch.linalg.solve(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype), x);
+torch.det(x @ x.t() + x[:, :6]); torch.linalg.inv(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype));
+torch.linalg.solve(x[:, :6] + 9 * torch.eye(6, dtype=x.dtype), x);
+torch.linalg.solve_triangular(x[:, :6].triu(1) + 3 * torch.eye(6, dtype=x.dtype), x, upper=True);
 torch.linalg.cholesky(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype)); torch.linalg.qr(x.t())[1];
 torch.linalg.svdvals(x); torch.linalg.eigvalsh(x @ x.t()); torch.matrix_exp(x @ x.t() / 9);
-torch.logdet(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype))
+torch.logdet(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype));
+torch.linalg.slogdet(x[:, :6]).logabsdet; torch.cholesky_inverse(x[:, :6].tril() + 3 * torch.eye(6, dtype=x.dtype));
+torch.linalg.lu(x)[2]; torch.linalg.matrix_power(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype), -2)
 """
 """Expressions of x, a matrix of 6 by 8."""
 

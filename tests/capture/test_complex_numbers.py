@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import gradients
+from captures import compared, gradients
 from torch import Tensor, nn
 from torch.export import Dim
 
-import onnx_ops
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch.base.pairs import Pair
 from onnx_ops.torch.operators import fourier
@@ -26,21 +25,6 @@ def weighted(function: Callable[[Tensor], list[Tensor]]) -> Callable[[nn.Module,
         return sum((part.sin().sum() for part in parts), torch.zeros((), dtype=x.dtype))
 
     return loss
-
-
-def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim]) -> None:
-    """Capture with the first example, and compare loss and gradients with float64 at all."""
-    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,))
-    session = onnx_ops.InferenceSession(capture.model)
-    names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
-    for x in examples:
-        value = loss(model.double(), x.double())
-        wanted = torch.autograd.grad(value, list(model.parameters()))
-        got = session.run(names, capture.state | {"x": x.numpy()})
-        for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
-            scale = max(float(tensor.abs().max()), 1.0)
-            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5 * scale, err_msg=name)
-        model.to(examples[0].dtype)
 
 
 def test_operators() -> None:

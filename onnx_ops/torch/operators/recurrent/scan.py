@@ -2,68 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
-from onnxscript import evaluator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.onnx._internal.exporter._building import OpRecorder
 
 from onnx_ops.torch.base.custom_ops import custom_operator
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.loops import scan
+from onnx_ops.torch.base.nodes import op
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
-
-
-def _body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Any]]) -> ir.Graph:
-    """The body of a Scan."""
-    recorder = OpRecorder(evaluator.default().opset, {})
-    with evaluator.default_as(recorder):
-        # An output may be an input, or another output, which Scan does not take.
-        outputs = [op.Identity(value) for value in write(*inputs)]
-    for i, node in enumerate(recorder.nodes):
-        for j, value in enumerate(node.outputs):
-            value.name = f"{name}_{i}_{j}"
-    return ir.Graph(inputs, outputs, nodes=recorder.nodes, name=name)
-
-
-def _scan(
-    name: str, states: Sequence[Any], sequences: Sequence[Any], stacked: int, backwards: bool, write: Callable[..., Any]
-) -> Sequence[Any]:
-    """A Scan.
-
-    Args:
-        states: (1, N, H), the initial ones.
-        sequences: (T, N, ...).
-        stacked: the number of results of each step that are stacked.
-        backwards: whether it runs from the last step to the first.
-        write: writes the nodes of a step: from its states and the elements of the sequences to the next states, then
-            the results that are stacked.
-    Returns:
-        The final states (1, N, H), then the stacks (T, N, ...).
-    """
-    first = [op.Squeeze(state, integers([0])) for state in states]
-    inputs = [
-        ir.Value(name=f"{name}_in_{i}", type=ir.TensorType(value.dtype), shape=ir.Shape(value.shape[1:]))
-        for i, value in enumerate((*states, *sequences))
-    ]
-    node = ir.node(
-        "Scan",
-        [*first, *sequences],
-        {
-            "body": _body(name, inputs, write),
-            "num_scan_inputs": len(sequences),
-            "scan_input_directions": [int(backwards)] * len(sequences),
-            "scan_output_directions": [int(backwards)] * stacked,
-        },
-        num_outputs=len(states) + stacked,
-    )
-    evaluator.default().nodes.append(node)
-    ends, stacks = node.outputs[: len(states)], node.outputs[len(states) :]
-    return [*(op.Unsqueeze(end, integers([0])) for end in ends), *stacks]
 
 
 def _loop_nodes(
@@ -79,7 +29,7 @@ def _loop_nodes(
         return [hidden, *others, hidden, before[0], *([] if projection is None else [made]), *own]
 
     stacked = 2 + (projection is not None) + KINDS[kind].keeps
-    return _scan(f"{given.name}_loop", states, [given], stacked, backwards, step)
+    return scan(f"{given.name}_loop", states, [given], stacked, backwards, step)
 
 
 def _loop_shapes(
@@ -144,7 +94,7 @@ def _loop_back_nodes(
 
     # Those stacks are kept by one loop only, so that its name is unique.
     name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
-    return _scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
+    return scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
 
 
 def _loop_back_shapes(

@@ -1,0 +1,102 @@
+"""Loop and Scan nodes, whose bodies are written by functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import evaluator
+from torch.onnx._internal.exporter._building import OpRecorder
+
+from onnx_ops.torch.base.nodes import integers, op
+
+
+def body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Any]]) -> ir.Graph:
+    """The body of a loop; `write` writes its nodes, from its inputs to its outputs."""
+    recorder = OpRecorder(evaluator.default().opset, {})
+    with evaluator.default_as(recorder):
+        # An output may be an input, or another output, which ONNX does not take.
+        outputs = [op.Identity(value) for value in write(*inputs)]
+    for i, node in enumerate(recorder.nodes):
+        for j, value in enumerate(node.outputs):
+            value.name = f"{name}_{i}_{j}"
+    return ir.Graph(inputs, outputs, nodes=recorder.nodes, name=name)
+
+
+def loop(
+    name: str,
+    count: Any,
+    states: Sequence[tuple[Any, ir.DataType]],
+    step: Callable[..., Sequence[Any]],
+    stacked: int = 0,
+) -> Sequence[ir.Value]:
+    """A Loop.
+
+    Args:
+        name: of the body, which no other loop has.
+        count: () int64, the number of steps.
+        states: the initial ones, with their dtypes.
+        step: writes the nodes of a step: from its number and the states to the next states, then the results that are
+            stacked.
+        stacked: the number of these results.
+
+    Returns:
+        The final states, then the stacks (count, ...).
+    """
+    inputs = [
+        ir.Value(name=f"{name}_step", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])),
+        ir.Value(name=f"{name}_goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])),
+        *(ir.Value(name=f"{name}_state_{i}", type=ir.TensorType(dtype)) for i, (_, dtype) in enumerate(states)),
+    ]
+    node = ir.node(
+        "Loop",
+        [count, None, *(state for state, _ in states)],
+        {"body": body(name, inputs, lambda number, goes_on, *values: [goes_on, *step(number, *values)])},
+        num_outputs=len(states) + stacked,
+    )
+    evaluator.default().nodes.append(node)
+    return node.outputs
+
+
+def scan(
+    name: str,
+    states: Sequence[Any],
+    sequences: Sequence[Any],
+    stacked: int,
+    backwards: bool,
+    step: Callable[..., Sequence[Any]],
+) -> Sequence[Any]:
+    """A Scan.
+
+    Args:
+        name: of the body, which no other loop has.
+        states: (1, N, H), the initial ones.
+        sequences: (T, N, ...).
+        stacked: the number of results of each step that are stacked.
+        backwards: whether it runs from the last step to the first.
+        step: writes the nodes of a step: from its states and the elements of the sequences to the next states, then
+            the results that are stacked.
+
+    Returns:
+        The final states (1, N, H), then the stacks (T, N, ...).
+    """
+    first = [op.Squeeze(state, integers([0])) for state in states]
+    inputs = [
+        ir.Value(name=f"{name}_in_{i}", type=ir.TensorType(value.dtype), shape=ir.Shape(value.shape[1:]))
+        for i, value in enumerate((*states, *sequences))
+    ]
+    node = ir.node(
+        "Scan",
+        [*first, *sequences],
+        {
+            "body": body(name, inputs, step),
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backwards)] * len(sequences),
+            "scan_output_directions": [int(backwards)] * stacked,
+        },
+        num_outputs=len(states) + stacked,
+    )
+    evaluator.default().nodes.append(node)
+    ends, stacks = node.outputs[: len(states)], node.outputs[len(states) :]
+    return [*(op.Unsqueeze(end, integers([0])) for end in ends), *stacks]

@@ -1,0 +1,1 @@
+"""Factorizations of matrices, systems of linear equations, inverses and determinants."""

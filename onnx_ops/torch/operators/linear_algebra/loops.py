@@ -1,0 +1,348 @@
+"""The loops of linear algebra, as operators of their own: factorizations by columns, and substitution by rows.
+
+A loop over columns (rows) works on vectors. Matrices that are larger than a block, or of a dynamic size, are worked on
+by blocks of columns (rows): a loop within one block, and products of matrices for the others (Golub and Van Loan,
+Matrix Computations, sections 3.1, 3.2.11 and 4.2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.loops import loop
+from onnx_ops.torch.base.nodes import Extent, integers, number, op, sizes
+
+BLOCK = 32
+"""Number of columns or rows of a block."""
+
+INT64 = ir.DataType.INT64
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _integer(value: int) -> Any:
+    return op.Constant(value=ir.tensor(np.int64(value)))
+
+
+def _scalar(vector: Any) -> Any:
+    """The element of a vector (1,)."""
+    return op.Squeeze(vector, integers([0]))
+
+
+def _vector(scalar: Any) -> Any:
+    return op.Reshape(scalar, integers([1]))
+
+
+def _size(matrix: Any) -> Any:
+    """(1,) int64, the number of rows."""
+    return op.Shape(matrix, start=len(matrix.shape) - 2, end=len(matrix.shape) - 1)
+
+
+def _is_one_block(matrix: Any) -> bool:
+    return 0 <= sizes(matrix)[-2] <= BLOCK
+
+
+def _places(size: Any) -> Any:
+    """0, 1, 2, ... up to a size (1,)."""
+    return op.Range(_integer(0), _scalar(size), _integer(1))
+
+
+def _missing(size: Any) -> Any:
+    """(1,), what a size (1,) lacks to a multiple of a block."""
+    return op.Mod(op.Neg(size), integers([BLOCK]))
+
+
+def _padded(matrix: Any, rows: Any, columns: Any) -> Any:
+    """With zero rows and columns at its end; their numbers are vectors (1,)."""
+    before = integers([0] * len(matrix.shape))
+    return op.Pad(matrix, op.Concat(before, integers([0] * (len(matrix.shape) - 2)), rows, columns, axis=0))
+
+
+def _bordered(matrix: Any) -> Any:
+    """A square matrix with rows and columns of the identity at its end, so that it consists of whole blocks."""
+    size = _size(matrix)
+    missing = _missing(size)
+    places = _places(op.Add(size, missing))
+    rows = op.Unsqueeze(places, integers([1]))
+    border = op.And(op.Equal(rows, places), op.GreaterOrEqual(rows, size))
+    return op.Where(border, number(1.0, matrix), _padded(matrix, missing, missing))
+
+
+def _blocks(size: Any) -> Any:
+    """(), the number of blocks of a size (1,)."""
+    return _scalar(op.Div(op.Add(size, integers([BLOCK - 1])), integers([BLOCK])))
+
+
+def _part(matrix: Any, start: Any, end: Any, axis: int) -> Any:
+    """Between two vectors (1,); without an end, to the last one."""
+    return op.Slice(matrix, start, integers([np.iinfo(np.int64).max]) if end is None else end, integers([axis]))
+
+
+def _first(matrix: Any, size: Any, *axes: int) -> Any:
+    """The first rows and columns, of a number (1,)."""
+    for axis in axes:
+        matrix = _part(matrix, integers([0]), size, axis)
+    return matrix
+
+
+def _from_columns(stack: Any, rank: int) -> Any:
+    """A matrix (..., n, b) of a stack of columns (b, ..., n)."""
+    return op.Transpose(stack, perm=[*range(1, rank), 0])
+
+
+def _from_rows(stack: Any, rank: int) -> Any:
+    """A matrix (..., b, n) of a stack of rows (b, ..., n)."""
+    return op.Transpose(stack, perm=[*range(1, rank - 1), 0, rank - 1])
+
+
+def _joined(stack: Any, rank: int, axis: int) -> Any:
+    """A matrix of a stack of blocks of its rows (axis -2) or columns (axis -1)."""
+    place = rank + axis
+    blocks = op.Transpose(stack, perm=[*range(1, place + 1), 0, *range(place + 1, rank + 1)])
+    merged = [-1 if i == place else 0 for i in range(rank)]
+    if axis == -1:
+        return op.Reshape(blocks, integers(merged))
+    # 0 in the shape of a Reshape copies the size of the same axis before, so that the last one needs a vector.
+    leading = op.Shape(blocks, start=0, end=place)
+    last = op.Shape(blocks, start=rank)
+    return op.Reshape(blocks, op.Concat(leading, integers([-1]), last, axis=0))
+
+
+def _column(vector: Any) -> Any:
+    return op.Unsqueeze(vector, integers([-1]))
+
+
+def _row(vector: Any) -> Any:
+    return op.Unsqueeze(vector, integers([-2]))
+
+
+# --- Cholesky ---------------------------------------------------------------------------------------------------------
+
+
+def _cholesky_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> Any:
+    """Columns of the factor, from those of the matrix less the products of the factor's columns before them.
+
+    Args:
+        name: of the loop.
+        columns: (..., N, count).
+        start: (1,), the row of the first one's diagonal element.
+        count: (1,).
+        like: has dtype and rank of the matrix.
+    """
+    rank = len(like.shape)
+    rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
+    end = op.Add(start, count)
+
+    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+        place = op.Add(start, j)
+        own = op.Gather(rest, j, axis=-1)
+        root = op.Sqrt(op.Gather(own, place, axis=-1))
+        found = op.Where(op.GreaterOrEqual(rows, place), op.Div(own, root), number(0.0, like))
+        across = _part(found, start, end, -1)
+        return op.Sub(rest, op.Mul(_column(found), _row(across))), found
+
+    _, stack = loop(name, _scalar(count), [(columns, like.dtype)], step, 1)
+    return _from_columns(stack, rank)
+
+
+def _cholesky_nodes(self: Any) -> Any:
+    name, rank = f"{self.name}_cholesky", len(self.shape)
+    size = _size(self)
+    if _is_one_block(self):
+        return _cholesky_columns(name, self, integers([0]), size, self)
+
+    def block(k: Any, rest: Any) -> tuple[Any, ...]:
+        start = _vector(op.Mul(k, _integer(BLOCK)))
+        columns = _part(rest, start, op.Add(start, integers([BLOCK])), -1)
+        found = _cholesky_columns(f"{name}_block", columns, start, integers([BLOCK]), self)
+        others = op.Transpose(found, perm=[*range(rank - 2), rank - 1, rank - 2])
+        return op.Sub(rest, op.MatMul(found, others)), found
+
+    _, stack = loop(name, _blocks(size), [(_bordered(self), self.dtype)], block, 1)
+    return _first(_joined(stack, rank, -1), size, -2, -1)
+
+
+@custom_operator(_cholesky_nodes, lambda self: self.new_empty(self.shape))
+def cholesky_factor(self: Tensor) -> Tensor:
+    """The lower triangular factor of a matrix (..., n, n), of which the lower triangle is read.
+
+    The columns of a leading minor that is not positive definite, and those after it, are not finite or have a diagonal
+    element that is not positive.
+    """
+    return torch.linalg.cholesky_ex(self)[0]
+
+
+# --- LU ---------------------------------------------------------------------------------------------------------------
+
+
+def _swapped(places: Any, one: Any, other: Any) -> Any:
+    """The places of the rows after two of them have been swapped."""
+    return op.Where(op.Equal(places, one), other, op.Where(op.Equal(places, other), one, places))
+
+
+def _taken(matrix: Any, order: Any) -> Any:
+    """The rows of a matrix (..., n, k) in an order (..., n)."""
+    return op.GatherElements(matrix, op.Expand(_column(order), op.Shape(matrix)), axis=-2)
+
+
+def _lu_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> tuple[Any, Any, Any]:
+    """Columns of both factors by elimination with partial pivoting.
+
+    Args:
+        name: of the loop.
+        columns: (..., N, count).
+        start: (1,), the row of the first one's diagonal element.
+        count: (1,).
+        like: has dtype and rank of the matrix.
+
+    Returns:
+        The columns; (..., N) the order of their rows; (count, ..., 1) the row that each diagonal element comes from.
+    """
+    rank, zero = len(like.shape), number(0.0, like)
+    rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
+    across = _places(count)
+
+    def step(j: Any, rest: Any, order: Any) -> tuple[Any, ...]:
+        place = op.Add(start, j)
+        below = op.Greater(rows, place)
+        own = op.Gather(rest, j, axis=-1)
+        size = op.Where(op.IsNaN(own), number(np.inf, like), op.Abs(own))  # ArgMax ignores NaN
+        pivot = op.ArgMax(op.Where(op.Less(rows, place), number(-1.0, like), size), axis=-1, keepdims=1)
+        swapped = _swapped(rows, place, pivot)
+        rest, order = _taken(rest, swapped), op.GatherElements(order, swapped, axis=-1)
+        own, top = op.Gather(rest, j, axis=-1), op.Gather(rest, place, axis=-2)
+        diagonal = op.Gather(own, place, axis=-1)
+        # Below a pivot of 0 there are zeros only.
+        divisor = op.Where(op.Equal(diagonal, zero), number(1.0, like), diagonal)
+        factors = op.Where(below, op.Div(own, divisor), zero)
+        eliminated = op.Sub(rest, op.Mul(_column(factors), op.Where(op.Greater(across, j), top, zero)))
+        kept = op.Where(below, factors, own)
+        return op.Where(op.Equal(across, j), _column(kept), eliminated), order, pivot
+
+    order = op.Expand(rows, op.Shape(columns, end=rank - 1))
+    return tuple(loop(name, _scalar(count), [(columns, like.dtype), (order, INT64)], step, 1))
+
+
+def _lu_nodes(self: Any) -> tuple[Any, Any]:
+    name, rank = f"{self.name}_lu", len(self.shape)
+    size = _size(self)
+    if _is_one_block(self):
+        found, _, pivots = _lu_columns(name, self, integers([0]), size, self)
+        return found, _numbered(pivots, rank)
+    missing = _missing(size)
+
+    def block(k: Any, rest: Any) -> tuple[Any, ...]:
+        start = _vector(op.Mul(k, _integer(BLOCK)))
+        end = op.Add(start, integers([BLOCK]))
+        columns = _part(rest, start, end, -1)
+        found, order, pivots = _lu_columns(f"{name}_block", columns, start, integers([BLOCK]), self)
+        rest = _taken(rest, order)
+        own, under = _part(found, start, end, -2), _part(found, end, None, -2)
+        left, top = _first(rest, start, -1), _part(rest, start, end, -2)
+        right = _rows(f"{name}_rows", own, _part(top, end, None, -1), integers([BLOCK]), True, self)
+        others = op.Sub(_part(_part(rest, end, None, -2), end, None, -1), op.MatMul(under, right))
+        top = op.Concat(_first(top, start, -1), own, right, axis=-1)
+        bottom = op.Concat(_part(left, end, None, -2), under, others, axis=-1)
+        return op.Concat(_first(rest, start, -2), top, bottom, axis=-2), pivots
+
+    whole, stack = loop(name, _blocks(size), [(_padded(self, missing, missing), self.dtype)], block, 1)
+    # (blocks, BLOCK, ..., 1)
+    pivots = op.Reshape(stack, op.Concat(integers([-1]), op.Shape(stack, start=2), axis=0))
+    return _first(whole, size, -2, -1), _numbered(_first(pivots, size, 0), rank)
+
+
+def _numbered(pivots: Any, rank: int) -> Any:
+    """LAPACK's numbers (..., n) of rows (n, ..., 1), which begin at 1."""
+    moved = op.Transpose(op.Squeeze(pivots, integers([-1])), perm=[*range(1, rank - 1), 0])
+    return op.Cast(op.Add(moved, _integer(1)), to=ir.DataType.INT32)
+
+
+@custom_operator(
+    _lu_nodes, lambda self: (self.new_empty(self.shape), self.new_empty(self.shape[:-1], dtype=torch.int32))
+)
+def lu_factors(self: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors of a square matrix (..., n, n) in one, and LAPACK's pivots (..., n), int32."""
+    found, pivots, _ = torch.linalg.lu_factor_ex(self)
+    return found, pivots
+
+
+def _order_nodes(pivots: Any, count: Any) -> Any:
+    rank = len(pivots.shape)
+    rows = _places(Extent.given([count]).value)
+    order = op.Expand(rows, op.Concat(op.Shape(pivots, end=rank - 1), Extent.given([count]).value, axis=0))
+    numbers = op.Sub(op.Cast(pivots, to=INT64), _integer(1))
+
+    def step(j: Any, order: Any) -> tuple[Any, ...]:
+        other = op.Gather(numbers, _vector(j), axis=-1)
+        return (op.GatherElements(order, _swapped(rows, j, other), axis=-1),)
+
+    steps = _scalar(op.Shape(pivots, start=rank - 1))
+    return loop(f"{pivots.name}_order", steps, [(order, INT64)], step)[0]
+
+
+@custom_operator(_order_nodes, lambda pivots, count: pivots.new_empty((*pivots.shape[:-1], count), dtype=torch.int64))
+def row_order(pivots: Tensor, count: int) -> Tensor:
+    """The rows (..., count), int64, that LAPACK's pivots (..., n) bring to each place."""
+    order = torch.arange(count).expand(*pivots.shape[:-1], count).clone()
+    for j in range(pivots.shape[-1]):
+        other = pivots[..., j : j + 1].long() - 1
+        one, two = order[..., j : j + 1].clone(), order.gather(-1, other)
+        order.scatter_(-1, other, one)
+        order[..., j : j + 1] = two
+    return order
+
+
+# --- substitution -----------------------------------------------------------------------------------------------------
+
+
+def _rows(name: str, matrix: Any, given: Any, count: Any, unit: bool, like: Any) -> Any:
+    """Forward substitution by rows, of which there are a number (1,)."""
+    rank = len(like.shape)
+
+    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+        own, below = op.Gather(rest, j, axis=-2), op.Gather(matrix, j, axis=-1)
+        found = own if unit else op.Div(own, op.Gather(below, _vector(j), axis=-1))
+        # Rows up to this one are not read again.
+        return op.Sub(rest, op.Mul(_column(below), _row(found))), found
+
+    _, stack = loop(name, _scalar(count), [(given, like.dtype)], step, 1)
+    return _from_rows(stack, rank)
+
+
+def _substitution_nodes(matrix: Any, given: Any, unit: bool) -> Any:
+    name, rank = f"{given.name}_by_{matrix.name}", len(given.shape)
+    size = _size(matrix)
+    if _is_one_block(matrix):
+        return _rows(name, matrix, given, size, unit, given)
+    whole = _bordered(matrix)
+
+    def block(k: Any, rest: Any) -> tuple[Any, ...]:
+        start = _vector(op.Mul(k, _integer(BLOCK)))
+        end = op.Add(start, integers([BLOCK]))
+        columns = _part(whole, start, end, -1)
+        own = _part(columns, start, end, -2)
+        found = _rows(f"{name}_rows", own, _part(rest, start, end, -2), integers([BLOCK]), unit, given)
+        return op.Sub(rest, op.MatMul(columns, found)), found
+
+    states = [(_padded(given, _missing(size), integers([0])), given.dtype)]
+    _, stack = loop(name, _blocks(size), states, block, 1)
+    return _first(_joined(stack, rank, -2), size, -2)
+
+
+@custom_operator(_substitution_nodes, lambda matrix, given, unit: given.new_empty(given.shape))
+def substitution(matrix: Tensor, given: Tensor, unit: bool) -> Tensor:
+    """The solution of matrix @ x = given, by the lower triangle of the matrix.
+
+    Args:
+        matrix: (..., n, n).
+        given: (..., n, k), with the same leading sizes.
+        unit: whether the diagonal elements are 1 and not read.
+    """
+    return torch.linalg.solve_triangular(matrix.tril(), given, upper=False, unitriangular=unit)
