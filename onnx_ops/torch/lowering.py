@@ -31,6 +31,8 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from onnx_ops.torch.operators import TABLE
+
 aten = torch.ops.aten
 
 OF_TENSORS = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default)
@@ -77,10 +79,10 @@ def _writes(node: Node) -> bool:
 
 
 def _functionalized(graph: GraphModule) -> GraphModule:
-    """A graph in which results of writes are new tensors."""
+    """A graph in which results of writes are new tensors; operators that wrote may have decompositions."""
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     run = torch.func.functionalize(torch.fx.Interpreter(graph).run)
-    return make_fx(run, _allow_non_fake_inputs=True)(*examples)
+    return make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
 
 
 def _enter_constants(module: GraphModule) -> None:

@@ -126,7 +126,7 @@ REASONS: dict[str, str] = {
                 "torch.linalg.eigvalsh(x @ x.t())",
                 "torch.matrix_exp(x @ x.t() / 9)",
             ),
-            _NO_FUNCTION: ("torch.special.i0(x)", "x.lgamma()", "x.digamma()", "x.erfinv()"),
+            _NO_FUNCTION: ("torch.special.gammainc(torch.ones_like(x), x.exp())",),
             "the shape of a result on its way depends on data": ("torch.combinations(x[0])",),
         }.items()
         for text in texts
@@ -134,8 +134,11 @@ REASONS: dict[str, str] = {
 }
 """Cases that cannot be captured, and why."""
 
-SINGLE = ("lambda x: torch.baddbmm((x @ x.t())[None], x[None], x.t()[None], beta=0.3, alpha=0.7)",)
-"""Cases whose gradients in float64 are off by 1.2e-8, more than is allowed."""
+SINGLE = (
+    "lambda x: torch.baddbmm((x @ x.t())[None], x[None], x.t()[None], beta=0.3, alpha=0.7)",
+    "lambda x: x.digamma()",
+)
+"""Cases whose gradients in float64 are off by more than is allowed: by 1.2e-8, and PyTorch's own polygamma by 5e-10."""
 
 ROWS, SEQUENCE = (6, 8), (2, 5, 8)
 LINE, IMAGE, VOLUME = (2, 4, 11), (2, 4, 9, 8), (2, 4, 6, 7, 5)
@@ -596,6 +599,10 @@ torch.logaddexp2(x, x.flip(0)); torch.copysign(x, x.flip(0)); x.fmod(0.7); x.rem
 torch.xlogy(x, x * x + 1); x - 2 * x; torch.sub(x, x * x, alpha=0.3); torch.add(x, x * x, alpha=0.3);
 torch.rsub(x, 1.5); 1 / (x + 5); x / 3; x.float().to(x.dtype); x.nan_to_num(); x.softmax(1); x.log_softmax(0);
 F.softmin(x, 1); F.logsigmoid(x); torch.special.erfc(x); torch.special.expit(x); torch.special.i0(x);
+torch.special.i0e(x); torch.special.i1(9 * x); torch.special.i1e(x); torch.special.erfcx(x);
+torch.special.log_ndtr(3 * x); torch.special.ndtri(x.sigmoid()); (x - 3).lgamma(); torch.mvlgamma(x.exp() + 2, 3);
+torch.special.xlog1py(x, x.exp()); torch.special.entr(x.exp()); torch.special.gammainc(torch.ones_like(x), x.exp());
+torch.polygamma(2, x.exp());
 torch.trapezoid(x); torch.cross(x[:, :3], x[:, 3:6], dim=1); torch.renorm(x, 2, 0, 1.0); x.cov(); x.corrcoef();
 torch.cumulative_trapezoid(x); torch.combinations(x[0]); torch.cartesian_prod(x[0], x[1]); torch.block_diag(x, x);
 torch.linalg.multi_dot([x, x.t(), x]); torch.matrix_power(x @ x.t(), 2);

@@ -112,6 +112,11 @@ def test_matrices_of_dynamic_size() -> None:
         np.testing.assert_allclose(got["loss"], outputs["loss"].detach().numpy(), rtol=1e-12)
         for name, tensor in zip(names[3:], wanted, strict=True):
             np.testing.assert_allclose(got[name], tensor.numpy(), rtol=0, atol=1e-11 * float(tensor.abs().max()))
+    x = examples[-1].clone()
+    x[1, 60] = torch.nan  # a pivot that is NaN
+    factors = session.run(["factors"], capture.state | {"x": x.numpy()})[0]
+    assert np.isfinite(factors[0]).all()
+    assert np.isnan(factors[1, -1, -1])
 
 
 class Gaussian(nn.Module):

@@ -1,15 +1,15 @@
-"""The error function and its complement, which onnxruntime has for float32 only."""
+"""The error function, which onnxruntime has for float32 only, and its complement, also times exp(x**2)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.base.nodes import double, number, op
+from onnx_ops.torch.base.nodes import double, op
 from onnx_ops.torch.base.table import computes_float64, translates
 
 aten = torch.ops.aten
@@ -66,20 +66,47 @@ def _ratio(x: Any, numerator: Sequence[float], denominator: Sequence[float]) -> 
     return op.Div(op.Add(over, double(numerator[-2])), op.Add(under, double(denominator[-1])))
 
 
-def _erf_parts(x: Any) -> tuple[Any, Any, Any]:
-    """abs(x) <= 0.46875, erf(abs(x)) where that is true, and erfc(abs(x)) where it is false."""
-    size = op.Abs(x)
-    # Arguments are clipped to each range, so that the others do not overflow.
-    near = op.Min(size, double(0.46875))
-    inner = op.Mul(near, _ratio(op.Mul(near, near), *NEAR))
-    middle = op.Clip(size, double(0.46875), double(4.0))
-    outer = op.Mul(op.Exp(op.Neg(op.Mul(middle, middle))), _ratio(middle, *MIDDLE))
-    far = op.Clip(size, double(4.0), double(30.0))
-    inverse = op.Div(double(1.0), op.Mul(far, far))
+SMALL = 0.46875
+"""Up to here erf is approximated, from here on erfc."""
+
+
+def _exp_of_square(size: Any, sign: float) -> Any:
+    """exp(sign * size**2), without the rounding of the square, which the exponential would magnify."""
+    rounded = op.Mul(op.Floor(op.Mul(size, double(16.0))), double(1 / 16))  # its square is exact
+    rest = op.Mul(op.Sub(size, rounded), op.Add(size, rounded))
+    return op.Mul(op.Exp(op.Mul(op.Mul(rounded, rounded), double(sign))), op.Exp(op.Mul(rest, double(sign))))
+
+
+def _erf_of_small(size: Any) -> Any:
+    near = op.Min(size, double(SMALL))  # clipped, so that it does not overflow elsewhere
+    return op.Mul(near, _ratio(op.Mul(near, near), *NEAR))
+
+
+def _scaled_erfc(size: Any) -> Any:
+    """exp(size**2) * erfc(size) for size >= SMALL."""
+    middle = _ratio(op.Clip(size, double(SMALL), double(4.0)), *MIDDLE)
+    far = op.Max(size, double(4.0))
+    inverse = op.Div(op.Div(double(1.0), far), far)
     tail = op.Sub(double(1 / math.sqrt(math.pi)), op.Mul(inverse, _ratio(inverse, *FAR)))
-    outermost = op.Div(op.Mul(op.Exp(op.Neg(op.Mul(far, far))), tail), far)
-    rest = op.Where(op.LessOrEqual(size, double(4.0)), outer, outermost)
-    return op.LessOrEqual(size, double(0.46875)), inner, rest
+    return op.Where(op.LessOrEqual(size, double(4.0)), middle, op.Div(tail, far))
+
+
+def _erf_parts(x: Any) -> tuple[Any, Any, Any]:
+    """abs(x) <= SMALL, erf(abs(x)) where that is true, and erfc(abs(x)) where it is false."""
+    size = op.Abs(x)
+    rest = op.Mul(_exp_of_square(op.Min(size, double(30.0)), -1.0), _scaled_erfc(size))
+    return op.LessOrEqual(size, double(SMALL)), _erf_of_small(size), rest
+
+
+def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of float64 numbers as one of numbers of any floating dtype."""
+
+    def converted(x: Any) -> Any:
+        if x.dtype == ir.DataType.DOUBLE:
+            return function(x)
+        return op.Cast(function(op.Cast(x, to=ir.DataType.DOUBLE)), to=x.dtype)
+
+    return converted
 
 
 @translates(aten.erf.default)
@@ -94,11 +121,22 @@ def _erf(x: Any) -> Any:
 
 
 @translates(aten.erfc.default, aten.special_erfc.default)
+@_in_float64
 def _erfc(x: Any) -> Any:
-    """In float64 without the cancellation of 1 - erf(x)."""
-    if x.dtype != ir.DataType.DOUBLE:
-        return op.Sub(number(1.0, x), op.Erf(x))
+    """Without the cancellation of 1 - erf(x)."""
     small, inner, rest = _erf_parts(x)
     rest = op.Where(op.Less(x, double(0.0)), op.Sub(double(2.0), rest), rest)
     found = op.Where(small, op.Sub(double(1.0), op.Mul(op.Sign(x), inner)), rest)
+    return op.Where(op.IsNaN(x), x, found)
+
+
+@translates(aten.special_erfcx.default)
+@_in_float64
+def _erfcx(x: Any) -> Any:
+    """exp(x**2) * erfc(x)."""
+    size, negative = op.Abs(x), op.Less(x, double(0.0))
+    scaled, square = _scaled_erfc(size), _exp_of_square(op.Min(size, double(30.0)), 1.0)
+    rest = op.Where(negative, op.Sub(op.Mul(double(2.0), square), scaled), scaled)
+    inner = op.Mul(square, op.Sub(double(1.0), op.Mul(op.Sign(x), _erf_of_small(size))))
+    found = op.Where(op.LessOrEqual(size, double(SMALL)), inner, rest)
     return op.Where(op.IsNaN(x), x, found)

@@ -1,0 +1,50 @@
+"""Polynomials, of which special functions consist; these are computed in float64 for arguments of any dtype."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import double, op
+
+
+def _nodes(self: Any, coefficients: Sequence[float]) -> Any:
+    *rest, found = map(double, coefficients)
+    for coefficient in reversed(rest):
+        found = op.Add(op.Mul(found, self), coefficient)
+    return found
+
+
+@custom_operator(_nodes, lambda self, coefficients: torch.empty_like(self))
+def polynomial(self: Tensor, coefficients: list[float]) -> Tensor:
+    """A polynomial of float64 numbers by Horner's rule; the first coefficient is the constant term."""
+    found = torch.full_like(self, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        found = found * self + coefficient
+    return found
+
+
+def ratio(x: Tensor, numerator: Sequence[float], denominator: Sequence[float]) -> Tensor:
+    """A ratio of polynomials, whose coefficients begin with the constant term."""
+    found: Tensor = polynomial(x, list(numerator)) / polynomial(x, list(denominator))
+    return found
+
+
+def in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of float64 numbers as one of numbers of any dtype; other arguments come before the tensor.
+
+    A float32 result has an error of half a unit in the last place; that of an integer is a float32.
+    """
+
+    @functools.wraps(function)
+    def converted(*args: Any) -> Tensor:
+        *settings, x = args
+        dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+        return function(*settings, x.double()).to(dtype)
+
+    return converted

@@ -1,0 +1,107 @@
+"""The quantiles of the normal distribution, and the inverse of the error function."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from onnx_ops.torch.base.table import decomposes
+from onnx_ops.torch.operators.polynomials import in_float64, ratio
+
+aten = torch.ops.aten
+
+# M. J. Wichura, Algorithm AS 241: the percentage points of the normal distribution, Applied Statistics 37 (1988).
+CENTRAL = (
+    (
+        3.3871328727963665,
+        133.14166789178438,
+        1971.5909503065513,
+        13731.69376550946,
+        45921.95393154987,
+        67265.7709270087,
+        33430.57558358813,
+        2509.0809287301227,
+    ),
+    (
+        1.0,
+        42.31333070160091,
+        687.1870074920579,
+        5394.196021424751,
+        21213.794301586597,
+        39307.89580009271,
+        28729.085735721943,
+        5226.495278852854,
+    ),
+)
+MIDDLE = (
+    (
+        1.4234371107496835,
+        4.630337846156546,
+        5.769497221460691,
+        3.6478483247632045,
+        1.2704582524523684,
+        0.2417807251774506,
+        0.022723844989269184,
+        0.0007745450142783414,
+    ),
+    (
+        1.0,
+        2.053191626637759,
+        1.6763848301838038,
+        0.6897673349851,
+        0.14810397642748008,
+        0.015198666563616457,
+        0.0005475938084995345,
+        1.0507500716444169e-09,
+    ),
+)
+FAR = (
+    (
+        6.657904643501103,
+        5.463784911164114,
+        1.7848265399172913,
+        0.29656057182850487,
+        0.026532189526576124,
+        0.0012426609473880784,
+        2.7115555687434876e-05,
+        2.0103343992922881e-07,
+    ),
+    (
+        1.0,
+        0.599832206555888,
+        0.1369298809227358,
+        0.014875361290850615,
+        0.0007868691311456133,
+        1.8463183175100548e-05,
+        1.421511758316446e-07,
+        2.0442631033899397e-15,
+    ),
+)
+
+
+def _quantile(q: Tensor, tail: Tensor) -> Tensor:
+    """Where the distribution function is 1/2 + q.
+
+    Args:
+        q: in [-1/2, 1/2].
+        tail: 1/2 - abs(q), without the rounding of that difference.
+    """
+    central = q * ratio(0.180625 - q * q, *CENTRAL)
+    r = (-tail.log()).sqrt()
+    outer = torch.where(r <= 5, ratio(r - 1.6, *MIDDLE), ratio(r - 5, *FAR))
+    outer = torch.where(tail == 0, math.inf, outer)
+    return torch.where(q.abs() <= 0.425, central, q.sign() * outer)
+
+
+@decomposes(aten.special_ndtri.default)
+@in_float64
+def _ndtri(x: Tensor) -> Tensor:
+    return _quantile(x - 0.5, torch.where(x < 0.5, x, 1 - x))
+
+
+@decomposes(aten.erfinv.default)
+@in_float64
+def _erfinv(x: Tensor) -> Tensor:
+    return _quantile(x / 2, (1 - x.abs()) / 2) / math.sqrt(2)

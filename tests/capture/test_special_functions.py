@@ -1,0 +1,118 @@
+"""Special functions within a step, compared with PyTorch and closed forms, and distributions that consist of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from captures import compared, gradients
+from torch import Tensor, nn, special
+from torch.distributions import Beta, Dirichlet, Gamma, StudentT, VonMises
+from torch.export import Dim
+
+import onnx_ops
+
+EULER = 0.57721566490153286
+GRID = [
+    -7.3,
+    -2.5,
+    -1e-3,
+    1e-12,
+    1e-3,
+    0.3,
+    0.99999,
+    1.00001,
+    1.4616321449683622,
+    2.0,
+    2.7,
+    7.99,
+    8.0,
+    31.7,
+    1e5,
+    1e200,
+]
+EDGES = [0.0, -1.0, -4.0, math.inf, math.nan]
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
+    "lgamma": (torch.lgamma, [*GRID, *EDGES, -math.inf]),
+    "digamma": (torch.digamma, [*GRID, *EDGES]),
+    "trigamma": (lambda x: torch.polygamma(1, x), [0.3, 1.0, 7.99, 31.7, 1e5, math.inf, math.nan]),
+    "tetragamma": (lambda x: torch.polygamma(2, x), [0.3, 1.0, 7.99, 31.7, 1e5, math.nan]),
+    "i0": (special.i0, [0.0, 1e-9, -3.0, 19.99, 20.0, -60.0, 700.0, math.nan]),
+    "i0e": (special.i0e, [0.0, 1e-9, -3.0, 19.99, 20.0, -60.0, 1e9, math.inf, math.nan]),
+    "i1": (special.i1, [0.0, 1e-9, -3.0, 19.99, 20.0, -60.0, 700.0, math.nan]),
+    "i1e": (special.i1e, [0.0, 1e-9, -3.0, 19.99, 20.0, -60.0, 1e9, math.inf, math.nan]),
+    "erfinv": (special.erfinv, [0.0, 1e-9, -0.3, 0.8499, 0.8501, -0.999999, 1.0, -1.0, 1.5, math.nan]),
+    "ndtri": (special.ndtri, [0.0, 1e-300, 1e-9, 0.07, 0.3, 0.5, 0.92, 1 - 1e-9, 1.0, -0.1, math.nan]),
+    "erfc": (special.erfc, [-30.0, -3.0, -0.3, 0.0, 0.3, 0.47, 3.9, 4.1, 9.0, 26.0, math.inf, -math.inf, math.nan]),
+    "erfcx": (special.erfcx, [-30.0, -5.0, -0.3, 0.0, 0.3, 0.47, 3.9, 4.1, 26.0, 1e9, math.inf, -math.inf, math.nan]),
+    "log_ndtr": (special.log_ndtr, [-1e5, -40.0, -3.0, -0.3, 0.0, 0.3, 3.0, 9.0, math.inf]),
+}
+
+# PyTorch's own float64 trigamma is off by 5e-10.
+LOOSE = {"trigamma": 1e-8}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_values(dtype: torch.dtype) -> None:
+    """Of numbers over the whole range, beside PyTorch's in float64."""
+
+    def loss(model: nn.Module, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = {f"out.{name}": FUNCTIONS[name][0](value) for name, value in x.items()}
+        return {"loss": model.weight.sum(), **outputs}
+
+    given = {name: torch.tensor(numbers, dtype=dtype) for name, (_, numbers) in FUNCTIONS.items()}
+    capture = gradients(nn.Linear(1, 1).to(dtype), loss, (given,), check=False)
+    session = onnx_ops.InferenceSession(capture.model)
+    names = [f"out.{name}" for name in FUNCTIONS]
+    feeds = {f"x.{name}": tensor.numpy() for name, tensor in given.items()}
+    found = dict(zip(FUNCTIONS, session.run(names, capture.state | feeds), strict=True))
+    # Float32 results are rounded float64 ones. In float64 each has up to five roundings, and so has PyTorch's.
+    eps = 2.0**-24 if dtype is torch.float32 else 2.0**-50
+    for name, (function, _) in FUNCTIONS.items():
+        wanted = function(given[name].double()).to(dtype).numpy()
+        # At zeros of lgamma and digamma an absolute error is allowed.
+        tolerance = max(2 * eps, LOOSE.get(name, 0.0))
+        np.testing.assert_allclose(found[name], wanted, rtol=tolerance, atol=4 * eps, err_msg=name)
+
+
+def test_digits_where_pytorch_has_fewer() -> None:
+    x = torch.tensor([1.0, 0.5, 0.25, -0.5], dtype=torch.float64)
+    capture = gradients(
+        nn.Linear(1, 1).double(),
+        lambda m, x: {"loss": m.weight.sum()} | {f"psi{n}": torch.polygamma(n, x) for n in range(3)},
+        (x,),
+        check=False,
+    )
+    got = onnx_ops.InferenceSession(capture.model).run(["psi0", "psi1", "psi2"], capture.state | {"x": x.numpy()})
+    catalan, zeta3 = 0.91596559417721901505, 1.20205690315959428540
+    log2, pi = math.log(2), math.pi
+    exact = (
+        [-EULER, -EULER - 2 * log2, -EULER - pi / 2 - 3 * log2, 2 - EULER - 2 * log2],
+        [pi**2 / 6, pi**2 / 2, pi**2 + 8 * catalan, pi**2 / 2 + 4],
+        [-2 * zeta3, -14 * zeta3, -2 * pi**3 - 56 * zeta3, 16 - 14 * zeta3],
+    )
+    for array, wanted in zip(got, exact, strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=2e-15, atol=4e-16)
+
+
+def test_distributions() -> None:
+    """Log-probabilities and entropies, with gradients with respect to parameters and samples."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first, second = (model(x).tanh() + 1.5).chunk(2, -1)
+        part = torch.sigmoid(model(x))[..., :2]
+        share = torch.softmax(model(x), -1)
+        gamma, beta, dirichlet = Gamma(first, second), Beta(first, second), Dirichlet(torch.cat([first, second], -1))
+        student, mises = StudentT(first + 2, second), VonMises(first, second)
+        terms = [gamma.log_prob(part), beta.log_prob(part), dirichlet.log_prob(share), student.log_prob(part)]
+        terms += [mises.log_prob(part), gamma.entropy(), beta.entropy(), dirichlet.entropy(), student.entropy()]
+        terms += [special.ndtri(part), special.erfcx(first), special.i1e(second), special.log_ndtr(-first)]
+        terms += [torch.mvlgamma(first + 3, 2)]
+        return sum(((k + 1) * term.sum() for k, term in enumerate(terms)), torch.zeros((), dtype=x.dtype))
+
+    torch.manual_seed(0)
+    compared(nn.Linear(3, 4), loss, [torch.randn(4, 3), torch.randn(7, 3)], {0: Dim("N")})
