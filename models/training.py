@@ -22,9 +22,9 @@ from onnx import numpy_helper
 
 from onnx_ops import Trainer
 from onnx_ops.core.step_format import InputRole
+from onnx_ops.fitting.run import Run
+from onnx_ops.fitting.samples import Samples
 from onnx_ops.training.arrays import numpy_dtype
-from onnx_ops.training.run import Run
-from onnx_ops.training.samples import Samples
 from onnx_ops.training.step import Step
 
 Arrays = dict[str, np.ndarray]
@@ -113,7 +113,7 @@ class Training:
         count = len(samples[next(iter(axes))])
         return Samples(samples, axes, count, self.batch_size, fixed=False)
 
-    def run(self, trainer: Trainer, samples: Mapping[str, np.ndarray], seed: int) -> Run:
+    def run(self, trainer: Trainer, samples: Mapping[str, np.ndarray], seed: int) -> Run[Samples]:
         """A run on these samples, shuffled with the seed."""
         arrays = {name: np.asarray(samples[name], numpy_dtype(t)) for name, t in trainer.batch_inputs.items()}
         return Run(trainer, self.in_batches(arrays), seed)

@@ -6,6 +6,17 @@ from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpEr
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.version import __version__ as __version__
+from onnx_ops.fitting.fit import fit
+from onnx_ops.fitting.run import Epoch
+from onnx_ops.fitting.schedules import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    Schedule,
+    SequentialLR,
+)
 from onnx_ops.graph.files import ModelFileError
 from onnx_ops.integrations.nodes import make_node
 from onnx_ops.integrations.reference import reference_ops
@@ -24,14 +35,22 @@ __all__ = [
     "DOMAIN",
     "OPS",
     "OPSET_VERSION",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "Epoch",
     "Error",
     "InferenceSession",
     "InputRole",
     "KernelsUnavailableError",
+    "LinearLR",
     "LinkError",
     "ModelFileError",
+    "OneCycleLR",
     "OpError",
+    "ReduceLROnPlateau",
     "Reduction",
+    "Schedule",
+    "SequentialLR",
     "StateLostError",
     "Status",
     "Step",
@@ -39,6 +58,7 @@ __all__ = [
     "Trainer",
     "TrainerStep",
     "WorkerError",
+    "fit",
     "inline",
     "link",
     "make_node",

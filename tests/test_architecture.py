@@ -24,8 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arrays": {"core", "graph", "ops", "linking", "integrations", "training"},
     "training": {"core", "loops", "graph", "ops", "linking", "runtime", "integrations"},
     "ascend": {"core", "ops", "arrays"},
+    "fitting": {"core", "graph", "training"},
     "torch": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
-    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training", "arrays", "ascend"},
+    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training", "arrays", "ascend", "fitting"},
 }
 
 # The files and folders of onnx_ops/torch: each imports from itself and from those before it.
@@ -69,9 +70,10 @@ TORCH = (
 
 # What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may
 # be used without it; the reference evaluator takes half a one; of the command line every command loads its own; what
-# watches a process of MPI must not be one.
+# watches a process of MPI must not be one; formats of data need packages that not everyone has.
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
+    "fitting": {"datasets", "pyarrow", "rich", "tensorboard"},
     "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
     "": {"onnx_ops.cli", "mpi4py"},
 }

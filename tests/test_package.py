@@ -91,15 +91,19 @@ def test_requirements_are_those_of_the_imports() -> None:
     """What only the command line imports is in the extra of that name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = packages(project["dependencies"])
-    extra, plot, capture, mpi = (
-        packages(project["optional-dependencies"][name]) for name in ("cli", "plot", "torch", "mpi")
+    extra, plot, capture, mpi, data, tensorboard = (
+        packages(project["optional-dependencies"][name])
+        for name in ("cli", "plot", "torch", "mpi", "data", "tensorboard")
     )
     command_line = set((PACKAGE / "cli").glob("*.py"))
     # `doctor`, which reads the bounds with packaging, can also be had from Python.
-    library = imported((set(SHIPPED) - command_line - CAPTURE - PROCESSES) | {PACKAGE / "cli" / "diagnosis.py"})
+    optional = {PACKAGE / "fitting" / name for name in ("arrow.py", "logs.py", "progress.py", "sources.py")}
+    shown = set(SHIPPED) - command_line - CAPTURE - PROCESSES - optional
+    library = imported(shown | {PACKAGE / "cli" / "diagnosis.py"})
     assert library <= required | {"llvmlite"}  # llvmlite is Numba's
     assert required - {"onnxruntime_extensions"} <= library  # whose library is found without importing it
     assert imported(command_line) - required == extra | plot
+    assert imported(optional) - required == data | tensorboard | {"rich"}  # which shows the progress where it is there
     assert imported(CAPTURE) - required == capture | {"sympy"}  # which is PyTorch's
     assert imported(PROCESSES) - required == mpi - {"mpich"}  # the library, and the launcher
     assert extra == set(program.REQUIRED)

@@ -84,6 +84,40 @@ TABLES: dict[str, dict[str, str]] = {
         "Trainer.save_adapter": "(self, path, adapter_name='default')",
         "Trainer.load_adapter": "(self, path, adapter_name='default')",
         "Trainer.export": "(self, path, *, averaged=False)",
+        "ConstantLR": "(factor=0.3333333333333333, total_iters=5)",
+        "ConstantLR.rates": "(self, base, step, monitored)",
+        "CosineAnnealingLR": "(T_max=None, eta_min=0.0)",
+        "CosineAnnealingLR.rates": "(self, base, step, monitored)",
+        "Epoch": "(steps, learning_rate, training, validation)",
+        "Epoch.metrics": "property",
+        "LinearLR": "(start_factor=0.3333333333333333, end_factor=1.0, total_iters=5)",
+        "LinearLR.rates": "(self, base, step, monitored)",
+        "OneCycleLR": (
+            "(max_lr, total_steps=None, pct_start=0.3, anneal_strategy='cos', div_factor=25.0, "
+            "final_div_factor=10000.0, three_phase=False)"
+        ),
+        "OneCycleLR.rates": "(self, base, step, monitored)",
+        "ReduceLROnPlateau": (
+            "(mode='min', factor=0.1, patience=10, threshold=0.0001, threshold_mode='rel', cooldown=0, "
+            "min_lr=0.0, eps=1e-08)"
+        ),
+        "ReduceLROnPlateau.rates": "(self, base, step, monitored)",
+        "Schedule": "()",
+        "Schedule.needs_length": "property",
+        "Schedule.over": "(self, steps)",
+        "Schedule.rates": "(self, base, step, monitored)",
+        "Schedule.entry": "(self)",
+        "SequentialLR": "(schedules, milestones)",
+        "SequentialLR.needs_length": "property",
+        "SequentialLR.over": "(self, steps)",
+        "SequentialLR.rates": "(self, base, step, monitored)",
+        "SequentialLR.entry": "(self)",
+        "fit": (
+            "(trainer, data, *, validation=None, epochs=1, batch_size=None, accumulate=None, step='', "
+            "seed=None, shuffle=None, cast=False, learning_rate=None, schedule=None, "
+            "validation_mode='eval', monitor=None, mode=None, patience=None, min_delta=0.0, "
+            "checkpoint=None, best=None, resume=False, logs=(), tensorboard=None, progress=True)"
+        ),
         "WorkerError": "Error, RuntimeError",
         "inline": "(model)",
         "link": "(model)",

@@ -9,55 +9,87 @@ from typing import Annotated
 
 import typer
 
+from onnx_ops.cli.choices import Better, EvaluationMode, ScheduleName
 from onnx_ops.cli.inspection import REFUSALS
-from onnx_ops.cli.terminal import (
-    AsJson,
-    compiling_status,
-    counted,
-    fail,
-    make_console,
-    print_json,
-    print_wrapped,
-    progress_bar,
-)
+from onnx_ops.cli.terminal import AsJson, compiling_status, counted, fail, make_console, print_json, print_wrapped
+
+StepFile = Annotated[Path, typer.Argument(metavar="STEP", help="An .onnx file of a training step.")]
+BatchDimension = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the batch dimension.")]
+ValidationMode = Annotated[
+    EvaluationMode, typer.Option(help="The loss in evaluation mode, or as the step computes it.")
+]
+Cast = Annotated[bool, typer.Option("--cast", help="Convert arrays to the dtypes of the step.")]
+FORMATS = "An .npz, .safetensors or .parquet file, or a folder of .npy or .parquet files, or of a saved data set."
 
 
 def train(
-    step: Annotated[Path, typer.Argument(metavar="STEP", help="An .onnx file of a training step.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="An .npz file, its arrays named as the step's inputs.")],
-    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="The safetensors file to write after each epoch.")],
+    step: StepFile,
+    data: Annotated[Path, typer.Argument(metavar="DATA", help=FORMATS)],
+    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="The file to write after each epoch.")],
     epochs: Annotated[int, typer.Option(min=1, help="Total number, including those before --resume.")] = 1,
+    validation: Annotated[Path | None, typer.Option(metavar="DATA", help="Data to evaluate after each epoch.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step; by default as fixed by the step, else 32.")
+        int | None, typer.Option(min=1, help="Samples in a batch; by default as fixed by the step, else 32.")
     ] = None,
-    batch_dimension: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the batch dimension.")] = None,
+    batch_dimension: BatchDimension = None,
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Batches in a step; by default 1.")] = None,
+    cast: Cast = False,
     learning_rate: Annotated[float | None, typer.Option(help="By default that of the step or CHECKPOINT.")] = None,
+    schedule: Annotated[ScheduleName | None, typer.Option(help="Of the learning rate, over all epochs.")] = None,
+    warm_up: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate rises linearly.")] = 0,
+    factor: Annotated[
+        float | None, typer.Option(help="Of the schedules linear (at its end, default 0) and plateau (default 0.1).")
+    ] = None,
+    schedule_patience: Annotated[int | None, typer.Option(min=0, help="Of the schedule plateau; default 10.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the order of the samples; by default 0.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from CHECKPOINT if it exists.")] = False,
+    shuffle: Annotated[bool | None, typer.Option("--shuffle/--no-shuffle", help="By default --shuffle.")] = None,
+    validation_mode: ValidationMode = EvaluationMode.EVAL,
+    monitor: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Decides on the best epoch; by default the (validation) loss.")
+    ] = None,
+    mode: Annotated[Better | None, typer.Option(help="Which METRIC is best; by default min.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after that many epochs without a better one.")
+    ] = None,
+    min_delta: Annotated[float, typer.Option(min=0, help="How much better an epoch must be for --patience.")] = 0.0,
+    best: Annotated[Path | None, typer.Option(metavar="CHECKPOINT", help="Written after each best epoch.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the CHECKPOINT of --out if it exists.")] = False,
+    log: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Write metrics to a file .csv or .jsonl; repeatable.")
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The same for TensorBoard.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Plot the losses of the epochs.")] = None,
-    export: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the trained model for inference.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Write the trained model for inference, with --best its best.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train with a training step, without a training framework.
 
-    The first axis of each array is the batch axis; samples are shuffled in each epoch. An array of exactly the shape of
-    its input is passed whole to each step. If the first dimensions of the step's inputs have different names,
-    --batch-dimension names the batch dimension; arrays of inputs without it are passed whole. If the step fixes the
-    batch size, the remainder of each epoch is dropped.
+    DATA has an array for each input of the step. The first axis of each array is the batch axis;
+    samples are shuffled in each epoch. An array of exactly the shape of its input is passed whole to each step. If the
+    first dimensions of the step's inputs have different names, --batch-dimension names the batch dimension; arrays of
+    inputs without it are passed whole. If the step fixes the batch size, the remainder of each epoch is dropped. All
+    but .npz files may be larger than memory.
 
-    CHECKPOINT is written after each epoch, and after the current step when the training is interrupted (Ctrl-C,
-    SIGTERM). A resumed training gives the same bits as an uninterrupted one. While a training runs, another one that
-    would write the same CHECKPOINT is refused.
+    Metrics are the single floating numbers that the step reports, as means over the samples; those of the validation
+    data are named "validation.<name>". The schedules are those of torch.optim.lr_scheduler: linear LinearLR, cosine
+    CosineAnnealingLR, one-cycle OneCycleLR, plateau ReduceLROnPlateau.
+
+    CHECKPOINT is a safetensors file, which is written after each epoch, and after the current step when the training is
+    interrupted (Ctrl-C, SIGTERM). A resumed training gives the same bits as an uninterrupted one; options that are left
+    out are those of CHECKPOINT. While a training runs, another one that would write the same CHECKPOINT is refused.
 
     JSON: checkpoint; samples; batch_size; left_out, samples dropped in each epoch; losses, a list with the mean loss
-    of each epoch; interrupted; plot and export, the files written, null if none.
+    of each epoch; history, a list with the metrics of each epoch; best_epoch, counted from 1; interrupted; stopped,
+    whether --patience has ended the training; best, plot and export, the files written, null if none.
     """
-    from onnx_ops.cli.training import Stopping, can_plot, no_folder, plot_losses, prepare
-    from onnx_ops.graph.staging import reserved
-    from onnx_ops.training.run import Checkpoint
+    from onnx_ops.cli.training import Stopping, can_plot, plot_losses, schedule_named
+    from onnx_ops.fitting import fit
+    from onnx_ops.fitting.logs import row_of
+    from onnx_ops.fitting.progress import progress_bar
+    from onnx_ops.training.trainer import Trainer
 
-    if (folder := no_folder((out, plot, export))) is not None:
-        fail(f"there is no folder {folder}", as_json)
     if plot is not None and not can_plot():
         fail("--plot needs matplotlib, which is not installed: pip install 'onnx-ops[plot]'", as_json)
     console = make_console()
@@ -66,44 +98,55 @@ def train(
         if not as_json:
             print_wrapped(console, text)
 
-    with _training_refusals(as_json), reserved(out):
-        if out.exists() and not resume:
-            fail(f"{out} exists already: use --resume to continue, or another file to start a new training", as_json)
-        checkpoint = Checkpoint.read(out) if out.exists() else None
-        if resume and checkpoint is None:
-            say(f"There is no {out} to resume from; a new training starts.")
-        with compiling_status():
-            run = prepare(
-                step,
-                data,
-                checkpoint,
-                batch_size=batch_size,
-                batch_dimension=batch_dimension,
-                learning_rate=learning_rate,
-                seed=seed,
-            )
-        if export is not None and not run.trainer.has_inference_graph:
-            fail(f"--export needs an inference graph, and there is none in {step}", as_json)
-        samples = run.samples
-        rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
-        before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
-        del checkpoint  # closes the file, which some systems replace only then
-        say(f"{counted(samples.count, 'sample')}, {samples.batch_size} in a step{rest}{before}")
-        with progress_bar("training") as advance, Stopping() as stopping:
-            while run.epoch < epochs and stopping.signal is None:
-                loss = run.advance()
-                done = run.epoch * samples.steps + run.step
-                advance(done, epochs * samples.steps, f"loss {loss:.4g}")
-                if run.step == 0:
-                    run.save(out)
-                    say(f"epoch {run.epoch} of {epochs}: loss {run.losses[-1]:.6g}")
-            if run.step or not out.exists():
-                run.save(out)
-        interrupted = run.epoch < epochs
-        if not interrupted and plot is not None:
-            plot_losses(plot, run.losses)
-        if not interrupted and export is not None:
-            run.trainer.export(export)
+    with training_refusals(as_json):
+        files = fit.Files.of(out, best, log or (), tensorboard, others=(plot, export))
+        ending = fit.Stopping(patience, min_delta)
+        options = fit.Options(
+            epochs=epochs,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            seed=seed,
+            shuffle=shuffle,
+            cast=cast,
+            learning_rate=learning_rate,
+            schedule=schedule_named(schedule, warm_up, factor, schedule_patience, learning_rate, mode or Better.MIN),
+            validation_mode=validation_mode.value,
+            monitor=monitor,
+            mode=None if mode is None else mode.value,
+        )
+        with files.reserved():
+            checkpoint = files.resumed(resume)
+            if resume and checkpoint is None:
+                say(f"There is no {out} to resume from; a new training starts.")
+            with compiling_status():
+                trainer = Trainer(step, batch_dimension=batch_dimension)
+                run = fit.prepared(trainer, data, validation, options, checkpoint)
+            if export is not None and not trainer.has_inference_graph:
+                fail(f"--export needs an inference graph, and there is none in {step}", as_json)
+            samples = run.samples
+            rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
+            before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
+            del checkpoint  # closes the file, which some systems replace only then
+            say(f"{counted(samples.count or 0, 'sample')}, {samples.batch_size} in a batch{rest}{before}")
+            with progress_bar() as advance, Stopping() as stopping:
+                fit.complete(
+                    run,
+                    epochs,
+                    files,
+                    ending,
+                    interrupted=lambda: stopping.signal is not None,
+                    advance=advance,
+                    after=lambda run: say(fit.epoch_text(run, epochs)),
+                )
+            stopped = ending.is_due(run)
+            interrupted = run.epoch < epochs and not stopped
+            if not interrupted and plot is not None:
+                plot_losses(plot, run, step.name)
+            if not interrupted and export is not None:
+                if best is not None and best.exists():
+                    trainer.load(best)
+                trainer.export(export)
+    written = [path for path in (out, best, *files.logs, tensorboard) if path is not None and path.exists()]
     if as_json:
         print_json(
             checkpoint=str(out),
@@ -111,20 +154,26 @@ def train(
             batch_size=samples.batch_size,
             left_out=samples.left_out,
             losses=run.losses,
+            history=[row_of(number, epoch) for number, epoch in enumerate(run.history, 1)],
+            best_epoch=None if run.best is None else run.best + 1,
             interrupted=interrupted,
+            stopped=stopped,
+            best=None if best is None or not best.exists() else str(best),
             plot=None if plot is None or interrupted else str(plot),
             export=None if export is None or interrupted else str(export),
         )
     elif interrupted:
         say(f"Interrupted; wrote {out}, from which --resume continues.")
     else:
-        say(f"Wrote {', '.join(str(path) for path in (out, plot, export) if path is not None)}.")
+        if stopped:
+            say(f"Stopped after {counted(patience or 0, 'epoch')} without a better {run.monitor.metric}.")
+        say(f"Wrote {', '.join(str(path) for path in (*written, plot, export) if path is not None)}.")
     if stopping.signal is not None and interrupted:
         raise typer.Exit(128 + stopping.signal)
 
 
 @contextlib.contextmanager
-def _training_refusals(as_json: bool) -> Iterator[None]:
+def training_refusals(as_json: bool) -> Iterator[None]:
     """As `refusals`, also for errors of files and of steps."""
     try:
         yield

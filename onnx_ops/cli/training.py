@@ -1,47 +1,80 @@
-"""Parts of the command `train`: preparation, signals, and the plot of the losses."""
+"""Parts of the commands that train: signals, options as schedules, and the plot of the losses."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-import onnx_ops
-from onnx_ops.training.run import Checkpoint, Run
-from onnx_ops.training.samples import Samples, read_arrays
+from onnx_ops.cli.choices import Better, ScheduleName
+from onnx_ops.fitting.run import VALIDATION, Data, Run
+from onnx_ops.fitting.schedules import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    Schedule,
+    SequentialLR,
+)
+from onnx_ops.training.errors import StepError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def prepare(
-    step: Path,
-    data: Path,
-    checkpoint: Checkpoint | None,
-    *,
-    batch_size: int | None,
-    batch_dimension: str | None,
-    learning_rate: float | None,
-    seed: int | None,
-) -> Run:
-    """A new training, or one resumed from a checkpoint, whose settings are the defaults.
+def schedule_named(
+    name: ScheduleName | None,
+    warm_up: int,
+    factor: float | None,
+    patience: int | None,
+    rate: float | None,
+    mode: Better,
+) -> Schedule | None:
+    """The schedule of the command line's options.
+
+    Args:
+        name: of the schedule; None for that of a checkpoint that is resumed, or none.
+        warm_up: number of steps in which the learning rate rises linearly from a small part of it.
+        factor: end of the linear schedule, or of each reduction of the one for plateaus.
+        patience: of the schedule for plateaus.
+        rate: the learning rate; the highest one of the schedule of one cycle.
+        mode: of the monitored metric.
 
     Raises:
-        OSError, StepError, ModelFileError, OpError, LinkError: files that cannot be read, or do not fit each other.
+        StepError: options that do not fit each other.
     """
-    trainer = onnx_ops.Trainer(step)
-    if checkpoint is not None:
-        batch_size = checkpoint.record.batch_size if batch_size is None else batch_size
-        seed = checkpoint.record.seed if seed is None else seed
-    arrays = read_arrays(data, trainer.batch_inputs)
-    samples = Samples.of(arrays, trainer.batch_inputs, batch_size, batch_dimension)
-    run = Run(trainer, samples, seed or 0)
-    if checkpoint is not None:
-        run.resume(checkpoint)
-    if learning_rate is not None:
-        trainer.learning_rate = learning_rate
-    return run
+    if factor is not None and name not in (ScheduleName.LINEAR, ScheduleName.PLATEAU):
+        raise StepError("--factor is that of the schedules linear and plateau")
+    if patience is not None and name is not ScheduleName.PLATEAU:
+        raise StepError("--schedule-patience is that of the schedule plateau")
+    if warm_up and name in (ScheduleName.ONE_CYCLE, ScheduleName.PLATEAU):
+        raise StepError(f"--warm-up is not possible with the schedule {name}")
+    schedule: Schedule
+    match name:
+        case ScheduleName.ONE_CYCLE:
+            if rate is None:
+                raise StepError("the schedule one-cycle needs --learning-rate, its highest one")
+            return OneCycleLR(rate)
+        case ScheduleName.PLATEAU:
+            usual = ReduceLROnPlateau(mode.value)
+            return dataclasses.replace(
+                usual,
+                factor=usual.factor if factor is None else factor,
+                patience=usual.patience if patience is None else patience,
+            )
+        case ScheduleName.LINEAR:
+            schedule = LinearLR(1.0, 0.0 if factor is None else factor, None)
+        case ScheduleName.COSINE:
+            schedule = CosineAnnealingLR()
+        case _ if warm_up or name is ScheduleName.CONSTANT:
+            schedule = ConstantLR(1.0)
+        case _:
+            return None
+    rising = LinearLR(1 / (warm_up + 1), 1.0, warm_up) if warm_up else None
+    return schedule if rising is None else SequentialLR((rising, schedule), (warm_up,))
 
 
 class Stopping:
@@ -67,25 +100,30 @@ class Stopping:
         self.__exit__()
 
 
-def no_folder(paths: Iterable[Path | None]) -> Path | None:
-    """The first missing folder of these files, to fail before the first epoch."""
-    return next((path.parent for path in paths if path is not None and not path.parent.is_dir()), None)
-
-
 def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def plot_losses(path: Path, losses: Sequence[float]) -> None:
-    """Plot the losses of epochs as a PNG; OSError for a file that cannot be written."""
+def plot_losses(path: Path, run: Run[Data], title: str) -> None:
+    """Plot the losses of training and validation as a PNG; OSError for a file that cannot be written."""
+    name = next(iter(run.history[0].training), "loss") if run.history else "loss"
+    validation = [epoch.metrics[VALIDATION + name] for epoch in run.history if VALIDATION + name in epoch.metrics]
+    plot_curves(path, title, name, {"training": run.losses} | ({"validation": validation} if validation else {}))
+
+
+def plot_curves(path: Path, title: str, quantity: str, curves: Mapping[str, Sequence[float]]) -> None:
+    """Plot a quantity of each epoch, several curves with a legend."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(range(1, len(losses) + 1), losses, marker="." if len(losses) < 50 else None)
+    for label, values in curves.items():
+        axes.plot(range(1, len(values) + 1), values, marker="." if len(values) < 50 else None, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(title, parse_math=False)
     axes.set_xlabel("epoch")
-    axes.set_ylabel("mean loss")
+    axes.set_ylabel(f"{quantity}, mean over the samples", parse_math=False)
+    axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, format="png", dpi=120)

@@ -18,12 +18,12 @@ from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
 from onnx_ops.training.adapters import adapter_names
 from onnx_ops.training.arrays import check_names, check_state
+from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.learning_rates import check_rates
 from onnx_ops.training.pretrained import WEIGHTS, converted, open_weights
-from onnx_ops.training.samples import counted_axis
 from onnx_ops.training.session_step_runner import SessionStepRunner
 from onnx_ops.training.shared_state import SHARED, SharedState, changing_names
 from onnx_ops.training.state import State, StatePart
@@ -102,6 +102,7 @@ class Trainer:
 
     Attributes:
         steps: the names of the steps; empty if there is one without a name.
+        communicator, batch_dimension: as given.
 
     Raises:
         StepError: no training step; steps that do not fit one state; start values that `load_state_dict` refuses; with
@@ -131,6 +132,7 @@ class Trainer:
             raise StepError(f"the steps are {list(given)}, expected at least one, each with a name")
         self.steps: tuple[str, ...] = tuple(step) if isinstance(step, Mapping) else ()
         self._label = os.fspath(step) if isinstance(step, str | os.PathLike) else ""
+        self.communicator, self.batch_dimension = communicator, batch_dimension
         self._checkpoint: Path | None = None
         """The last checkpoint that was written or loaded."""
 
@@ -582,6 +584,11 @@ class Trainer:
             if other in state and not _same(untied.setdefault(first, state[other]), state[other]):
                 raise StepError(f"'{other}' differs from '{first}', to which it is tied")
         return untied
+
+
+def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
+    """A step of a trainer, by name if there are several; StepError if there is none of that name."""
+    return trainer[name] if name else trainer._only()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 from tqdm import tqdm
 
 from onnx_ops import Trainer
-from onnx_ops.training.run import Checkpoint, Run
+from onnx_ops.fitting.run import Checkpoint, Run
+from onnx_ops.fitting.samples import Samples
 
 MAX_DIFFERENCE = 1e-4
 """Rounding errors grow from step to step; a wrong step shows in the first digits."""
@@ -114,7 +115,7 @@ def report(result: Result) -> int:
 
 
 def train(
-    run: Run,
+    run: Run[Samples],
     epochs: int,
     title: str,
     options: Options,

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from models.batch_norm_workers.data import digits
 from models.batch_norm_workers.training import LEARNING_RATE, TRAINING
 from onnx_ops import InferenceSession, Trainer
-from onnx_ops.training.samples import Samples
+from onnx_ops.fitting.samples import Samples
 from onnx_ops.training.workers.communicator import Communicator
 from onnx_ops.training.workers.ending import end_all_by_exceptions
 from scripts.trainings import command, pictures, threads

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from onnx_ops.training.run import Run
+from onnx_ops.fitting.run import Run
 from scripts.trainings.command import Options
 
 ROOT = Path(__file__).parents[2]

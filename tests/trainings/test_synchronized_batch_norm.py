@@ -18,8 +18,8 @@ from commands import check_pictures, module, run, run_quick
 
 from models.batch_norm_workers.data import TRAINED, digits, jittered
 from models.batch_norm_workers.training import TRAINING
+from onnx_ops.fitting.run import Checkpoint
 from onnx_ops.graph.stored import same_bits
-from onnx_ops.training.run import Checkpoint
 from scripts.trainings import synchronized_batch_norm as training
 from scripts.trainings.command import Options
 from scripts.trainings.threads import together

@@ -1,0 +1,43 @@
+"""The metric that decides on the best epoch and on early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """A metric of each epoch.
+
+    Attributes:
+        metric: its name.
+        mode: whether lower or higher values are better. NaN is never better.
+    """
+
+    metric: str
+    mode: Mode = "min"
+
+    def best(self, values: Sequence[float]) -> int | None:
+        """The first epoch with the best value, counted from 0; None if all are NaN."""
+        known = [epoch for epoch, value in enumerate(values) if not math.isnan(value)]
+        sign = 1 if self.mode == "min" else -1
+        return min(known, key=lambda epoch: sign * values[epoch], default=None)
+
+    def epochs_without_improvement(self, values: Sequence[float], min_delta: float) -> int:
+        """The number of epochs since the last one whose value was better, by more than `min_delta`, than those before.
+
+        An improvement by less does not move the value that later ones are compared with.
+        """
+        sign = 1 if self.mode == "min" else -1
+        best, count = math.inf, 0
+        for value in values:
+            if sign * value < best - min_delta:
+                best, count = sign * value, 0
+            else:
+                count += 1
+        return count
