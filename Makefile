@@ -11,6 +11,9 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 # The models of other packages, which see the packages of .venv, so that PyTorch is there once.
 ZOO := .venv-zoo
+# The documentation as a site, with a package from npm that draws its flowcharts.
+SITE := .venv-site
+FLOWCHARTS := scripts/site/node_modules/.package-lock.json
 # With RECORD=1 a run without a failure is noted in docs/versions.json, for the table in docs/support.md.
 RECORDED = $(if $(RECORD),--record "make $@")
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
@@ -18,7 +21,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -89,6 +92,11 @@ docs: $(VENV)/ready ## writes docs/ops, and docs/capture.md (needs onnx-ops[torc
 	@if $(RUN) -c 'import onnxscript, torch' 2>/dev/null; then $(RUN) -m scripts.capture_docs; \
 	  else echo "docs/capture.md is left as it is: it needs PyTorch and onnxscript"; fi
 
+site: $(SITE)/ready $(FLOWCHARTS) ## the documentation as a site in build/site; sources are linked with make site REPOSITORY=https://...
+	PATH="$(CURDIR)/$(SITE)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 REPOSITORY=$(REPOSITORY) \
+	  $(SITE)/bin/python -m mkdocs build --strict --config-file scripts/site/mkdocs.yml
+	@echo "Look at it with: $(PYTHON) -m http.server --directory build/site"
+
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "onnx_ops needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
@@ -110,6 +118,11 @@ $(NEWEST)/ready: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --editable '.[demo,test,torch]'
 	touch $@
 
+$(SITE)/ready: pyproject.toml
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --editable '.[site]'
+	touch $@
+
 # The wheels of the second list require torchvision or triton, whose wheels are for other builds of PyTorch.
 $(ZOO)/ready: pyproject.toml scripts/zoo/without_dependencies.txt $(VENV)/ready
 	$(PYTHON) -m venv $(ZOO)
@@ -125,5 +138,9 @@ $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	cd scripts/web && npm ci
 	touch $@
 
+$(FLOWCHARTS): scripts/site/package.json scripts/site/package-lock.json
+	cd scripts/site && npm ci
+	touch $@
+
 clean: ## removes environments, packages from npm and caches
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(ZOO) scripts/web/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(ZOO) $(SITE) scripts/web/node_modules scripts/site/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-TOOLS = ("test", "zoo")
+TOOLS = ("site", "test", "zoo")
 """Extras for development, which are not pinned."""
 
 
