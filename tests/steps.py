@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +134,40 @@ def _centred(x: Value, mean: Value) -> Value:
 
 def _logits(b: Builder, x: Value, mean: Value, weight: Value, bias: Value) -> Value:
     return b.op("MatMul", _centred(x, mean), weight) + bias
+
+
+STORED: dict[type[np.generic], list[float]] = {
+    np.float16: [1.5, -2.0, 65504.0],
+    np.float32: [1.5, -np.inf, 1e-40],
+    np.float64: [1e300, -0.1, 5e-324],
+    np.bool_: [True, False, True],
+    np.int8: [-128, 0, 127],
+    np.uint8: [0, 200, 255],
+    np.int16: [-(2**15), -1, 2**15 - 1],
+    np.uint16: [0, 1, 2**16 - 1],
+    np.int32: [-(2**31), -1, 2**31 - 1],
+    np.uint32: [0, 1, 2**32 - 1],
+    np.int64: [-(2**63), -1, 2**63 - 1],
+    np.uint64: [0, 2**53 + 1, 2**64 - 1],
+}
+"""Numbers of every dtype, its extremes among them."""
+
+
+def stored_state(shapes: Sequence[tuple[int, ...]]) -> State:
+    """Buffers of every dtype and the shapes, by their names in `carrying_step`, and a count of steps."""
+    state: State = {"count": np.array(0, np.float32)}
+    for dtype, numbers in STORED.items():
+        for shape in shapes:
+            state[f"{dtype.__name__} {shape}"] = np.resize(np.array(numbers, dtype), shape)
+    return state
+
+
+def carrying_step(state: State) -> onnx.ModelProto:
+    """A step that adds 1 to the buffer `count` and leaves all others as they are."""
+    elements = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in state.items()}
+    b = Builder(TensorProto.FLOAT)
+    inputs = {name: b.input(name, TensorType(elements[name], array.shape)) for name, array in state.items()}
+    b.output("next.count", inputs["count"] + 1.0, TensorType(TensorProto.FLOAT, ()))
+    model = _model(b.graph("carried"))
+    Step(dict.fromkeys(state, InputRole.BUFFER)).write_into(model)
+    return model

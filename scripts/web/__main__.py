@@ -103,7 +103,7 @@ def fail(message: str) -> int:
 def contents() -> dict[str, Content]:
     """Everything that is served, by path: files, which are read at each request, and the bytes of tasks."""
     result: dict[str, Content] = {f"/{path.name}": path for path in PAGE.iterdir()}
-    result |= {f"/training/{path.name}": path for path in TRAINER.iterdir()}
+    result |= {f"/training/{path.name}": path for path in TRAINER.glob("*.js")}
     result |= {
         f"/{prefix}/{name}": NODE_MODULES / package / "dist" / name
         for prefix, (package, names) in PACKAGES.items()

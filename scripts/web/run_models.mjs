@@ -7,9 +7,14 @@
 //   {"release": number}                              -> {}
 //   {"train": model, "weights"?: safetensors file, "blob"?: whether to pass it as Blob, "options"?: session options}
 //                                                    -> {"trainer": number, "inputs": types of the batch}
-//   {"ask": number, "method": name, "tensors"?: {name: tensor}}
+//   {"ask": number, "method": name, "tensors"?: {name: tensor}, "options"?: second argument}
 //                                                    -> {"results": {name: tensor}} of a method of the trainer
-//   {"rates": number, "values"?: tensor}             -> {"rates": learning rates}, set before if values are given
+//   {"write": number, "method": "save" or "export", "options"?: argument}
+//                                                    -> {"file": file}
+//   {"read": number, "file": file, "blob"?: whether to pass it as Blob, "options"?: second argument of load}
+//                                                    -> {"metadata": that of the checkpoint}
+//   {"rates": number, "values"?: numbers}            -> {"rates": learning rates}, set before if values are given
+//   {"seed": number, "value"?: text}                 -> {"seed": text}, set before if a value is given
 //
 // or {"error": text}. A model or file is its bytes in base64; a tensor is {"type", "dims", "data"} with the type's name in
 // onnxruntime-web and the little-endian bytes of the elements in base64. The program ends at the end of stdin.
@@ -61,21 +66,35 @@ const HANDLERS = {
   },
 
   async train({ train, weights, blob, options }) {
-    const file = weights === undefined ? null : Buffer.from(weights, "base64");
-    const second = blob ? new Blob([file]) : file;
-    const trainer = await Trainer.create(ort, Buffer.from(train, "base64"), settings(options), second);
+    const second = weights === undefined ? null : file(weights, blob);
+    const trainer = await Trainer.create(ort, file(train), { weights: second, sessionOptions: settings(options) });
     sessions.set(++loaded, trainer);
     return { trainer: loaded, inputs: trainer.batchInputs };
   },
 
-  async ask({ ask, method, tensors = {} }) {
-    return { results: mapped((await known(ask)[method](mapped(tensors, tensor))) ?? {}, plain) };
+  async ask({ ask, method, tensors = {}, options }) {
+    const results = await known(ask)[method](mapped(tensors, tensor), options);
+    return { results: method === "loadState" ? {} : mapped(results, plain) };
+  },
+
+  async write({ write, method, options }) {
+    return { file: Buffer.from(await known(write)[method](options)).toString("base64") };
+  },
+
+  async read({ read, file: checkpoint, blob, options }) {
+    return { metadata: await known(read).load(file(checkpoint, blob), options) };
   },
 
   async rates({ rates, values }) {
     const trainer = known(rates);
     if (values !== undefined) trainer.learningRate = values;
     return { rates: trainer.learningRate };
+  },
+
+  async seed({ seed, value }) {
+    const trainer = known(seed);
+    if (value !== undefined) trainer.seed = BigInt(value);
+    return { seed: String(trainer.seed) };
   },
 };
 
@@ -91,6 +110,11 @@ function known(number) {
 
 function bytes(base64) {
   return new Uint8Array(Buffer.from(base64, "base64")); // a copy: the offset of a Buffer may be unaligned
+}
+
+function file(base64, asBlob = false) {
+  const content = Buffer.from(base64, "base64");
+  return asBlob ? new Blob([content]) : content;
 }
 
 function tensor({ type, dims, data }) {

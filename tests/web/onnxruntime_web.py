@@ -144,9 +144,38 @@ class Trainer:
         """The whole state."""
         return self._ask("state", {})
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
+    def evaluate(self, mode: str = "eval", /, **batch: Array) -> dict[str, Array]:
+        """What a step would report."""
+        return self._ask("evaluate", batch, mode)
+
+    def load_state(self, state: Mapping[str, Array], *, strict: bool = True) -> None:
         """Go on from another state."""
-        self._ask("loadState", state)
+        self._ask("loadState", state, {"strict": strict})
+
+    def save(self, metadata: Mapping[str, str] | None = None, *, frozen: bool = True) -> bytes:
+        """A checkpoint."""
+        options = {"metadata": metadata or {}, "frozen": frozen}
+        return base64.b64decode(self.node.ask(write=self.number, method="save", options=options)["file"])
+
+    def load(self, checkpoint: bytes, *, strict: bool = True, blob: bool = False) -> dict[str, str]:
+        """Go on from a checkpoint; its metadata."""
+        answer = self.node.ask(read=self.number, file=_base64(checkpoint), blob=blob, options={"strict": strict})
+        metadata: dict[str, str] = answer["metadata"]
+        return metadata
+
+    def export(self, *, averaged: bool = False) -> bytes:
+        """The trained network."""
+        options = {"averaged": averaged}
+        return base64.b64decode(self.node.ask(write=self.number, method="export", options=options)["file"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of the next step."""
+        return int(self.node.ask(seed=self.number)["seed"])
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self.node.ask(seed=self.number, value=str(value))
 
     @property
     def learning_rate(self) -> float | list[float]:
@@ -162,9 +191,10 @@ class Trainer:
         """Give its memory back."""
         self.node.ask(release=self.number)
 
-    def _ask(self, method: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    def _ask(self, method: str, tensors: Mapping[str, Array], *options: Any) -> dict[str, Array]:
         encoded = {name: _encoded(array) for name, array in tensors.items()}
-        results = self.node.ask(ask=self.number, method=method, tensors=encoded)["results"]
+        second = {"options": options[0]} if options else {}
+        results = self.node.ask(ask=self.number, method=method, tensors=encoded, **second)["results"]
         return {name: _decoded(tensor) for name, tensor in results.items()}
 
 

@@ -6,6 +6,9 @@
 /** The newest supported version. */
 export const FORMAT = "2.0";
 
+/** The version of checkpoints. */
+export const UNCONDITIONAL = "1.1";
+
 /** The version of files without one. */
 export const UNVERSIONED = "1.0";
 
@@ -15,12 +18,14 @@ export const STEP_METADATA = "onnx_ops.step";
 /** The key of the model metadata with the file of its external data and the checksum in that. */
 export const WEIGHTS_METADATA = "onnx_ops.weights";
 
-/** The key of a safetensors file's metadata with the checksum of its contents. */
+/** The keys of a checkpoint's metadata with the version of its format and the checksum of its contents. */
+export const FORMAT_METADATA = "onnx_ops.format";
 export const CHECKSUM_METADATA = "onnx_ops.sha256";
 
-/** Domain and name of the function with the inference graph. */
+/** Domain of functions that are graphs, and the names of those: the trained network, the loss in evaluation mode. */
 export const CARRIED_DOMAIN = "onnx_ops.training";
 export const INFERENCE = "inference";
+export const EVALUATION = "evaluation";
 
 /** The roles of inputs. */
 export const PARAMETER = "parameter";
@@ -32,9 +37,18 @@ export const SETTING = "setting";
 /** The setting with the learning rate; `learning_rate.0` and so on with several parameter groups. */
 export const LEARNING_RATE = "learning_rate";
 
+/** The factor of the loss in a step that scales it. */
+export const GRAD_SCALE = "grad_scaler.scale";
+
+/** Prefix of the averages of weights, before `module.` and the name of a parameter or buffer. */
+export const AVERAGED = "averaged.";
+
 /** The outputs of a step with conditions: which of them hold, and the numbers that they depend on. */
 export const CONDITIONS = "condition.holds";
 export const CONDITION_NUMBERS = "condition.numbers";
 
 /** Prefix of outputs that are the next value of an input. */
 export const NEXT = "next.";
+
+/** Prefix of outputs that are gradients. */
+export const GRADIENT = "grad.";

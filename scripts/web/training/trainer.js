@@ -1,67 +1,80 @@
-import { CONDITIONS, CONDITION_NUMBERS, LEARNING_RATE, NEXT, SETTING } from "./format.js";
-import { StepError, checkTensors, openStep, ownData } from "./step_file.js";
+import { withInitializers } from "./carried.js";
+import { checkpoint, openCheckpoint } from "./checkpoint.js";
+import { StepError } from "./errors.js";
+import {
+  AVERAGED,
+  BUFFER,
+  CONDITIONS,
+  CONDITION_NUMBERS,
+  EVALUATION,
+  GRADIENT,
+  GRAD_SCALE,
+  INFERENCE,
+  LEARNING_RATE,
+  NEXT,
+  PARAMETER,
+  SEED,
+  SETTING,
+} from "./format.js";
+import { filtered, mapped } from "./objects.js";
+import { checkRanges } from "./ranges.js";
+import { openStep } from "./step_file.js";
+import { bytesOfTensor, checkTensors, ownData } from "./tensors.js";
 
-export { StepError } from "./step_file.js";
+export { StepError } from "./errors.js";
+
+const SHARED = [PARAMETER, BUFFER];
+const FLOATS = ["float16", "float32", "float64"];
 
 /**
- * Runs a training step in onnxruntime-web, in a browser or in Node; the counterpart of onnx_ops.Trainer in Python.
- *
- * A step that is refused or fails does not change the state. Calls must not overlap: await each promise before the next
- * call.
+ * Runs a training step in onnxruntime-web or onnxruntime-node; the counterpart of onnx_ops.Trainer in Python. The types
+ * of all methods are in trainer.d.ts, with their documentation.
  */
 export class Trainer {
   #ort;
-  #options;
   #step;
   #session;
-  #inference = null;
+  #options;
+  #loss;
+  #graphs = {};
   #state;
   #busy = false;
 
-  /**
-   * @param ort The module onnxruntime-web.
-   * @param {Uint8Array | ArrayBuffer} file The bytes of a step's file; in Node also a Buffer.
-   * @param options Session options of onnxruntime-web.
-   * @param {?(Uint8Array | ArrayBuffer | Blob)} weights The step's second file, if it was saved with `external`; of a
-   *   Blob, such as a File, one tensor is read at a time.
-   * @throws {StepError} The file is no training step, or has types that onnxruntime-web does not support; weights that do
-   *   not belong to it.
-   */
-  static async create(ort, file, options = {}, weights = null) {
+  static async create(ort, file, { weights = null, checkFinite = true, sessionOptions = {} } = {}) {
     const { model, ...step } = await openStep(file, weights);
-    const session = await ort.InferenceSession.create(model, options);
-    return new Trainer(ort, options, step, session);
+    const session = await ort.InferenceSession.create(model, sessionOptions);
+    return new Trainer(ort, step, session, sessionOptions, checkFinite);
   }
 
   /** Use `create`. */
-  constructor(ort, options, step, session) {
+  constructor(ort, step, session, options, checkFinite) {
     this.#ort = ort;
-    this.#options = options;
     this.#step = step;
     this.#session = session;
+    this.#options = options;
     this.#state = mapped(step.state, ({ type, data, dims }) => new ort.Tensor(type, data, dims));
     step.state = null; // the tensors have its memory
-    const batch = Object.entries(step.inputs).filter(([name]) => !Object.hasOwn(step.roles, name));
-    /** The types of the inputs of `step`, by name: {type, dims}; a dynamic dimension is a string or null. */
-    this.batchInputs = Object.freeze(Object.fromEntries(batch));
+    const { roles } = step.record;
+    const [loss] = this.#reported();
+    // Steps that scale their loss skip the update instead.
+    const isChecked = checkFinite && !Object.hasOwn(roles, GRAD_SCALE) && FLOATS.includes(step.outputs[loss]?.type);
+    this.#loss = isChecked ? loss : null;
+    this.batchInputs = this.#ownInputs(step.inputs);
+    const inference = step.carried[INFERENCE];
+    this.inferenceInputs = inference && this.#ownInputs(inference.inputs);
+    this.hasEvaluationGraph = step.carried[EVALUATION] !== null;
   }
 
-  /**
-   * Runs one step.
-   *
-   * @param batch A tensor for each of `batchInputs`, by name.
-   * @returns The reported outputs, including the loss: tensors by name.
-   * @throws {StepError} Names, types or shapes of the tensors are wrong, dimensions of the same name differ, or a
-   *   condition of the step is violated.
-   */
   async step(batch = {}) {
-    checkTensors("the batch", this.batchInputs, batch);
     return this.#alone(async () => {
+      await this.#checkBatch("the batch", this.batchInputs, batch);
       const reported = await this.#session.run({ ...this.#state, ...batch });
-      const problem = this.#violated(reported);
-      if (problem !== null) {
+      try {
+        this.#checkConditions(reported);
+        await this.#checkLoss(reported);
+      } catch (error) {
         for (const tensor of Object.values(reported)) tensor.dispose();
-        throw new StepError(problem);
+        throw error;
       }
       for (const name of Object.keys(reported).filter((output) => output.startsWith(NEXT))) {
         const before = name.slice(NEXT.length);
@@ -73,107 +86,238 @@ export class Trainer {
     });
   }
 
-  /** The message about a condition that the outputs of a step violate, null if all hold; takes out these outputs. */
-  #violated(reported) {
-    const { [CONDITIONS]: holds, [CONDITION_NUMBERS]: numbers } = reported;
-    delete reported[CONDITIONS];
-    delete reported[CONDITION_NUMBERS];
-    const condition = this.#step.conditions.find((_, place) => !holds.data[place]);
-    if (condition === undefined) return null;
-    const { line, code, expected } = condition;
-    const captured = condition.numbers.map((number) => number.captured).join(", ");
-    const came = condition.numbers.map(({ place }) => numbers.data[place]).join(", ");
-    return (
-      `${line}${code && ` (${code})`} reads ${came} from tensors${captured && `, and read ${captured} in the example of ` +
-      "the capture"}: the step is valid for ${expected || captured} only, and the state is as before`
-    );
+  async evaluate(batch = {}, mode = "eval") {
+    if (!["eval", "train"].includes(mode)) throw new StepError(`the mode is '${mode}', expected 'eval' or 'train'`);
+    if (mode === "eval") return this.#forward(EVALUATION, "the batch", batch);
+    return this.#alone(async () => {
+      await this.#checkBatch("the batch", this.batchInputs, batch);
+      const wanted = this.#reported().filter((name) => !name.startsWith(GRADIENT));
+      const conditions = Object.keys(this.#step.outputs).filter((name) => [CONDITIONS, CONDITION_NUMBERS].includes(name));
+      const reported = await this.#session.run({ ...this.#state, ...batch }, [...wanted, ...conditions]);
+      this.#checkConditions(reported);
+      return reported;
+    });
   }
 
-  /**
-   * Runs the inference graph, in evaluation mode, with the current parameters.
-   *
-   * @param inputs A tensor for each input of the network, by name.
-   * @returns Its outputs, by name.
-   * @throws {StepError} The step has no inference graph, or names, types or shapes of the tensors are wrong.
-   */
   async infer(inputs = {}) {
-    if (this.#step.inference === null) throw new StepError("the step has no inference graph");
-    const { model, inputs: types } = this.#step.inference;
-    const own = (name) => !Object.hasOwn(this.#step.roles, name);
-    checkTensors("the input", filtered(types, own), inputs);
-    return this.#alone(async () => {
-      this.#inference ??= await this.#ort.InferenceSession.create(model, this.#options);
-      const taken = filtered(this.#state, (name) => Object.hasOwn(types, name));
-      return this.#inference.run({ ...taken, ...inputs });
-    });
+    return this.#forward(INFERENCE, "the input", inputs);
   }
 
-  /** Copies of the state: tensors of parameters, buffers, optimizer state, seed and settings, by name. */
   async state() {
-    return this.#alone(async () => {
-      const parts = Object.entries(this.#state).map(async ([name, tensor]) => {
-        return [name, { type: tensor.type, data: await tensor.getData(), dims: tensor.dims }];
-      });
-      return this.#tensors(Object.fromEntries(await Promise.all(parts)));
-    });
+    return this.#alone(async () => this.#tensors(await this.#copied()));
   }
 
-  /**
-   * Replaces the state.
-   *
-   * @param state A tensor, or an object {type, data, dims}, for each name in `state()`. The data of objects can also be
-   *   bytes: a Uint8Array, such as a Buffer of Node, or an ArrayBuffer. Tied parameters can have any of their names.
-   * @throws {StepError} Names, types, shapes or data are wrong, or values of tied parameters differ. The state is then
-   *   unchanged.
-   */
-  loadState(state) {
+  loadState(state, { strict = true } = {}) {
     this.#refuseWhileBusy();
     const untied = this.#untied(state);
-    const { roles, inputs } = this.#step;
-    checkTensors("the state", filtered(inputs, (name) => Object.hasOwn(roles, name)), untied);
-    this.#replace(this.#tensors(untied));
+    const { roles } = this.#step.record;
+    const types = filtered(this.#step.inputs, (name) => Object.hasOwn(roles, name));
+    const missing = Object.keys(types).filter((name) => untied[name] === undefined);
+    const unexpected = Object.keys(untied).filter((name) => !Object.hasOwn(types, name));
+    const known = strict ? untied : filtered(untied, (name) => Object.hasOwn(types, name));
+    checkTensors("the state", strict ? types : filtered(types, (name) => known[name] !== undefined), known);
+    const loaded = this.#tensors(known);
+    this.#checkRates(filtered(loaded, (name) => this.#rateNames().includes(name)));
+    for (const name of Object.keys(loaded)) this.#state[name].dispose();
+    Object.assign(this.#state, loaded);
+    return { missing, unexpected };
   }
 
-  /**
-   * The learning rate: a number, or with several parameter groups an array with one number per group. A number sets that
-   * of all groups.
-   */
+  async save({ metadata = {}, frozen = true } = {}) {
+    return this.#alone(async () => {
+      const { roles } = this.#step.record;
+      const isFrozen = (name) => SHARED.includes(roles[name]) && !Object.hasOwn(this.#step.outputs, NEXT + name);
+      return checkpoint(await this.#copied((name) => frozen || !isFrozen(name)), metadata);
+    });
+  }
+
+  async load(file, { strict = true } = {}) {
+    const { tensors, metadata } = await openCheckpoint(file);
+    const { roles, tied } = this.#step.record;
+    const [first, ...others] = Object.keys(tensors);
+    const isKnown = (name) => Object.hasOwn(roles, name) || Object.hasOwn(tied, name);
+    if (first !== undefined && !strict && !Object.keys(tensors).some(isKnown)) {
+      throw new StepError(
+        `the checkpoint has no name of the step: it has '${first}' and ${others.length} others, expected names such as ` +
+          `'${Object.keys(roles)[0]}'`,
+      );
+    }
+    this.loadState(tensors, { strict });
+    return metadata;
+  }
+
+  async export({ averaged = false } = {}) {
+    const { model, inputs } = this.#graph(INFERENCE);
+    const { roles } = this.#step.record;
+    const average = (name) => `${AVERAGED}module.${name}`;
+    const hasAverage = (name) => averaged && Object.hasOwn(roles, average(name));
+    if (averaged && !Object.keys(roles).some(hasAverage)) {
+      throw new StepError("the step has no averages of weights: capture it with training_step(..., averaged=)");
+    }
+    return this.#alone(async () => {
+      const names = Object.keys(inputs).filter((name) => Object.hasOwn(roles, name));
+      const sources = Object.fromEntries(names.map((name) => [name, hasAverage(name) ? average(name) : name]));
+      const state = await this.#copied((name) => Object.values(sources).includes(name));
+      return withInitializers(model, mapped(sources, (source) => state[source]));
+    });
+  }
+
   get learningRate() {
-    const rates = this.#rates().map((name) => this.#state[name].data[0]);
+    const rates = this.#groups().map((name) => this.#state[name].data[0]);
     return rates.length > 1 ? rates : rates[0];
   }
 
   set learningRate(rate) {
     this.#refuseWhileBusy();
-    const names = this.#rates();
+    const names = this.#groups();
     const rates = Array.isArray(rate) ? rate : names.map(() => rate);
     if (rates.length !== names.length) {
       throw new StepError(`${rates.length} learning rates are given, expected ${names.length}, one for each group`);
     }
-    const wrong = rates.findIndex((rate) => !(Number.isFinite(rate) && rate >= 0));
-    if (wrong >= 0) throw new StepError(`a learning rate is ${rates[wrong]}, expected a finite number of at least 0`);
-    names.forEach((name, group) => this.#state[name].data.fill(rates[group]));
+    const wrong = rates.findIndex((one) => typeof one !== "number");
+    if (wrong >= 0) throw new StepError(`a learning rate is ${rates[wrong]}, ${RATE_EXPECTED}`);
+    const tensors = names.map((name, group) => {
+      const { type, data, dims } = this.#state[name];
+      return [name, { type, data: data.constructor.of(rates[group]), dims }];
+    });
+    this.#checkRates(Object.fromEntries(tensors));
+    for (const [name, { data }] of tensors) this.#state[name].data.set(data);
   }
 
-  /** Frees the memory. The trainer cannot be used afterwards. */
+  get seed() {
+    return this.#state[this.#seedName()].data[0];
+  }
+
+  set seed(seed) {
+    this.#refuseWhileBusy();
+    const isInteger = typeof seed === "bigint" || Number.isSafeInteger(seed);
+    if (!isInteger || BigInt.asIntN(64, BigInt(seed)) !== BigInt(seed)) {
+      throw new StepError(`the seed is ${seed}, expected an integer of 64 bits`);
+    }
+    this.#state[this.#seedName()].data[0] = BigInt(seed);
+  }
+
   async release() {
     await this.#alone(async () => {
-      this.#replace({});
-      await this.#inference?.release();
-      await this.#session.release();
+      for (const tensor of Object.values(this.#state)) tensor.dispose();
+      this.#state = {};
+      const graphs = await Promise.all(Object.values(this.#graphs));
+      for (const session of [...graphs, this.#session]) await session.release();
     });
   }
 
-  #rates() {
-    const names = Object.entries(this.#step.roles).filter(([, role]) => role === SETTING).map(([name]) => name);
-    const found = names.filter((name) => name === LEARNING_RATE || name.startsWith(`${LEARNING_RATE}.`));
+  // Batches
+
+  #ownInputs(types) {
+    return Object.freeze(filtered(types, (name) => !Object.hasOwn(this.#step.record.roles, name)));
+  }
+
+  async #checkBatch(what, types, batch) {
+    const { bounds, ranges } = this.#step.record;
+    checkTensors(what, types, batch, bounds);
+    const own = ranges.filter(({ input }) => Object.hasOwn(types, input));
+    const parts = own.map(async ({ input }) => [input, { data: await batch[input].getData(), dims: batch[input].dims }]);
+    checkRanges(own, Object.fromEntries(await Promise.all(parts)));
+  }
+
+  // Runs
+
+  /** The names of the outputs that steps return, the loss first. */
+  #reported() {
+    const internal = (name) => name.startsWith(NEXT) || [CONDITIONS, CONDITION_NUMBERS].includes(name);
+    return Object.keys(this.#step.outputs).filter((name) => !internal(name));
+  }
+
+  #graph(name) {
+    const graph = this.#step.carried[name];
+    if (graph === null) throw new StepError(`the step has no ${name} graph; ${HOW_TO_CAPTURE[name]}`);
+    return graph;
+  }
+
+  async #forward(name, what, inputs) {
+    const { model, inputs: types } = this.#graph(name);
+    return this.#alone(async () => {
+      await this.#checkBatch(what, this.#ownInputs(types), inputs);
+      this.#graphs[name] ??= await this.#ort.InferenceSession.create(model, this.#options);
+      const taken = filtered(this.#state, (one) => Object.hasOwn(types, one));
+      const found = await this.#graphs[name].run({ ...taken, ...inputs });
+      this.#checkConditions(found);
+      return found;
+    });
+  }
+
+  /** Throws a StepError if the outputs of a step violate a condition; takes out these outputs. */
+  #checkConditions(reported) {
+    const { [CONDITIONS]: holds, [CONDITION_NUMBERS]: numbers } = reported;
+    if (holds === undefined || numbers === undefined) return;
+    delete reported[CONDITIONS];
+    delete reported[CONDITION_NUMBERS];
+    const condition = this.#step.record.conditions.find((_, place) => !holds.data[place]);
+    if (condition === undefined) return;
+    const { line, code, expected } = condition;
+    const captured = condition.numbers.map((number) => number.captured).join(", ");
+    const came = condition.numbers.map(({ place }) => numbers.data[place]).join(", ");
+    throw new StepError(
+      `${line}${code && ` (${code})`} reads ${came} from tensors${captured && `, and read ${captured} in the example of ` +
+      "the capture"}: the step is valid for ${expected || captured} only, and the state is as before`
+    );
+  }
+
+  /** Throws a StepError for a loss of one number that is NaN or infinite. */
+  async #checkLoss(reported) {
+    if (this.#loss === null) return;
+    const { type, size } = reported[this.#loss];
+    if (size !== 1) return;
+    const [bits] = await reported[this.#loss].getData();
+    const isFinite = type === "float16" && Number.isInteger(bits) ? (bits & 0x7c00) !== 0x7c00 : Number.isFinite(bits);
+    if (isFinite) return;
+    throw new StepError(
+      `'${this.#loss}' is ${bits}, and the state is as before the step: expected a finite number; look for NaN and ` +
+        "infinity in the batch, or lower the learning rate. Steps with such a loss are made with { checkFinite: false }",
+    );
+  }
+
+  // The state
+
+  /** {type, data, dims} of the tensors of the state that are wanted; the data are not always copies. */
+  async #copied(wanted = () => true) {
+    const parts = Object.entries(filtered(this.#state, wanted)).map(async ([name, tensor]) => {
+      return [name, { type: tensor.type, data: await tensor.getData(), dims: tensor.dims }];
+    });
+    return Object.fromEntries(await Promise.all(parts));
+  }
+
+  #seedName() {
+    const [name] = this.#names(SEED);
+    if (name === undefined) throw new StepError("the step has no seed: it draws no random numbers");
+    return name;
+  }
+
+  #names(role) {
+    return Object.entries(this.#step.record.roles).filter(([, one]) => one === role).map(([name]) => name);
+  }
+
+  #rateNames() {
+    return this.#names(SETTING).filter((name) => name === LEARNING_RATE || name.startsWith(`${LEARNING_RATE}.`));
+  }
+
+  #groups() {
+    const found = this.#rateNames();
     if (found.length === 0) throw new StepError(`the step has no setting '${LEARNING_RATE}'`);
     return found;
   }
 
+  #checkRates(tensors) {
+    for (const [name, { type, data }] of Object.entries(tensors)) {
+      if (Number.isFinite(data[0]) && data[0] >= 0) continue;
+      throw new StepError(`a learning rate is ${data[0]}, ${RATE_EXPECTED} ('${name}', ${type})`);
+    }
+  }
+
   /** The state by name of the inputs, without other names of tied parameters. */
   #untied(state) {
-    const { tied, inputs } = this.#step;
+    const { tied } = this.#step.record;
+    const { inputs } = this.#step;
     const untied = filtered(state, (name) => !Object.hasOwn(tied, name));
     for (const [other, first] of Object.entries(tied)) {
       if (state[other] === undefined) continue;
@@ -191,11 +335,6 @@ export class Trainer {
     return mapped(parts, (one, name) => new this.#ort.Tensor(one.type, ownData(one, name), one.dims));
   }
 
-  #replace(state) {
-    for (const tensor of Object.values(this.#state)) tensor.dispose();
-    this.#state = state;
-  }
-
   async #alone(work) {
     this.#refuseWhileBusy();
     this.#busy = true;
@@ -211,19 +350,16 @@ export class Trainer {
   }
 }
 
-function mapped(object, change) {
-  return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value, name)]));
-}
-
-function filtered(object, wanted) {
-  return Object.fromEntries(Object.entries(object).filter(([name]) => wanted(name)));
-}
+const RATE_EXPECTED = "expected a finite number of at least 0";
+const HOW_TO_CAPTURE = {
+  [INFERENCE]: "capture it with inference=, a function of the model",
+  [EVALUATION]: "capture it with evaluation=True",
+};
 
 /** Whether two tensors are bitwise equal; `name` is for errors. */
 function same(one, other, name) {
   const shape = ({ type, dims }) => JSON.stringify([type, dims]);
   if (shape(one) !== shape(other)) return false;
-  const bytes = (tensor) => new Uint8Array(ownData(tensor, name).buffer);
-  const [mine, its] = [bytes(one), bytes(other)];
+  const [mine, its] = [one, other].map((tensor) => bytesOfTensor({ data: ownData(tensor, name) }));
   return mine.length === its.length && mine.every((byte, at) => byte === its[at]);
 }

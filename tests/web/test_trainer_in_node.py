@@ -1,0 +1,392 @@
+"""What the trainer in JavaScript has besides steps: checkpoints, the trained model, evaluation, seeds, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import backends
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import steps
+from onnx import TensorProto, helper
+from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
+
+import onnx_ops
+from onnx_ops.core.step_format import InputRole
+from onnx_ops.core.types import TensorType
+from onnx_ops.graph.builder import Builder
+from onnx_ops.training.errors import StepError
+from onnx_ops.training.ranges import IndexRange
+from onnx_ops.training.step import Bounds, Step
+from onnx_ops.training.step_files import step_model
+
+PACKAGE = PROGRAM.parent / "training"
+Array = np.ndarray[Any, Any]
+SCALAR = TensorType(TensorProto.FLOAT, ())
+
+
+@pytest.fixture
+def trainer(node: Node) -> Iterator[Trainer]:
+    """Of the step that is written by hand."""
+    trainer = Trainer(node, steps.whole_step())
+    yield trainer
+    trainer.release()
+
+
+def in_python(model: onnx.ModelProto | None = None) -> onnx_ops.Trainer:
+    return onnx_ops.Trainer(steps.whole_step() if model is None else model, backends.kernel_options())
+
+
+def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
+    """Names, dtypes, shapes and every bit."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_those_of_python(node: Node, tmp_path: Path) -> None:
+    """The same bytes of the same state, for every dtype, and whatever the names."""
+    state = steps.stored_state([(3,), (0, 2), ()])
+    names = ("10", "9", "\x7f", 'a "b"\\\n', "größe", "\uff5e", "\U0001f600", "__proto__", "constructor")
+    state |= {name: np.full(2, number, np.float32) for number, name in enumerate(names)}
+    model = step_model(steps.carrying_step(state), state)
+    here, there = in_python(model), Trainer(node, model)
+    metadata = {"epoch": "3", "2": "\x7f\u2028", "größe": "\U0001f600"}
+    here.step()
+    here.save(tmp_path / "python.safetensors", metadata)
+    there.step()
+    written = there.save(metadata)
+    assert written == (tmp_path / "python.safetensors").read_bytes()
+    (tmp_path / "web.safetensors").write_bytes(written)
+    here.step()
+    there.step()
+    assert here.load(tmp_path / "web.safetensors") == metadata
+    assert there.load(written) == metadata
+    assert_same(there.state(), here.state_dict())
+    assert there.state()["count"] == 1
+    there.release()
+
+
+@pytest.mark.parametrize("blob", [False, True], ids=["bytes", "blob"])
+def test_training_is_resumed_in_the_other_language(node: Node, trainer: Trainer, blob: bool, tmp_path: Path) -> None:
+    here = in_python()
+    here.step(**steps.batch())
+    here.save(tmp_path / "python.safetensors", {"epoch": "1"})
+    assert trainer.load((tmp_path / "python.safetensors").read_bytes(), blob=blob) == {"epoch": "1"}
+    assert_same(trainer.state(), here.state_dict())
+    trainer.step(**steps.batch(seed=1))
+    (tmp_path / "web.safetensors").write_bytes(trainer.save())
+    other = Trainer(node, steps.whole_step())
+    for resumed in (here.load(tmp_path / "web.safetensors"), other.load(trainer.save())):
+        assert resumed == {}
+    assert_same(here.state_dict(), trainer.state())
+    assert_same(other.state(), trainer.state())
+    assert_same(other.step(**steps.batch(seed=2)), trainer.step(**steps.batch(seed=2)))
+    other.release()
+
+
+def test_frozen_weights_may_be_left_out(node: Node, tmp_path: Path) -> None:
+    model = steps.whole_step(changes_mean=False)
+    here, there = in_python(model), Trainer(node, model)
+    here.save(tmp_path / "python.safetensors", frozen=False)
+    written = there.save(frozen=False)
+    assert written == (tmp_path / "python.safetensors").read_bytes()
+    there.step(**steps.batch())
+    with pytest.raises(WebError, match="the state lacks 'mean'"):
+        there.load(written)
+    there.load(written, strict=False)
+    assert_same(there.state(), here.state_dict())
+    there.release()
+
+
+def test_checkpoints_that_are_refused(trainer: Trainer, tmp_path: Path) -> None:
+    """The state is as before."""
+    here = in_python()
+    here.step(**steps.batch())
+    path = tmp_path / "python.safetensors"
+    here.save(path)
+    good = path.read_bytes()
+    here.save_weights(tmp_path / "weights.safetensors")
+    rates = here.state_dict() | {"learning_rate": np.array(np.nan, np.float32)}
+    before = trainer.state()
+    for wrong, message in (
+        (good[:-1] + bytes([good[-1] ^ 1]), "the checkpoint is damaged: its contents do not have the checksum"),
+        (
+            good.replace(b'"1.1"', b'"3.0"'),
+            "the checkpoint cannot be read: its format version is 3.0, expected at most",
+        ),
+        (good.replace(b'"F32"', b'"F33"'), "is of dtype F33, which has no typed array"),
+        (good.replace(b'"F32"', b'"F64"'), r"the checkpoint is no safetensors file: '.*' has \d+ bytes"),
+        (good[:-1], "the checkpoint is no safetensors file: its tensors end at byte"),
+        (b"", "the checkpoint is no safetensors file: it is too short for a header"),
+        (b"\x02" + bytes(7) + b"[]", "the checkpoint is no safetensors file: its header is no object"),
+        ((tmp_path / "weights.safetensors").read_bytes(), "the state lacks 'optimizer.momentum.linear.weight'"),
+    ):
+        with pytest.raises(WebError, match=message):
+            trainer.load(wrong)
+        assert_same(trainer.state(), before)
+    with pytest.raises(WebError, match="a learning rate is NaN, expected a finite number of at least 0"):
+        trainer.load_state(rates)
+    with pytest.raises(WebError, match="the metadata have number for 'epoch', expected a string"):
+        trainer.save({"epoch": 1})  # type: ignore[dict-item]
+    assert_same(trainer.state(), before)
+    trainer.load((tmp_path / "weights.safetensors").read_bytes(), strict=False)
+    weights = {
+        name: array for name, array in here.state_dict().items() if name in ("linear.weight", "linear.bias", "mean")
+    }
+    assert_same(trainer.state(), before | weights)
+    none = step_model(steps.carrying_step(steps.stored_state([])), steps.stored_state([]))
+    in_python(none).save(path)
+    with pytest.raises(WebError, match=r"has no name of the step: it has 'count' and 0 others, expected names such as"):
+        trainer.load(path.read_bytes(), strict=False)
+
+
+# --- the trained model ------------------------------------------------------------------------------------------------
+
+
+def test_export(trainer: Trainer, tmp_path: Path) -> None:
+    """The model that Python exports: the same weights, and the same numbers with kernels and without."""
+    here = in_python()
+    here.step(**steps.batch())
+    trainer.load_state(here.state_dict())
+    here.export(tmp_path / "python.onnx")
+    (tmp_path / "web.onnx").write_bytes(trainer.export())
+    models = {name: onnx.load(tmp_path / f"{name}.onnx") for name in ("python", "web")}
+    onnx.checker.check_model(models["web"], full_check=True)
+    state = {tensor.name: tensor.raw_data for tensor in models["python"].graph.initializer}
+    assert {tensor.name: tensor.raw_data for tensor in models["web"].graph.initializer} == state
+    assert [value.name for value in models["web"].graph.input] == ["x"]
+    names = {name: {(f.domain, f.name) for f in model.functions} for name, model in models.items()}
+    assert names["web"] == names["python"]  # and not the loss
+    for make in (onnx_ops.InferenceSession, onnxruntime.InferenceSession):
+        for samples in (1, 6):
+            x = steps.batch(samples, seed=samples)["x"]
+            found, expected = (make(str(tmp_path / f"{name}.onnx")).run(None, {"x": x}) for name in ("web", "python"))
+            np.testing.assert_array_equal(found[0], expected[0])
+            np.testing.assert_allclose(trainer.infer(x=x)["probabilities"], expected[0], rtol=1e-6)
+
+
+def averaging_step() -> onnx.ModelProto:
+    """A step of a weight and its average, whose inference graph is x * weight, and whose evaluation is its square."""
+
+    def graph(**outputs: Callable[..., Any]) -> onnx.ModelProto:
+        b = Builder(TensorProto.FLOAT)
+        x, weight = b.input("x", SCALAR), b.input("weight", SCALAR)
+        average = b.input("averaged.module.weight", SCALAR) if "loss" in outputs and len(outputs) > 1 else None
+        for name, output in outputs.items():
+            b.output(name.replace("next_", "next.").replace("grad_", "grad."), output(x, weight, average), SCALAR)
+        return helper.make_model(b.graph("graph"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    model = graph(
+        loss=lambda x, weight, average: x * weight,
+        next_weight=lambda x, weight, average: weight - x,
+        **{"next_averaged.module.weight": lambda x, weight, average: (average + weight) / 2.0},
+    )
+    Step({"weight": InputRole.PARAMETER, "averaged.module.weight": InputRole.BUFFER}).write_into(model)
+    state = {"weight": np.float32(3), "averaged.module.weight": np.float32(5)}
+    return step_model(
+        model,
+        {name: np.asarray(value) for name, value in state.items()},
+        graph(y=lambda x, weight, _: x * weight),
+        graph(loss=lambda x, weight, _: x * weight * weight),
+    )
+
+
+def test_averages_are_exported(node: Node, trainer: Trainer) -> None:
+    there = Trainer(node, averaging_step())
+    there.step(x=np.array(1, np.float32))
+    x = {"x": np.array(7, np.float32)}
+    for averaged, weight in ((False, 2), (True, 4)):
+        session = onnxruntime.InferenceSession(there.export(averaged=averaged))
+        assert session.run(None, x) == [7 * weight]
+    with pytest.raises(WebError, match="the step has no averages of weights: capture it with"):
+        trainer.export(averaged=True)
+    there.release()
+    without = Trainer(node, steps.whole_step(inference=False))
+    with pytest.raises(WebError, match="the step has no inference graph; capture it with inference="):
+        without.export()
+    without.release()
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation(node: Node, trainer: Trainer) -> None:
+    """The numbers of Python, and the state as before."""
+    model = averaging_step()
+    here, there = in_python(model), Trainer(node, model)
+    x = {"x": np.array(7, np.float32)}
+    for _ in range(2):
+        for mode in ("eval", "train"):
+            assert_same(there.evaluate(mode, **x), here.evaluate(mode, **x))
+        assert_same(there.step(**x), here.step(**x))
+        assert_same(there.state(), here.state_dict())
+    there.release()
+    before = trainer.state()
+    reported = trainer.evaluate("train", **steps.batch())
+    assert_same(trainer.state(), before)
+    assert_same(reported, trainer.step(**steps.batch()))
+    with pytest.raises(WebError, match="the step has no evaluation graph; capture it with evaluation=True"):
+        trainer.evaluate(**steps.batch())
+    with pytest.raises(WebError, match="the mode is 'test', expected 'eval' or 'train'"):
+        trainer.evaluate("test", **steps.batch())
+
+
+# --- seeds and refusals -----------------------------------------------------------------------------------------------
+
+
+def test_seed(node: Node, trainer: Trainer) -> None:
+    assert trainer.seed == 7
+    trainer.step(**steps.batch())
+    assert trainer.seed == 8
+    for seed in (0, 2**63 - 1, -(2**63)):
+        trainer.seed = seed
+        assert trainer.seed == seed == trainer.state()["seed"]
+    trainer.step(**steps.batch())
+    assert trainer.seed == -(2**63) + 1
+    with pytest.raises(WebError, match=f"the seed is {2**63}, expected an integer of 64 bits"):
+        trainer.seed = 2**63
+    without = Trainer(node, averaging_step())
+    with pytest.raises(WebError, match="the step has no seed"):
+        _ = without.seed
+    without.release()
+
+
+def test_a_loss_that_is_not_finite(trainer: Trainer) -> None:
+    before, batch = trainer.state(), steps.batch()
+    batch["x"][1, 2] = np.inf
+    with pytest.raises(
+        WebError, match=r"'loss' is (NaN|Infinity), and the state is as before the step: expected a finite number"
+    ):
+        trainer.step(**batch)
+    assert_same(trainer.state(), before)
+
+
+def indexing_step() -> onnx.ModelProto:
+    """A step that reports the sum of its indices, of which there may be two to four rows."""
+    b = Builder(TensorProto.FLOAT)
+    weight = b.input("weight", SCALAR)
+    rows = b.input("rows", TensorType(TensorProto.INT64, ("N", 3)))
+    b.output("loss", b.op("ReduceSum", rows.cast(TensorProto.FLOAT), keepdims=0) * weight, SCALAR)
+    b.output("next.weight", weight + 1.0, SCALAR)
+    model = helper.make_model(b.graph("indices"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    ranges = (
+        IndexRange("rows", -3, 9),
+        IndexRange("rows", 0, 8, -1, ((0, 1, 2**63 - 1, 2), (1, -1))),
+        IndexRange("rows", -1, 8, cuts=((1, -1, -3, -1), (0, -2, 9, 1))),
+        IndexRange("rows", 7, 8, cuts=((0, 3),)),
+    )
+    Step({"weight": InputRole.PARAMETER}, bounds={"N": Bounds(2, 4)}, ranges=ranges).write_into(model)
+    return step_model(model, {"weight": np.array(1, np.float32)})
+
+
+def test_batches_that_python_refuses(node: Node) -> None:
+    """Sizes beyond the bounds of the capture, and indices out of range; with the messages of Python."""
+    here, there = in_python(indexing_step()), Trainer(node, indexing_step())
+    rng = np.random.default_rng(0)
+    messages = set()
+    for _ in range(60):
+        rows = rng.integers(0, 5, size=(rng.integers(1, 6), 3))
+        rows[3:4] = 7
+        rows.reshape(-1)[rng.integers(rows.size)] = rng.integers(-4, 10)
+        try:
+            expected = here.step(rows=rows)
+        except StepError as error:
+            with pytest.raises(WebError, match=re.escape(str(error))):
+                there.step(rows=rows)
+            messages.add(re.sub(r"\[.*\] is -?\d+|is int64.*, expected", "", str(error)))
+        else:
+            assert_same(there.step(rows=rows), expected)
+    assert len(messages) == 5, messages  # of bounds, and of each range
+    assert_same(there.state(), here.state_dict())
+    there.release()
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+CONSUMER = """
+import * as ort from "onnxruntime-web";
+import { StepError, Trainer, type Reported, type TensorType } from "onnx-ops-trainer";
+
+const trainer = await Trainer.create(ort, new Uint8Array(), { weights: new Blob([]), checkFinite: false });
+const types: Record<string, TensorType> = trainer.batchInputs;
+const batch = { x: new ort.Tensor("float32", new Float32Array(3), [1, 3]) };
+const reported: Reported<ort.Tensor> = await trainer.step(batch);
+const loss: ort.Tensor = reported.loss;
+const rates: number | number[] = trainer.learningRate;
+trainer.learningRate = [0.1, 0.2];
+trainer.seed = 3;
+const seed: bigint = trainer.seed;
+const file: Uint8Array = await trainer.save({ metadata: { epoch: "1" } });
+const metadata: Record<string, string> = await trainer.load(new Blob([]), { strict: false });
+const { missing, unexpected } = trainer.loadState(await trainer.state());
+const model: Uint8Array = await trainer.export({ averaged: true });
+await trainer.evaluate(batch, "train");
+await trainer.release();
+// @ts-expect-error: a batch has tensors
+await trainer.step({ x: 3 });
+// @ts-expect-error: modes have names
+await trainer.evaluate(batch, "test");
+const error: Error = new StepError("");
+export { error, file, loss, metadata, missing, model, rates, seed, types, unexpected };
+"""
+
+
+def package(folder: Path) -> Path:
+    """A folder of a program that has the package among its node_modules."""
+    modules = folder / "node_modules"
+    modules.mkdir()
+    for path in (PROGRAM.parent / "node_modules").iterdir():
+        (modules / path.name).symlink_to(path.resolve())
+    (modules / "onnx-ops-trainer").symlink_to(PACKAGE)
+    return folder
+
+
+def test_declarations_name_what_there_is(node: Node, tmp_path: Path) -> None:
+    program = """
+import * as own from "onnx-ops-trainer";
+const members = Object.entries(Object.getOwnPropertyDescriptors(own.Trainer.prototype));
+console.log(JSON.stringify({ exports: Object.keys(own), members: members.map(([name]) => name) }));
+"""
+    (package(tmp_path) / "program.mjs").write_text(program)
+    ran = subprocess.run(
+        ["node", "--preserve-symlinks", "program.mjs"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=SECONDS,
+    )  # fmt: skip
+    found = json.loads(ran.stdout)
+    text = (PACKAGE / "trainer.d.ts").read_text()
+    assert sorted(re.findall(r"^export (?:declare )?class (\w+)", text, re.MULTILINE)) == sorted(found["exports"])
+    body = re.sub(r"/\*\*.*?\*/", "", text[text.index("class Trainer") :], flags=re.DOTALL)
+    declared = set(re.findall(r"^  (?:get |set )?(\w+)(?:<.*>)?\(", body, re.MULTILINE))
+    assert declared == set(found["members"]) - {"constructor"}
+    described = json.loads((PACKAGE / "package.json").read_text())
+    shipped = {path.name for path in PACKAGE.iterdir() if path.suffix in (".js", ".ts")} | {"README.md"}
+    assert set(described["files"]) == shipped
+    assert set(described["peerDependencies"]) == {"onnxruntime-node", "onnxruntime-web"}
+    assert "dependencies" not in described
+
+
+@pytest.mark.skipif(
+    not (PROGRAM.parent / "node_modules" / "typescript").is_dir() and shutil.which("tsc") is None,
+    reason="TypeScript is not installed",
+)
+def test_declarations_are_checked_by_typescript(tmp_path: Path) -> None:
+    (package(tmp_path) / "program.ts").write_text(CONSUMER)
+    local = PROGRAM.parent / "node_modules" / "typescript" / "bin" / "tsc"
+    tsc = ["node", str(local)] if local.exists() else ["tsc"]
+    options = ["--noEmit", "--strict", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom"]
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    ran = subprocess.run([*tsc, *options, "program.ts"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
