@@ -25,6 +25,7 @@ from onnx_ops.loops.primitives import (
     array_at,
     bfloats_at,
     correlate,
+    exp_of_difference,
     floats_at,
     free,
     halves_at,
@@ -33,7 +34,7 @@ from onnx_ops.loops.primitives import (
     separate,
     write_floats,
 )
-from onnx_ops.loops.tiles import ROWS, add_outer_products, multiply_tile
+from onnx_ops.loops.tiles import ROWS, add_outer_products, largest, multiply_tile
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
@@ -682,3 +683,35 @@ def test_sums_of_outer_products(dtype: Any) -> None:
         got = np.ones((ROWS, 2, 3, LANES), dtype)
         run(*(array.ctypes.data for array in (got, image, grad)))
         np.testing.assert_array_equal(got, expected)
+
+
+def softmax_terms_in_float(numbers: int, out: int) -> None:
+    """The largest of 48 numbers, from the third on, and exponentials of differences."""
+    given, found = array_at(numbers, 50, np.float32), array_at(out, 49, np.float32)
+    found[48] = largest(given, 2, 48)
+    for i in range(48):
+        found[i] = exp_of_difference(given[i + 2] - found[48])
+
+
+def softmax_terms_in_double(numbers: int, out: int) -> None:
+    given, found = array_at(numbers, 50, np.float64), array_at(out, 49, np.float64)
+    found[48] = largest(given, 2, 48)
+    for i in range(48):
+        found[i] = exp_of_difference(given[i + 2] - found[48])
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_terms_of_a_softmax(dtype: Any) -> None:
+    """NaN is not the largest; below exp(-87) or exp(-708) is 0."""
+    numbers = np.random.default_rng(30).uniform(-100, 2, 50).astype(dtype)
+    numbers[[1, 7, 20, 21, 40]] = 9, np.nan, 5, -np.inf, -2000
+    function = softmax_terms_in_float if dtype == FLOAT32 else softmax_terms_in_double
+    differences = (numbers[2:] - dtype.type(5)).astype(np.longdouble)
+    lowest, ulp = (-87, 2.0**-23) if dtype == FLOAT32 else (-708, 2.0**-51)
+    for run in (natively(function, 2), function):
+        got = np.zeros(49, dtype)
+        with np.errstate(all="ignore"):
+            run(*(array.ctypes.data for array in (numbers, got)))
+        assert got[48] == 5
+        expected = np.where(differences < lowest, 0, np.exp(differences))
+        np.testing.assert_allclose(got[:48].astype(np.longdouble), expected, rtol=ulp)

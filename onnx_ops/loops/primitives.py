@@ -178,6 +178,15 @@ def exp_parts_of_nonpositive(x: Any) -> tuple[Any, Any, Any]:
     return exp_parts(x)
 
 
+def exp_of_difference(x: Any) -> Any:
+    """exp(x) in the dtype of x for x <= 0 or NaN; 0 for x below -87 (float32) or -708 (float64).
+
+    abs(exp_of_difference(x) / exp(x) - 1) <= 2**-23 for float32 x, 2**-51 for float64 x.
+    """
+    lowest = -87 if x.dtype == np.float32 else -708
+    return type(x)(0) if x < lowest else np.exp(x)
+
+
 def add_any_order(a: Any, b: Any) -> Any:
     """a + b in the dtype of a; the compiler may reassociate sums of these."""
     return a + b

@@ -92,3 +92,8 @@ def add_outer_products(
             at = (start + (r * PANEL + v) * step) * LANES
             with np.errstate(all="ignore"):
                 sums[at : at + LANES] += total[r, v]
+
+
+def largest(numbers: Any, start: int, count: int) -> Any:
+    """The largest of numbers[start:start + count] that is not NaN, or -infinity; `count` is a multiple of LANES."""
+    return np.fmax.reduce(numbers[start : start + count], initial=-np.inf)

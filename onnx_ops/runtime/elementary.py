@@ -107,6 +107,27 @@ def _exp_excess_parts(x):
     return q * (r * r) + r, bitcast(i4(power << i4(23)), f4(0))
 
 
+@njit(**OPTIONS)
+def _exp_of_difference4(x):
+    excess, power = _exp_excess_parts(f4(-87) if x < f4(-87) else x)
+    value = fused(power, excess, power)
+    return f4(0) if x < f4(-87) else value
+
+
+@njit(**OPTIONS)
+def _exp_of_difference8(x):
+    value, shifted = _reduced8(-708.0 if x < -708.0 else x)
+    value *= _power8(bitcast(shifted, i8(0)) - bitcast(ROUND8, i8(0)))
+    return 0.0 if x < -708.0 else value
+
+
+@overload(primitives.exp_of_difference, jit_options=OPTIONS)
+def _exp_of_difference(x):
+    if x == types.float32:
+        return lambda x: _exp_of_difference4(x)
+    return lambda x: _exp_of_difference8(x)
+
+
 @overload(primitives.exp_excess_parts, jit_options=OPTIONS)
 def _exp_excess_parts_of_float(x):
     return (lambda x: _exp_excess_parts(x)) if x == types.float32 else None

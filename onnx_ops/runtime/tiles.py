@@ -13,7 +13,7 @@ from onnx_ops.loops import tiles
 from onnx_ops.loops.primitives import LANES
 from onnx_ops.loops.tiles import PANEL, ROWS
 from onnx_ops.runtime.lanes import alignment, plus_product
-from onnx_ops.runtime.native import FEATURES, OPTIONS, WORD, repeated
+from onnx_ops.runtime.native import FEATURES, OPTIONS, WORD, repeated, shuffled
 from onnx_ops.runtime.pointers import element_at, load, store
 
 MANY_REGISTERS = "+avx512f" in FEATURES
@@ -220,3 +220,31 @@ def _add_products(sums, start, step, image, image_start, block, grad, grad_start
         )
 
     return implementation
+
+
+@intrinsic
+def _largest(typing: Any, numbers: Any, start: Any, count: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, start, count = args
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, align = ir.VectorType(number, LANES), alignment(number)
+        with builder.goto_entry_block():
+            most = builder.alloca(vector)
+        builder.store(ir.Constant(vector, [float("-inf")] * LANES), most)
+        with cgutils.for_range(builder, builder.sdiv(count, WORD(LANES)), intp=WORD) as block:
+            at = builder.add(start, builder.mul(block.index, WORD(LANES)))
+            x, so_far = load(builder, element_at(builder, numbers, number, at), vector, align=align), builder.load(most)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, so_far), x, so_far), most)
+        found = builder.load(most)
+        while found.type.count > 1:
+            half = found.type.count // 2
+            a, b = (shuffled(builder, found, found, range(k, k + half)) for k in (0, half))
+            found = builder.select(builder.fcmp_ordered(">", a, b), a, b)
+        return builder.extract_element(found, ir.IntType(32)(0))
+
+    return numbers.dtype(numbers, types.int64, types.int64), codegen
+
+
+@overload(tiles.largest, jit_options=OPTIONS)
+def _largest_of(numbers, start, count):
+    return lambda numbers, start, count: _largest(numbers, start, count)

@@ -1,0 +1,384 @@
+"""Kernels of attention: tiles of QUERIES by KEYS scores, with a running maximum and sum of each row.
+
+Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention". Rows of
+queries and values are padded to a multiple of a panel, PANEL * LANES numbers; keys are interleaved, as
+[block of LANES keys, number of the head, LANES].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.primitives import (
+    DOUBLE,
+    LANES,
+    array_at,
+    copy_bytes,
+    helper,
+    interleave,
+    item_size,
+    like,
+    read_floats,
+    record_at,
+    write_floats,
+)
+from onnx_ops.loops.records import KERNEL
+from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
+from onnx_ops.ops.attention._rules import BSND, LEFT_UP_CAUSAL, RANK, RIGHT_DOWN_CAUSAL, SCALED_AFTER
+
+LINE = 64
+"""Bytes of a cache line, to which arrays are aligned."""
+QUERIES, KEYS = 64, 256
+"""Rows and columns of a tile of scores, which stays in the cache of a core; multiples of ROWS, and of a panel."""
+ROW = KEYS + LANES
+"""Elements from one row of a tile to the next: no power of 2, so that rows do not evict each other from the cache."""
+WIDTH = PANEL * LANES
+"""Columns of a panel."""
+
+i8 = np.int64
+LAYOUT = np.dtype(
+    [
+        ("samples", i8),
+        ("heads", i8),  # of the queries
+        ("key_heads", i8),
+        ("queries", i8),
+        ("keys", i8),
+        ("size", i8),  # numbers per head of queries and keys
+        ("value_size", i8),
+        ("heads_last", i8),  # 1: [samples, positions, heads, numbers]
+        ("reach", i8),  # query i sees keys up to i + reach
+        # strides of inputs that broadcast to [samples, heads, queries, keys], in elements
+        ("shift", i8, (RANK,)),
+        ("drop", i8, (RANK,)),
+        ("mask", i8, (RANK,)),
+        ("block", i8),  # queries or keys of a task
+    ],
+    align=True,
+)
+LAYOUT_BYTES = -(-LAYOUT.itemsize // LINE) * LINE
+
+
+@helper
+def ceil_divide(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+@helper
+def whole_lines(size: int) -> int:
+    """`size` bytes, rounded up to a multiple of a cache line."""
+    return ceil_divide(size, LINE) * LINE
+
+
+@helper
+def whole_panels(count: int) -> int:
+    return ceil_divide(count, WIDTH) * WIDTH
+
+
+@helper
+def layout_of(job: Any) -> Any:
+    """The layout of a run, in its scratch memory."""
+    return record_at(whole_lines(job.scratch), LAYOUT)
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@helper
+def write_strides(job: Any, i: int, strides: Any, layout: Any) -> bool:
+    """Write the strides of an input that broadcasts to the scores; returns whether it does."""
+    rank = job.rank[i]
+    if rank > RANK:
+        return False
+    step = 1
+    for back in range(RANK):
+        axis = RANK - 1 - back
+        whole = layout.keys
+        if axis == 0:
+            whole = layout.samples
+        elif axis == 1:
+            whole = layout.heads
+        elif axis == 2:
+            whole = layout.queries
+        own = job.dims[i, rank - 1 - back] if back < rank else 1
+        if own != whole and own != 1:
+            return False
+        strides[axis] = step if own != 1 else 0
+        step *= own
+    return True
+
+
+@helper
+def write_sizes(
+    layout: Any, attributes: Any, job: Any, query: int, key: int, value: int, shift: int, drop: int, mask: int
+) -> bool:
+    """Write the sizes of attention; returns whether the shapes fit. The other arguments are indices of inputs."""
+    if job.rank[query] != RANK or job.rank[key] != RANK or job.rank[value] != RANK:
+        return False
+    head, place = 1, 2
+    if attributes.input_layout == BSND:
+        head, place = 2, 1
+    layout.heads_last = head - 1
+    layout.samples, layout.size, layout.value_size = job.dims[query, 0], job.dims[query, 3], job.dims[value, 3]
+    layout.heads, layout.queries = job.dims[query, head], job.dims[query, place]
+    layout.key_heads, layout.keys = job.dims[key, head], job.dims[key, place]
+    if job.dims[key, 0] != layout.samples or job.dims[key, 3] != layout.size or layout.keys * layout.size == 0:
+        return False
+    for axis in range(3):
+        if job.dims[value, axis] != job.dims[key, axis]:
+            return False
+    if layout.heads > 0 and (layout.key_heads == 0 or layout.heads % layout.key_heads != 0):
+        return False
+    layout.reach = layout.keys
+    if attributes.sparse_mode == LEFT_UP_CAUSAL:
+        layout.reach = 0
+    elif attributes.sparse_mode == RIGHT_DOWN_CAUSAL:
+        layout.reach = layout.keys - layout.queries
+    kernel = record_at(job.kernel, KERNEL)
+    if kernel.element_type[shift] != 0 and not write_strides(job, shift, layout.shift, layout):
+        return False
+    if kernel.element_type[drop] != 0 and not write_strides(job, drop, layout.drop, layout):
+        return False
+    return kernel.element_type[mask] == 0 or write_strides(job, mask, layout.mask, layout)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@helper
+def row_of(layout: Any, heads: int, places: int, size: int, sample: int, head: int, place: int) -> int:
+    """Index of the first element of a row of queries, keys or values."""
+    if layout.heads_last == 1:
+        return ((sample * places + place) * heads + head) * size
+    return ((sample * heads + head) * places + place) * size
+
+
+@helper
+def read_row(source: int, element_type: int, count: int, target: int) -> None:
+    """Convert elements at an address to the computing dtype: float64 for DOUBLE, else float32."""
+    if element_type == DOUBLE:
+        copy_bytes(source, target, 8 * count)
+    else:
+        read_floats(source, element_type, count, target)
+
+
+@helper
+def write_row(source: int, element_type: int, count: int, target: int) -> None:
+    """Inverse of `read_row`, rounded once."""
+    if element_type == DOUBLE:
+        copy_bytes(source, target, 8 * count)
+    else:
+        write_floats(source, element_type, count, target)
+
+
+@helper
+def read_rows(
+    layout: Any,
+    data: int,
+    element_type: int,
+    heads: int,
+    places: int,
+    size: int,
+    sample: int,
+    head: int,
+    first: int,
+    count: int,
+    target: int,
+    bytes_of: int,
+) -> None:
+    """Convert rows [first, first + count) of a head, padded to whole panels.
+
+    bytes_of: of an element of the target.
+    """
+    for i in range(count):
+        source = data + row_of(layout, heads, places, size, sample, head, first + i) * item_size(element_type)
+        read_row(source, element_type, size, target + i * whole_panels(size) * bytes_of)
+
+
+@helper
+def interleave_rows(
+    layout: Any,
+    data: int,
+    element_type: int,
+    size: int,
+    sample: int,
+    head: int,
+    first: int,
+    count: int,
+    sources: Any,
+    out: Any,
+) -> None:
+    """Interleave rows [first, first + count) of a head of keys or values; the last one is repeated."""
+    for block in range(ceil_divide(count, LANES)):
+        for lane in range(LANES):
+            place = first + min(block * LANES + lane, count - 1)
+            row = row_of(layout, layout.key_heads, layout.keys, size, sample, head, place)
+            sources[lane] = data + row * item_size(element_type)
+        interleave(sources, element_type, 0, size, out, block * size)
+
+
+@helper
+def all_finite(
+    layout: Any,
+    data: int,
+    element_type: int,
+    heads: int,
+    places: int,
+    size: int,
+    sample: int,
+    head: int,
+    buffer: Any,
+    address: int,
+) -> bool:
+    """Whether all numbers of a head are finite; overwrites a buffer of one row."""
+    nothing = like(0, buffer[0])
+    for place in range(places):
+        source = data + row_of(layout, heads, places, size, sample, head, place) * item_size(element_type)
+        read_row(source, element_type, size, address)
+        for i in range(size):
+            nothing += buffer[i] * like(0, buffer[0])
+    return bool(nothing == nothing)
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+@helper
+def multiply_by_interleaved(
+    rows: Any,
+    starts: Any,
+    count: int,
+    terms: int,
+    columns: Any,
+    column_count: int,
+    to: int,
+    places: Any,
+    zero: Any,
+    dtype: Any,
+    size: int,
+) -> None:
+    """A tile: products of `count` rows with `column_count` interleaved ones, each of `terms` numbers.
+
+    Args:
+        starts: index of each row.
+        to: address of the tile.
+        places: index of each of its rows, in vectors.
+        zero: an array of one zero.
+    """  # fmt: skip
+    for panel in range(ceil_divide(column_count, WIDTH)):
+        zero[0] = panel * PANEL * terms
+        out = array_at(to + panel * WIDTH * size, 1, dtype)
+        for row in range(0, count, ROWS):
+            multiply_tile(
+                rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, out, places, row, 1
+            )  # fmt: skip
+
+
+@helper
+def multiply_by_rows(
+    weights: Any,
+    starts: Any,
+    count: int,
+    terms: int,
+    rows: Any,
+    row_size: int,
+    to: int,
+    places: Any,
+    zero: Any,
+    dtype: Any,
+    size: int,
+) -> None:
+    """Sums of `terms` rows of `row_size` numbers, whole panels, with the weights of each row of a tile."""
+    for panel in range(row_size // WIDTH):
+        zero[0] = panel * PANEL
+        out = array_at(to + panel * WIDTH * size, 1, dtype)
+        for row in range(0, count, ROWS):
+            multiply_tile(
+                weights, starts, row, 1, terms, LANES, rows, zero, 0, LANES, row_size // LANES, out, places, row, 1
+            )  # fmt: skip
+
+
+@helper
+def seen_keys(layout: Any, query: int, first: int, count: int) -> int:
+    """How many of the keys [first, first + count) a query sees if none is masked; they are the first ones."""
+    return int(min(max(query + layout.reach + 1 - first, 0), count))
+
+
+@helper
+def mask_row(
+    layout: Any, job: Any, mask: int, sample: int, head: int, query: int, first: int, count: int, row: Any, value: Any
+) -> None:
+    """Set the elements of a row of a tile to `value` where a query does not see a key.
+
+    Args:
+        mask: index of the input.
+        first, count: of the keys.
+    """
+    if record_at(job.kernel, KERNEL).element_type[mask] != 0:
+        strides = layout.mask
+        at = job.data[mask] + sample * strides[0] + head * strides[1] + query * strides[2] + first * strides[3]
+        if strides[3] == 0:
+            if array_at(at, 1, np.uint8)[0] != 0:
+                for j in range(count):
+                    row[j] = value
+        else:
+            hidden = array_at(at, count, np.uint8)
+            for j in range(count):
+                row[j] = value if hidden[j] != 0 else row[j]
+    for j in range(seen_keys(layout, query, first, count), count):
+        row[j] = value
+
+
+@helper
+def finish_scores(
+    layout: Any,
+    job: Any,
+    attributes: Any,
+    shift: int,
+    mask: int,
+    sample: int,
+    head: int,
+    query: int,
+    first: int,
+    count: int,
+    row: Any,
+    buffer: Any,
+    address: int,
+) -> None:
+    """Scale, shift and mask a row of products of a query with keys; -infinity up to a multiple of LANES.
+
+    Args:
+        shift, mask: indices of inputs.
+        buffer, address: an array of KEYS numbers.
+    """  # fmt: skip
+    scale = like(attributes.scale_value, row[0])
+    element_type = record_at(job.kernel, KERNEL).element_type[shift]
+    if element_type == 0:
+        for j in range(count):
+            row[j] = row[j] * scale
+    else:
+        strides, size = layout.shift, item_size(element_type)
+        at = sample * strides[0] + head * strides[1] + query * strides[2] + first * strides[3]
+        if strides[3] == 0:
+            read_row(job.data[shift] + at * size, element_type, 1, address)
+            for j in range(1, count):
+                buffer[j] = buffer[0]
+        else:
+            read_row(job.data[shift] + at * size, element_type, count, address)
+        if attributes.pse_type == SCALED_AFTER:
+            for j in range(count):
+                row[j] = (row[j] + buffer[j]) * scale
+        else:
+            for j in range(count):
+                row[j] = row[j] * scale + buffer[j]
+    mask_row(layout, job, mask, sample, head, query, first, count, row, like(-np.inf, row[0]))
+    for j in range(count, ceil_divide(count, LANES) * LANES):
+        row[j] = like(-np.inf, row[0])
+
+
+@helper
+def dropped_at(layout: Any, job: Any, drop: int, sample: int, head: int, query: int, first: int) -> int:
+    """Address of the dropout mask of a weight."""
+    strides = layout.drop
+    return int(job.data[drop] + sample * strides[0] + head * strides[1] + query * strides[2] + first * strides[3])

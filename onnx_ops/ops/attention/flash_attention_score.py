@@ -1,0 +1,408 @@
+"""FlashAttentionScore: scaled dot-product attention, in memory that is linear in the lengths of the sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
+from onnx_ops.core.types import TensorType
+from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.primitives import (
+    LANES,
+    add_any_order,
+    array_at,
+    exp_of_difference,
+    free,
+    helper,
+    item_size,
+    like,
+    malloc,
+    record_at,
+)
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.tiles import largest
+from onnx_ops.ops.attention._formula import (
+    Products,
+    exchanged,
+    scores_of,
+    spread_heads,
+    with_heads_first,
+    written_scores,
+)
+from onnx_ops.ops.attention._rules import RANK, attention_attributes, check_attention, statistics_dtype
+from onnx_ops.ops.attention._tiles import (
+    KEYS,
+    LAYOUT,
+    LAYOUT_BYTES,
+    LINE,
+    QUERIES,
+    ROW,
+    all_finite,
+    ceil_divide,
+    dropped_at,
+    finish_scores,
+    interleave_rows,
+    layout_of,
+    multiply_by_interleaved,
+    multiply_by_rows,
+    read_rows,
+    row_of,
+    seen_keys,
+    whole_lines,
+    whole_panels,
+    write_row,
+    write_sizes,
+)
+from onnx_ops.ops.references import rounded
+
+STATISTICS = OutputType(
+    "double if `query` is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("query",)
+)
+SIGNATURE = Signature(
+    "FlashAttentionScore",
+    """
+Scaled dot-product attention (aclnnFlashAttentionScoreV2; Dao et al. 2022). Neither the scores nor the weights are in
+memory as a whole: it is linear in the number of queries and keys.
+
+    scores[b, n, i, j]        = scale_value * (sum of query[b, n, i, d] * key[b, m, j, d] over d
+                                               + real_shift[b, n, i, j])
+                                -inf  where atten_mask[b, n, i, j], or query i does not see key j
+    softmax_max[b, n, i]      = maximum of scores[b, n, i, j] over j
+    softmax_sum[b, n, i]      = sum of exp(scores[b, n, i, j] - softmax_max[b, n, i]) over j
+    weights[b, n, i, j]       = exp(scores[b, n, i, j] - softmax_max[b, n, i]) / softmax_sum[b, n, i]
+    attention_out[b, n, i, e] = sum of dropped[b, n, i, j] * value[b, m, j, e] over j
+    dropped                   = weights / keep_prob  where drop_mask
+                                0                    elsewhere
+
+Head `n` of N queries meets head `m = n / (N / M)`, rounded down, of M keys (grouped queries). With `pse_type` 0,
+`real_shift` is added after the scores are scaled. Query `i` of Sq sees, in `sparse_mode` 0, every key; in 2, the keys
+`j <= i`; in 3, the keys `j <= i + Sk - Sq` of Sk.
+
+Shapes: `query` (B, N, Sq, D), `key` (B, M, Sk, D), `value` (B, M, Sk, E), `attention_out` (B, N, Sq, E); with
+`input_layout` 1, the axes of heads and of positions of these are exchanged: (B, Sq, N, D). N is a multiple of M.
+`real_shift`, `drop_mask` and `atten_mask` broadcast to (B, N, Sq, Sk). `softmax_max` and `softmax_sum` (B, N, Sq); in
+aclnn these are repeated eight times.
+
+Dtypes: `query`, `key`, `value`, `real_shift` and `attention_out` of one dtype, float16, bfloat16, float or double;
+masks bool, where aclnn packs eight elements of `drop_mask` into a byte. `softmax_max` and `softmax_sum` double if that
+is double, else float. Computed in that dtype, and rounded once. The order of summation is fixed and does not depend on
+the number of threads.
+
+Edge rules: the weights of a query all of whose scores are -inf are 0, and so is its result, as in PyTorch and with
+innerPrecise 2 of aclnn; its `softmax_max` is -inf. A score of NaN or infinity makes all weights of the query NaN, as
+well as `softmax_max` and `softmax_sum`. Masked scores are -inf also where `query` or `key` are NaN; a weight of 0 times
+an infinite or NaN `value` is NaN. A weight below exp(-87) (double: exp(-708)) times that of the largest score counts as
+0. Dropped weights are 0 even if they are NaN. Without `real_shift` and masks nothing is added, masked or dropped.
+
+Without a kernel: the scores and weights are in memory as a whole, the order of summation is that of the runtime's
+MatMul, and small weights do not count as 0. Shapes known only at run time are not checked.
+""",
+    inputs=(
+        Input("query", "Queries, (B, N, Sq, D)."),
+        Input("key", "Keys, (B, M, Sk, D).", like="query"),
+        Input("value", "Values, (B, M, Sk, E).", like="query"),
+        Input("real_shift", "Added to the scores.", like="query", default=Default(0.0, dtype_of="query")),
+        Input("drop_mask", "Weights that dropout keeps.", dtypes=(TensorProto.BOOL,), default=Default(1.0)),
+        Input("atten_mask", "Scores that are set to -inf.", dtypes=(TensorProto.BOOL,), default=Default(0.0)),
+    ),
+    outputs=(
+        Output("softmax_max", "The largest score of each query, (B, N, Sq).", STATISTICS, optional=True),
+        Output("softmax_sum", "Sums of exponentials, (B, N, Sq).", STATISTICS, optional=True),
+        Output("attention_out", "The weighted sums of the values, (B, N, Sq, E).", "query"),
+    ),
+    attributes=tuple(attention_attributes()),
+)
+
+
+def reference(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    real_shift: np.ndarray | None = None,
+    drop_mask: np.ndarray | None = None,
+    atten_mask: np.ndarray | None = None,
+    *,
+    keep_prob: float = 1.0,
+    input_layout: int = 0,
+    dtype: npt.DTypeLike | None = None,
+    **settings: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NumPy definition, computed in float64.
+
+    Args:
+        query, key, value: floating arrays (B, N, Sq, D), (B, M, Sk, D) and (B, M, Sk, E).
+        real_shift: floating array that broadcasts to (B, N, Sq, Sk).
+        drop_mask, atten_mask: bool, broadcast to (B, N, Sq, Sk).
+        keep_prob, input_layout, settings: attributes, as in the schema.
+        dtype: dtype of the results instead of the schema's.
+
+    Returns:
+        softmax_max (B, N, Sq), softmax_sum (B, N, Sq) and attention_out (B, N, Sq, E).
+    """
+    q, k, v = (exchanged(array.astype(np.float64), input_layout) for array in (query, key, value))
+    scores, _ = scores_of(q, k, real_shift, atten_mask, **settings)
+    with np.errstate(all="ignore"):
+        most = scores.max(axis=-1, initial=-np.inf)
+        terms = np.exp(scores - np.where(most == -np.inf, 0.0, most)[..., None])
+        total = terms.sum(axis=-1)
+        most = np.where(np.isnan(total), np.nan, most)
+        weights = terms / np.where(total == 0, 1.0, total)[..., None]
+        if drop_mask is not None:
+            weights = np.where(drop_mask, weights / np.float64(np.float32(keep_prob)), 0.0)
+        else:
+            weights = weights / np.float64(np.float32(keep_prob))
+        result = weights @ spread_heads(v, q.shape[1])
+    statistics = np.float64 if query.dtype == np.float64 else np.float32
+    out = rounded(exchanged(result, input_layout), query.dtype, dtype)
+    return rounded(most, statistics, dtype), rounded(total, statistics, dtype), out
+
+
+# --- the kernel: one task per block of queries of a head -------------------------------------------------------------
+
+QUERY, KEY, VALUE, SHIFT, DROP, MASK = range(6)
+MOST, TOTAL, OUT = range(3)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
+TASKS = 16
+"""Tasks that the work is split into as far as its sizes allow."""
+LEAST, MOST_QUERIES = 4 * QUERIES, 16 * QUERIES
+"""Queries of a task, for which it interleaves the keys."""
+
+
+@helper
+def write_layout(layout: Any, job: Any) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    attributes = record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES)
+    if not write_sizes(layout, attributes, job, QUERY, KEY, VALUE, SHIFT, DROP, MASK):
+        return False
+    for k in range(2):
+        job.output_rank[k] = RANK - 1
+        job.output_dims[k, 0], job.output_dims[k, 1] = layout.samples, layout.heads
+        job.output_dims[k, 2] = layout.queries
+    job.output_rank[OUT] = RANK
+    for axis in range(RANK - 1):
+        job.output_dims[OUT, axis] = job.dims[QUERY, axis]
+    job.output_dims[OUT, RANK - 1] = layout.value_size
+    pairs = layout.samples * layout.heads
+    if pairs * layout.queries == 0:
+        layout.block, job.tasks = QUERIES, 0
+    else:
+        block = ceil_divide(layout.queries, ceil_divide(TASKS, pairs))
+        layout.block = min(max(ceil_divide(block, QUERIES) * QUERIES, LEAST), MOST_QUERIES)
+        job.tasks = pairs * ceil_divide(layout.queries, layout.block)
+    job.scratch_bytes = LAYOUT_BYTES + LINE
+    return True
+
+
+def plan(kernel_address: int, job_address: int) -> int:
+    memory = malloc(LAYOUT_BYTES)
+    if memory == 0:
+        return NO_MEMORY
+    fits = write_layout(record_at(memory, LAYOUT), record_at(job_address, JOB))
+    free(memory)
+    return OK if fits else REFUSED
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    """Write the layout to the scratch memory."""
+    job = record_at(job_address, JOB)
+    write_layout(layout_of(job), job)
+
+
+@helper
+def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+    """Attention of a block of queries of a head."""
+    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    element_type = kernel.element_type[QUERY]
+    blocks = ceil_divide(layout.queries, layout.block)
+    begin, pair = number % blocks * layout.block, number // blocks
+    head, sample = pair % layout.heads, pair // layout.heads
+    key_head = head // (layout.heads // layout.key_heads)
+    end = min(begin + layout.block, layout.queries)
+    count = end - begin
+    q_row, v_row = whole_panels(layout.size), whole_panels(layout.value_size)
+
+    words = whole_lines(8 * QUERIES)
+    most_bytes, sums_bytes = whole_lines(count * size), whole_lines(count * v_row * size)
+    tile_bytes, product_bytes = whole_lines(QUERIES * ROW * size), whole_lines(QUERIES * v_row * size)
+    rows_bytes, keys_bytes = whole_lines(QUERIES * q_row * size), whole_lines(KEYS * layout.size * size)
+    values_bytes, buffer_bytes = whole_lines(KEYS * v_row * size), whole_lines((KEYS + v_row) * size)
+    memory = malloc(
+        4 * words + 2 * LINE + 8 * LANES + 2 * most_bytes + sums_bytes + tile_bytes + product_bytes + rows_bytes
+        + keys_bytes + values_bytes + buffer_bytes
+    )  # fmt: skip
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    at = whole_lines(memory)
+    q_starts, at = array_at(at, QUERIES, np.int64), at + words
+    tile_starts, at = array_at(at, QUERIES, np.int64), at + words
+    tile_places, at = array_at(at, QUERIES, np.int64), at + words
+    product_places, at = array_at(at, QUERIES, np.int64), at + words
+    zero, at = array_at(at, 1, np.int64), at + LINE
+    sources, at = array_at(at, LANES, np.int64), at + 8 * LANES
+    most, at = array_at(at, count, dtype), at + most_bytes
+    total, at = array_at(at, count, dtype), at + most_bytes
+    sums_at, at = at, at + sums_bytes
+    tile_at, at = at, at + tile_bytes
+    product_at, at = at, at + product_bytes
+    rows_at, at = at, at + rows_bytes
+    keys, at = array_at(at, KEYS * layout.size, dtype), at + keys_bytes
+    values_at, at = at, at + values_bytes
+    buffer, buffer_at = array_at(at, KEYS + v_row, dtype), at
+    sums, values = array_at(sums_at, count * v_row, dtype), array_at(values_at, KEYS * v_row, dtype)
+    rows, tile = array_at(rows_at, QUERIES * q_row, dtype), array_at(tile_at, QUERIES * ROW, dtype)
+    product = array_at(product_at, QUERIES * v_row, dtype)
+    nought, lowest = like(0, most[0]), like(-np.inf, most[0])
+    for i in range(QUERIES):
+        q_starts[i], tile_starts[i] = i * q_row, i * ROW
+        tile_places[i], product_places[i] = i * ROW // LANES, i * v_row // LANES
+    for i in range(count):
+        most[i], total[i] = lowest, nought
+    for i in range(count * v_row):
+        sums[i] = nought
+    for i in range(KEYS * v_row):
+        values[i] = nought
+
+    # A weight of 0 times a value that is not finite is NaN: such keys are not left out.
+    skips = layout.reach < layout.keys - 1 and all_finite(
+        layout, job.data[VALUE], element_type, layout.key_heads, layout.keys, layout.value_size, sample, key_head,
+        buffer, buffer_at,
+    )  # fmt: skip
+    for first_key in range(0, layout.keys, KEYS):
+        key_count = min(KEYS, layout.keys - first_key)
+        if skips and seen_keys(layout, end - 1, first_key, key_count) == 0:
+            break
+        interleave_rows(
+            layout, job.data[KEY], element_type, layout.size, sample, key_head, first_key, key_count, sources, keys
+        )
+        read_rows(
+            layout, job.data[VALUE], element_type, layout.key_heads, layout.keys, layout.value_size, sample, key_head,
+            first_key, key_count, values_at, size,
+        )  # fmt: skip
+        for first in range(begin, end, QUERIES):
+            query_count = min(QUERIES, end - first)
+            seen = seen_keys(layout, first + query_count - 1, first_key, key_count) if skips else key_count
+            if seen == 0:
+                continue
+            read_rows(
+                layout, job.data[QUERY], element_type, layout.heads, layout.queries, layout.size, sample, head, first,
+                query_count, rows_at, size,
+            )  # fmt: skip
+            multiply_by_interleaved(
+                rows, q_starts, query_count, layout.size, keys, seen, tile_at, tile_places, zero, dtype, size
+            )
+            for i in range(query_count):
+                query, own = first + i, first + i - begin
+                row = array_at(tile_at + i * ROW * size, ROW, dtype)
+                finish_scores(
+                    layout, job, attributes, SHIFT, MASK, sample, head, query, first_key, seen, row, buffer, buffer_at
+                )
+                padded = ceil_divide(seen, LANES) * LANES
+                before = most[own]
+                found = largest(row, 0, padded)
+                found = found if found > before else before
+                least = nought if found == lowest else found
+                summed = nought
+                for j in range(padded):
+                    weight = exp_of_difference(row[j] - least)
+                    row[j] = weight
+                    summed = add_any_order(summed, weight)
+                if kernel.element_type[DROP] != 0:
+                    step = layout.drop[RANK - 1]
+                    kept = array_at(dropped_at(layout, job, DROP, sample, head, query, first_key), 1, np.uint8)
+                    for j in range(seen):
+                        row[j] = row[j] if kept[j * step] != 0 else nought
+                factor = exp_of_difference(before - least)
+                most[own], total[own] = found, total[own] * factor + summed
+                if first_key > 0:
+                    for e in range(v_row):
+                        sums[own * v_row + e] *= factor
+            multiply_by_rows(
+                tile, tile_starts, query_count, seen, values, v_row, product_at, product_places, zero, dtype, size
+            )
+            begin_of = (first - begin) * v_row
+            for i in range(query_count * v_row):
+                sums[begin_of + i] += product[i]
+
+    keep = like(attributes.keep_prob, nought)
+    one = like(1, nought)
+    for i in range(count):
+        query = begin + i
+        divisor = total[i] * keep
+        factor = one / (one if divisor == nought else divisor)
+        for e in range(layout.value_size):
+            sums[i * v_row + e] *= factor
+        place = row_of(layout, layout.heads, layout.queries, layout.value_size, sample, head, query)
+        target = job.output[OUT] + place * item_size(element_type)
+        write_row(sums_at + i * v_row * size, element_type, layout.value_size, target)
+        statistic = (pair * layout.queries + query) * size
+        if job.output[MOST] != 0:
+            nan = total[i] != total[i]
+            array_at(job.output[MOST] + statistic, 1, dtype)[0] = total[i] if nan else most[i]
+        if job.output[TOTAL] != 0:
+            array_at(job.output[TOTAL] + statistic, 1, dtype)[0] = total[i]
+    free(memory)
+
+
+def task(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float32, 4)
+
+
+def task_in_double(job_address: int, number: int) -> None:
+    run_task(record_at(job_address, JOB), number, np.float64, 8)
+
+
+def kernel(call: Call) -> Tasks:
+    return Tasks(plan, task_in_double if call.dtype("query") == TensorProto.DOUBLE else task, begin)
+
+
+# --- the function body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    query, key, value = (with_heads_first(b, b.load(name)) for name in ("query", "key", "value"))
+    products = Products.of(b, query, key)
+    scores, _ = written_scores(b, products, query, key, "real_shift")
+    most = b.op("ReduceMax", scores, [3], name="most", keepdims=1)
+    least = b.op("Where", most.equal(-np.inf).named("has_none"), 0.0, most, name="subtracted")
+    terms = b.op("Exp", scores - least, name="terms")
+    total = b.op("ReduceSum", terms, [3], name="total", keepdims=1)
+    divisor = b.op("Where", total.equal(0.0).named("is_empty"), 1.0, total, name="divisor")
+    weights = (terms / divisor).named("weights")
+    if b.attribute("keep_prob") != 1.0:
+        weights = (weights / b.value_of("keep_prob")).named("scaled_weights")
+    if b.has("drop_mask"):
+        weights = b.op("Where", b.inputs["drop_mask"], weights, 0.0, name="dropped")
+    b.store("attention_out", with_heads_first(b, products.weighted(weights, value, "result")), "query")
+    most = b.op("Where", b.op("IsNaN", total), np.nan, most, name="most_or_nan")
+    for name, statistic in (("softmax_max", most), ("softmax_sum", total)):
+        b.give(name, b.op("Squeeze", statistic, [3], name=f"{name}_value"))
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    shape, rows = check_attention(call, "real_shift")
+    statistics = TensorType(statistics_dtype(call), rows)
+    return statistics, statistics, TensorType(call.dtype("query"), shape)
+
+
+OP = Op(
+    SIGNATURE,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        # Two keys, of scores 2 and 2.
+        {"query": [[[[1.0]]]], "key": [[[[2.0], [2.0]]]], "value": [[[[3.0], [5.0]]]]},
+        {"softmax_max": [[[2.0]]], "softmax_sum": [[[2.0]]], "attention_out": [[[[4.0]]]]},
+    ),
+    body_opset=18,  # the first with ReduceMax over axes that are an input
+)
