@@ -179,12 +179,12 @@ def exp_parts_of_nonpositive(x: Any) -> tuple[Any, Any, Any]:
 
 
 def exp_of_difference(x: Any) -> Any:
-    """exp(x) in the dtype of x for x <= 0 or NaN; 0 for x below -87 (float32) or -708 (float64).
+    """exp(x) in the dtype of x for abs(x) <= 87 (float32) or 708 (float64), 0 for x below and infinity for x above.
 
     abs(exp_of_difference(x) / exp(x) - 1) <= 2**-23 for float32 x, 2**-51 for float64 x.
     """
-    lowest = -87 if x.dtype == np.float32 else -708
-    return type(x)(0) if x < lowest else np.exp(x)
+    most = 87 if x.dtype == np.float32 else 708
+    return type(x)(0) if x < -most else type(x)(np.inf) if x > most else np.exp(x)
 
 
 def add_any_order(a: Any, b: Any) -> Any:

@@ -109,16 +109,18 @@ def _exp_excess_parts(x):
 
 @njit(**OPTIONS)
 def _exp_of_difference4(x):
-    excess, power = _exp_excess_parts(f4(-87) if x < f4(-87) else x)
+    excess, power = _exp_excess_parts(x)
     value = fused(power, excess, power)
-    return f4(0) if x < f4(-87) else value
+    value = f4(0) if x < f4(-87) else value
+    return f4(np.inf) if x > f4(87) else value
 
 
 @njit(**OPTIONS)
 def _exp_of_difference8(x):
-    value, shifted = _reduced8(-708.0 if x < -708.0 else x)
+    value, shifted = _reduced8(x)
     value *= _power8(bitcast(shifted, i8(0)) - bitcast(ROUND8, i8(0)))
-    return 0.0 if x < -708.0 else value
+    value = 0.0 if x < -708.0 else value
+    return np.inf if x > 708.0 else value
 
 
 @overload(primitives.exp_of_difference, jit_options=OPTIONS)

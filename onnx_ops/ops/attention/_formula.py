@@ -40,7 +40,7 @@ def scores_of(
         dots = query @ spread_heads(key, query.shape[1]).swapaxes(2, 3)
         added = np.zeros(()) if shift is None else shift.astype(np.float64)
         scores = (dots + added) * scale if pse_type == SCALED_AFTER else dots * scale + added
-    reach: int = {LEFT_UP_CAUSAL: 0, RIGHT_DOWN_CAUSAL: keys - queries}.get(sparse_mode, keys)
+    reach = 0 if sparse_mode == LEFT_UP_CAUSAL else keys - queries if sparse_mode == RIGHT_DOWN_CAUSAL else keys
     hidden = np.broadcast_to(np.arange(keys) > np.arange(queries)[:, None] + reach, scores.shape)
     if mask is not None:
         hidden = hidden | mask

@@ -34,10 +34,11 @@ def axes_of(call: Call) -> tuple[int, int]:
     return (2, 1) if call.attributes["input_layout"] == BSND else (1, 2)
 
 
-def check_attention(call: Call, shift: str) -> tuple[Shape | None, Shape | None]:
+def check_attention(call: Call, key_name: str, shift: str) -> tuple[Shape | None, Shape | None]:
     """Raise OpError for attributes and shapes that do not fit.
 
     Args:
+        key_name: name of the input with the keys.
         shift: name of the input that is added to the scores.
 
     Returns:
@@ -50,23 +51,23 @@ def check_attention(call: Call, shift: str) -> tuple[Shape | None, Shape | None]
     keep = call.attributes["keep_prob"]
     if not 0 < keep <= 1:
         raise call.error(f"attribute 'keep_prob' is {keep}, expected a number above 0, at most 1")
-    for name in ("query", "key", "value"):
+    for name in ("query", key_name, "value"):
         shape = call.shape(name)
         if shape is not None and len(shape) != RANK:
             layout = LAYOUTS[call.attributes["input_layout"]]
             raise call.shape_error(name, f"{RANK} dimensions, {', '.join(layout)}")
     head, place = axes_of(call)
-    query, key, value = (call.shape(name) or (None,) * RANK for name in ("query", "key", "value"))
-    _equal(call, "key", 0, query[0], "samples of 'query'")
-    _equal(call, "key", 3, query[3], "numbers per head of 'query'")
+    query, key, value = (call.shape(name) or (None,) * RANK for name in ("query", key_name, "value"))
+    _equal(call, key_name, 0, query[0], "samples of 'query'")
+    _equal(call, key_name, 3, query[3], "numbers per head of 'query'")
     for axis, what in ((0, "samples"), (head, "heads"), (place, "positions")):
-        _equal(call, "value", axis, key[axis], f"{what} of 'key'")
+        _equal(call, "value", axis, key[axis], f"{what} of '{key_name}'")
     _equal(call, "value", 0, query[0], "samples of 'query'")
-    if call.shape("key") is not None and 0 in (key[place], key[3]):
-        raise call.shape_error("key", "at least one key, of at least one number")
+    if call.shape(key_name) is not None and 0 in (key[place], key[3]):
+        raise call.shape_error(key_name, "at least one key, of at least one number")
     heads, own = query[head], key[head]
     if isinstance(own, int) and isinstance(heads, int) and (heads % own if own else heads):
-        raise call.shape_error("key", f"a divisor of the {heads} heads of 'query' (axis {head})")
+        raise call.shape_error(key_name, f"a divisor of the {heads} heads of 'query' (axis {head})")
     whole = (query[0], heads, query[place], key[place] if key[place] is not None else value[place])
     for name in (shift, "drop_mask", "atten_mask"):
         if call.present(name):

@@ -388,7 +388,7 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    shape, rows = check_attention(call, "real_shift")
+    shape, rows = check_attention(call, "key", "real_shift")
     statistics = TensorType(statistics_dtype(call), rows)
     return statistics, statistics, TensorType(call.dtype("query"), shape)
 

@@ -154,19 +154,19 @@ def score_error(call: Call, found: Scores) -> Array:
     return np.asarray((size + 4) * rounding(call) * finite.max(-1, initial=0), np.float64)
 
 
-def refusals(call: Call, shift: str) -> Iterator[Refusal]:
+def refusals(call: Call, shift: str, key_name: str = "key") -> Iterator[Refusal]:
     """The call has the form FEW, in which all axes differ but for samples and heads of keys."""
-    query, key, value = (call.given[name] for name in ("query", "key", "value"))
+    query, key, value = (call.given[name] for name in ("query", key_name, "value"))
     yield Refusal("rank_of_query", ("'query'", "(4, 5, 3)", "4 dimensions"), {"query": query[0]}, by_rank=True)
     yield Refusal("rank_of_value", ("'value'", "(2, 7, 4)", "4 dimensions"), {"value": value[0]}, by_rank=True)
-    yield Refusal("samples", ("'key'", "(1, 2, 7, 3)", "2 at axis 0"), {"key": key[:1]})
+    yield Refusal("samples", (f"'{key_name}'", "(1, 2, 7, 3)", "2 at axis 0"), {key_name: key[:1]})
     yield Refusal("samples_of_value", ("'value'", "(1, 2, 7, 4)", "2 at axis 0"), {"value": value[:1]})
-    yield Refusal("size", ("'key'", "(2, 2, 7, 2)", "3 at axis 3"), {"key": key[..., :2]})
+    yield Refusal("size", (f"'{key_name}'", "(2, 2, 7, 2)", "3 at axis 3"), {key_name: key[..., :2]})
     yield Refusal("keys", ("'value'", "(2, 2, 6, 4)", "7 at axis 2"), {"value": value[:, :, :6]})
     yield Refusal("heads_of_value", ("'value'", "(2, 1, 7, 4)", "2 at axis 1"), {"value": value[:, :1]})
-    three = {"key": key[:, [0, 1, 0]], "value": value[:, [0, 1, 0]]}
-    yield Refusal("heads", ("'key'", "(2, 3, 7, 3)", "a divisor of the 4 heads"), three)
-    yield Refusal("no_keys", ("'key'", "at least one key"), {"key": key[:, :, :0], "value": value[:, :, :0]})
+    three = {key_name: key[:, [0, 1, 0]], "value": value[:, [0, 1, 0]]}
+    yield Refusal("heads", (f"'{key_name}'", "(2, 3, 7, 3)", "a divisor of the 4 heads"), three)
+    yield Refusal("no_keys", (f"'{key_name}'", "at least one key"), {key_name: key[:, :, :0], "value": value[:, :, :0]})
     for name, dtype in ((shift, FLOAT32), ("drop_mask", np.bool_), ("atten_mask", np.bool_)):
         for label, shape in (("keys", (6,)), ("samples", (3, 1, 1, 1)), ("rank", (1, 2, 4, 5, 7))):
             words = (f"'{name}'", str(shape), "(2, 4, 5, 7)")
