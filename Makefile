@@ -74,7 +74,8 @@ bench-memory: $(VENV)/ready ## peak memory of training steps beside PyTorch's, o
 beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs onnx-ops[torch])
 	$(RUN) -m scripts.trainings.beside_torch
 
-zoo: $(ZOO)/ready ## captures models of other packages, for docs/models.md: two hours, or make zoo ONLY=timm (needs PyTorch in .venv)
+zoo: $(ZOO)/ready ## captures models of other packages, for docs/models.md, and runs docs/fine-tuning.md: two hours, or make zoo ONLY=timm (needs PyTorch in .venv)
+	$(ZOO)/bin/python -m pytest -q tests/capture/test_guide.py -k fine_tuning
 	$(ZOO)/bin/python -m scripts.zoo --resume --jobs 2 $(if $(ONLY),--only $(ONLY))
 
 zoo-speed: $(ZOO)/ready ## speed and memory of some of them next to PyTorch's, for docs/models.md: 25 minutes on a quiet machine
