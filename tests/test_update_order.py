@@ -220,6 +220,33 @@ def test_a_state_that_is_reported_has_two_sets() -> None:
     assert list(trainer.step(y=np.ones(1, np.float32))["seen"]) == [0, 0]
 
 
+def test_a_buffer_that_the_loss_reads_after_its_update() -> None:
+    """As spectral norm does. A step whose loss is refused leaves it as it was."""
+    model = step_of(
+        """(float[3] u, float[N, 3] x) => (float loss, float[3] next_u) <int64[1] rows = {0}> {
+            mean = ReduceMean<keepdims = 0>(x, rows)
+            moved = Add(u, mean)
+            norm = ReduceL2<keepdims = 0>(moved)
+            next_u = Div(moved, norm)
+            products = Mul(x, next_u)
+            loss = ReduceSum<keepdims = 0>(products)
+        }""",
+        {"u": InputRole.BUFFER},
+    )
+    trainer = Trainer(step_model(model, {"u": np.ones(3, np.float32)}), kernel_options())
+    assert not trainer._state.keeps_previous
+    u = np.ones(3)
+    for seed in range(3):
+        x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
+        u = u + x.mean(0)
+        u /= np.linalg.norm(u)
+        np.testing.assert_allclose(trainer.step(x=x)["loss"], (x * u).sum(), rtol=1e-5)
+        np.testing.assert_allclose(trainer.state_dict()["u"], u, rtol=1e-5)
+    with pytest.raises(StepError, match="'loss' is nan, and the state is as before the step"):
+        trainer.step(x=np.full((4, 3), np.nan, np.float32))
+    np.testing.assert_allclose(trainer.state_dict()["u"], u, rtol=1e-5)
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 

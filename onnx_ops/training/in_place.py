@@ -176,7 +176,7 @@ class _Rewriting:
     def result(self, loss: str | None) -> InPlaceStep:
         graph = self._model.graph
         self._passed = self._names.new("passed")
-        self._guard = self._guard_position([name for name in self._outputs if not name.startswith(NEXT)])
+        self._guard = self._guard_position([name for name in self._outputs if not name.startswith(NEXT)], loss)
         for name in self._changed:
             self._order_update(name)
         self._write_guard(loss)
@@ -197,9 +197,16 @@ class _Rewriting:
 
     # --- the guard --------------------------------------------------------------------------------------------------
 
-    def _guard_position(self, reported: Iterable[str]) -> int:
-        """The index before which the guard is inserted: after the reported outputs that depend on no update."""
+    def _guard_position(self, reported: Iterable[str], loss: str | None) -> int:
+        """The index before which the guard is inserted: after the reported outputs that depend on no update.
+
+        Updates that the loss depends on, as of buffers that the model has changed before it reads them, do not write to
+        the state, and count as none.
+        """
         updates = {self._producer[NEXT + name] for name in self._changed if NEXT + name in self._producer}
+        checked = None if loss is None else self._producer.get(loss)
+        self._early = set() if checked is None else {i for i in updates if self._ancestors[checked] >> i & 1}
+        updates -= self._early
         self._awaited = []
         for name in reported:
             made = self._producer.get(name)
@@ -259,7 +266,7 @@ class _Rewriting:
         last = [i for i in readers if not any(self._ancestors[other] >> i & 1 for other in readers)]
         awaited = [self._value_of(i) for i in last]
         first = max([self._guard, *(i + 1 for i in last)])
-        if update is not None and self._works_in_place(name, update):
+        if update is not None and update not in self._early and self._works_in_place(name, update):
             place = self._scalar_read(update, first, name)
             if place is not None:
                 node, index = place
