@@ -49,6 +49,20 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_numbers_that_depend_on_a_size() -> None:
+    """The gradient of a variance has the factor 2 / (N - 1); sums and products with such a number."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        spread = y.std(0).sum() + y.var(dim=(0, 1)) + torch.var_mean(y, 0, correction=0)[0].sum()
+        count = y.shape[0]
+        add, mul, sub = torch.ops.aten.add.Scalar, torch.ops.aten.mul.Scalar, torch.ops.aten.sub.Scalar
+        scaled = mul(y, 2 / count) + add(y.sin(), 0.1 * count, 2) + sub(y.cos(), count)
+        return spread + scaled.sum() + torch.remainder(y, count / 9).sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
+
+
 class Attention(nn.Linear):
     """Attention that is causal where there is more than one query, as many libraries have it."""
 

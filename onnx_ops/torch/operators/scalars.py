@@ -1,4 +1,8 @@
-"""Python numbers among the arguments of operators, which torch.onnx would round to float32 also for float64 tensors."""
+"""Numbers among the arguments of operators.
+
+torch.onnx would round Python numbers to float32 also for float64 tensors, and takes numbers that depend on a dynamic
+size for Python numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
-from onnx_ops.torch.base.nodes import double
+from onnx_ops.torch.base.nodes import double, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, translates
 
 aten = torch.ops.aten
@@ -62,3 +66,23 @@ translates(aten.sub.Tensor)(_scaled(core.aten_sub))
 def _full(size: Any, fill_value: Any, dtype: int = -1, **kwargs: Any) -> Any:
     """Without a dtype a Python number is a float32."""
     return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)
+
+
+def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
+    """An operator of a tensor and a number, which the graph computes if it depends on a dynamic size."""
+
+    def translated(self: Any, other: Any, *args: Any) -> Any:
+        if isinstance(other, bool | int | float | complex):
+            return of_python.func(self, other, *args)
+        return of_tensors(self, op.CastLike(other, self), *args)
+
+    return translated
+
+
+for _operator, _of_python, _of_tensors in (
+    (aten.add.Scalar, core.aten_add_scalar, core.aten_add),
+    (aten.mul.Scalar, core.aten_mul_scalar, core.aten_mul),
+    (aten.remainder.Scalar, core.aten_remainder_scalar, core.aten_remainder),
+    (aten.sub.Scalar, core.aten_sub_scalar, core.aten_sub),
+):
+    translates(_operator)(_of_number(_of_python, _of_tensors))
