@@ -64,6 +64,7 @@ Dynamic = Mapping[str, Mapping[int, Dimension]]
 def portable_kernels() -> Iterator[None]:
     """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library."""
     with (
+        mock.patch.object(torch.backends.mha, "_is_fastpath_enabled", False),  # nested tensors, in evaluation mode
         warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that stays unchanged
         torch.backends.mkldnn.flags(enabled=False),
         torch.backends.nnpack.flags(enabled=False),  # its selection depends on the size of the batch

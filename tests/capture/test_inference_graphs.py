@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,39 @@ def test_inputs_that_only_the_loss_needs_are_dropped(tmp_path: Path, scaled: boo
     wanted = loaded(model, trainer)(ids, mask)
     close(logits, wanted["logits"])
     close(hidden, wanted["hidden"][0])
+
+
+class Encoder(nn.Module):
+    """A model with a padding mask, for which PyTorch uses nested tensors in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+        self.embedding, self.encoder, self.head = nn.Embedding(7, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, padding: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(ids), src_key_padding_mask=padding)[:, 0])
+
+
+def test_a_transformer_with_a_padding_mask() -> None:
+    def loss(model: nn.Module, ids: Tensor, padding: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(model(ids, padding), labels)
+
+    def padded(samples: int) -> tuple[Tensor, Tensor]:
+        lengths = torch.arange(samples) % 4 + 2
+        return torch.randint(7, (samples, 5)), torch.arange(5) >= lengths[:, None]
+
+    model = Encoder()
+    example = (*padded(4), torch.tensor([0, 1, 2, 0]))
+    assert torch.backends.mha.get_fastpath_enabled()
+    step = gradients(model, loss, example, dynamic_shapes=({0: Dim("N")},) * 3)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert step.inference is not None
+    ids, padding = padded(6)
+    (found,) = onnx_ops.InferenceSession(step.inference).run(None, {"ids": ids.numpy(), "padding": padding.numpy()})
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of PyTorch, about its nested tensors
+        close(found, model.eval()(ids, padding))
 
 
 def test_a_function_of_the_model(tmp_path: Path) -> None:
