@@ -101,6 +101,23 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+NO_INDICES = {
+    **dict.fromkeys(("prefixOptional", "qStartIdxOptional", "kvStartIdxOptional"), "no such input"),
+    "scaleValueOptional": "scale_value",
+    "keepProbOptional": "keep_prob",
+    **dict.fromkeys(("preTokensOptional", "nextTokensOptional", "headNum"), "no such attribute"),
+    "inputLayout": "input_layout",
+    "innerPreciseOptional": "no such attribute",
+    "sparseModeOptional": "sparse_mode",
+    "pseTypeOptional": "pse_type",
+}
+STATISTICS_REPEATED = (
+    "softmaxMax and softmaxSum have a last axis of eight equal numbers in aclnn.",
+    "dropMask has eight elements in a byte in aclnn, here bool.",
+)
+NOT_WRITTEN = (
+    "The mask of dropout and the statistics have another layout there, so a node has no single operator of a graph."
+)
 POOL = {
     "ksize": GeAttribute("ListInt", "kernel_size"),
     "strides": GeAttribute("ListInt", "stride", "kernel_size"),
@@ -515,6 +532,55 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             {"z": "grad_input"},
             {"approximate": GeAttribute("String", "approximate")},
         ),
+    ),
+    "FlashAttentionScore": Correspondence(
+        Aclnn(
+            "FlashAttentionScoreV2",
+            {
+                **_same("query", "key", "value"),
+                "realShiftOptional": "real_shift",
+                "dropMaskOptional": "drop_mask",
+                "paddingMaskOptional": "no such input",
+                "attenMaskOptional": "atten_mask",
+                **NO_INDICES,
+                "softmaxMaxOut": "softmax_max",
+                "softmaxSumOut": "softmax_sum",
+                "softmaxOutOut": "no such output",
+                "attentionOutOut": "attention_out",
+            },
+            differences=STATISTICS_REPEATED,
+            refused=(NO_DOUBLE,),
+        ),
+        None,
+        NOT_WRITTEN,
+    ),
+    "FlashAttentionScoreGrad": Correspondence(
+        Aclnn(
+            "FlashAttentionScoreGradV2",
+            {
+                "query": "query",
+                "keyIn": "key_in",
+                "value": "value",
+                "dy": "dy",
+                "pseShiftOptional": "pse_shift",
+                "dropMaskOptional": "drop_mask",
+                "paddingMaskOptional": "no such input",
+                "attenMaskOptional": "atten_mask",
+                "softmaxMaxOptional": "softmax_max",
+                "softmaxSumOptional": "softmax_sum",
+                "softmaxInOptional": "no such input",
+                "attentionInOptional": "attention_in",
+                **NO_INDICES,
+                "dqOut": "dq",
+                "dkOut": "dk",
+                "dvOut": "dv",
+                "dpseOut": "no such output",
+            },
+            differences=STATISTICS_REPEATED,
+            refused=(NO_DOUBLE,),
+        ),
+        None,
+        NOT_WRITTEN,
     ),
     "Hardshrink": Correspondence(
         Aclnn("Hardshrink", _same("self", "lambd", "out"), refused=(NO_DOUBLE,)),
