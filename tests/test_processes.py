@@ -499,13 +499,9 @@ from onnx_ops.ops import OPS
 from onnx_ops.runtime.host import register
 from models.single_op import single_op_model
 
-def arrays(op, dtype):
-    given = op.example.arrays().items()
-    return {name: a.astype(dtype) if a.dtype == np.float32 else a for name, a in given}
-
 for op in OPS.values():
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
-        types = [None if name not in op.example.inputs else arrays(op, dtype)[name] for name in op.input_names]
+        types = list(map(op.example_arrays(np.dtype(dtype)).get, op.input_names))
         types = [None if a is None else (a.dtype, a.shape) for a in types]
         for attributes in ({}, {"log_target": 1}):
             if attributes.keys() <= op.schema.attributes.keys():

@@ -14,9 +14,9 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import kernel_name
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import attribute_kind, is_optional
+from onnx_ops.core.schema import allowed_dtypes, attribute_kind, is_optional
 from onnx_ops.core.signature import Signature
-from onnx_ops.core.types import MAX_ELEMENTS, TensorType, shape_text, too_large
+from onnx_ops.core.types import MAX_ELEMENTS, TensorType, dtype_name, shape_text, too_large
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,15 @@ class Op:
     def required_attributes(self) -> Mapping[str, Any]:
         """The required attributes, with their values in the example."""
         return {name: self.example.attributes[name] for name, a in self.schema.attributes.items() if a.required}
+
+    def example_arrays(self, dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
+        """The inputs of the example, floating ones in a dtype where the schema allows it."""
+        given = dtype_name(helper.np_dtype_to_tensor_dtype(dtype))
+        allowed = {parameter.name: allowed_dtypes(self.schema, parameter) for parameter in self.schema.inputs}
+        return {
+            name: array.astype(dtype) if array.dtype.kind == "f" and given in allowed[name] else array
+            for name, array in self.example.arrays().items()
+        }
 
     def compute(self, arrays: Sequence[np.ndarray | None], **attributes: Any) -> tuple[np.ndarray | None, ...]:
         """All outputs, by the NumPy reference."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from onnx_ops.core.step_format import learning_rate_name
+from onnx_ops.core.step_format import learning_rate_name, learning_rate_names
 from onnx_ops.fitting.run import VALIDATION, Epoch
 from onnx_ops.training.errors import StepError
 
@@ -117,7 +117,7 @@ class JsonLinesLog:
 
 
 class TensorBoardLog:
-    """Scalars in an event file: train/<metric>, validation/<metric> and learning_rate, over the number of steps."""
+    """Scalars in an event file: train/<metric>, validation/<metric> and learning rates, over epochs."""
 
     def __init__(self, folder: Path, epochs: int) -> None:
         try:
@@ -146,6 +146,6 @@ class TensorBoardLog:
 
 
 def _tag(name: str) -> str:
-    if name == "steps" or name.startswith("learning_rate"):
+    if name == "steps" or learning_rate_names([name]):
         return name
     return f"validation/{name.removeprefix(VALIDATION)}" if name.startswith(VALIDATION) else f"train/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -362,7 +362,9 @@ class Record:
 
     @property
     def epochs(self) -> list[Epoch]:
-        return [Epoch(**epoch | {"learning_rate": tuple(epoch["learning_rate"])}) for epoch in self.history]
+        return [
+            replace(epoch, learning_rate=tuple(epoch.learning_rate)) for epoch in (Epoch(**row) for row in self.history)
+        ]
 
     @property
     def losses(self) -> list[float]:

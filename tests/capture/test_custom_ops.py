@@ -25,8 +25,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def inputs_of(op: Op, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
     """The inputs of the op's example, floating ones in a dtype; None for omitted ones."""
-    given = {name: to_tensor(array) for name, array in op.example.arrays().items()}
-    given = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
+    arrays = op.example_arrays(to_array(torch.empty(0, dtype=dtype)).dtype)
+    given = {name: to_tensor(array) for name, array in arrays.items()}
     return [given.get(name) for name in op.input_names]
 
 

@@ -110,7 +110,8 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     if output == "softmax_sum":
         return np.asarray(total * relative)
     least = 0.0 if call.dtype("query") == FLOAT64 else 2.0**-124
-    sizes = np.abs(products).sum(3) * relative[..., None] + least * np.abs(found.value).sum(2)[:, :, None]
+    largest = np.abs(np.where(np.isfinite(found.value), found.value, 0)).sum(2)
+    sizes = np.abs(products).sum(3) * relative[..., None] + least * largest[:, :, None]
     return exchanged(np.asarray(sizes), settings["input_layout"])
 
 

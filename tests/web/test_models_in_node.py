@@ -157,6 +157,11 @@ FITTING = {
     "CtcLossBackward-targets_of_3x2",
     "CtcLossBackward-log_alpha_of_2x5x0",
     "EmbeddingDenseBackward-indices_of_4x3",
+    *(
+        f"FlashAttentionScore{kind}-{name}"
+        for kind in ("", "Grad")
+        for name in ("samples", "samples_of_value", "heads_of_value")
+    ),
     "MaxPool2dWithIndices-shape_2x3x1x6",
     "MaxPool2dWithIndices-shape_2x3x5x1",
     "MaxPool2dWithIndices-window_without_elements",
