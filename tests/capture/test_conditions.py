@@ -194,3 +194,28 @@ def test_conditions_on_constants_are_none() -> None:
 
     capture = gradients(nn.Linear(2, 2), constant, (torch.ones(2, 2),), specialize=True)
     assert not [value.name for value in capture.model.graph.output if value.name.startswith("condition")]
+
+
+def test_comparisons_of_whole_tensors() -> None:
+    def compared(model: nn.Module, x: Tensor) -> Tensor:
+        scale = 2 if torch.equal(x, x.abs()) else 3
+        return model(x).square().mean() * scale * (5 if x.allclose(x[:1]) else 7)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    rows = {0: Dim("rows")}
+    with pytest.raises(CaptureError, match=r"decides by the numbers in a tensor.* by False in the example"):
+        gradients(model, compared, (torch.randn(5, 4),), dynamic_shapes=(rows,))
+    step = training_step(
+        model,
+        compared,
+        (torch.randn(5, 4),),
+        torch.optim.SGD(model.parameters()),
+        dynamic_shapes=(rows,),
+        specialize=True,
+    )
+    trainer, x = Trainer(step), torch.randn(8, 4)
+    np.testing.assert_allclose(trainer.evaluate("train", x=x.numpy())["loss"], compared(model, x).item(), rtol=1e-5)
+    for other in (x.abs(), x[:1].expand(8, 4)):
+        with pytest.raises(StepError, match="reads True from tensors, and read False in the example"):
+            trainer.step(x=other.numpy())
