@@ -82,7 +82,21 @@ def _functionalized(graph: GraphModule) -> GraphModule:
     """A graph in which results of writes are new tensors; operators that wrote may have decompositions."""
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     run = torch.func.functionalize(torch.fx.Interpreter(graph).run)
-    return make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
+    functional = make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
+    for node in functional.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        if _source(node.args[1]) is node.args[0]:  # `parameter.data = parameter.data`
+            functional.graph.erase_node(node)
+    return functional
+
+
+def _source(node: Node) -> Node:
+    """The node whose value a node has, as it is."""
+    while node.target in (aten.detach.default, aten.copy.default):
+        destination, value = node.args[0], node.args[-1]
+        if _signature(destination.meta["val"]) != _signature(value.meta["val"]):
+            break
+        node = value
+    return node
 
 
 def _enter_constants(module: GraphModule) -> None:

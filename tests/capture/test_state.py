@@ -119,6 +119,23 @@ def test_variables_of_the_loss_cannot_be_state() -> None:
         gradients(nn.Linear(4, 4), loss, (torch.randn(5, 4),))
 
 
+def test_a_parameter_that_gets_its_own_data_is_not_changed() -> None:
+    """As libraries do with `parameter.data = parameter.data.to(dtype)`."""
+
+    def loss(model: nn.Linear, x: Tensor) -> Tensor:
+        model.weight.data = model.weight.data.to(x.dtype)
+        return model(x).square().mean()
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    capture = onnx_ops.torch.training_step(model, loss, (torch.randn(5, 4),), torch.optim.SGD(model.parameters(), 0.1))
+    x = torch.randn(5, 4)
+    (wanted,) = torch.autograd.grad(loss(model, x), [model.weight])
+    trainer = onnx_ops.Trainer(capture)
+    trainer.step(x=x.numpy())
+    np.testing.assert_allclose(trainer.weights()["weight"], (model.weight - 0.1 * wanted).detach(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("how", ["kept for others to look at", "computed once"])
 def test_tensors_that_are_no_state_may_be_kept(how: str) -> None:
     model = Remembering(how)
