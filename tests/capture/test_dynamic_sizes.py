@@ -63,6 +63,13 @@ def test_numbers_that_depend_on_a_size() -> None:
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
 
 
+def test_distances_between_any_number_of_rows() -> None:
+    """PyTorch computes them in another way for more than 25 rows."""
+    compared(
+        nn.Linear(8, 8), lambda m, x: torch.cdist(m(x), x).sin().sum(), [(6, 8), (3, 8), (25, 8), (40, 8)], Dim("N")
+    )
+
+
 class Attention(nn.Linear):
     """Attention that is causal where there is more than one query, as many libraries have it."""
 

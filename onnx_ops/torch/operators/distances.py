@@ -8,12 +8,14 @@ from torch import Tensor
 from onnx_ops.torch.base.table import replaces
 
 MANY_ROWS = 25
-"""With more rows than this, PyTorch computes Euclidean distances by a product of matrices."""
+"""With more rows than this, PyTorch computes Euclidean distances by a product of matrices. That product is less
+accurate, so a dynamic number of rows counts as few."""
 
 
 @replaces(torch.cdist)
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
-    many = x1.shape[-2] > MANY_ROWS or x2.shape[-2] > MANY_ROWS
+    rows = x1.shape[-2], x2.shape[-2]
+    many = any(isinstance(count, int) and count > MANY_ROWS for count in rows)
     wanted = compute_mode == "use_mm_for_euclid_dist" or (
         compute_mode == "use_mm_for_euclid_dist_if_necessary" and many
     )
