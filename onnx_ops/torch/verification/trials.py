@@ -119,7 +119,7 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
     batches += [{name: _reordered(value, {}) for name, value in changed.items()}, arguments]
 
     def made(batch: Tensors) -> Tensors:
-        state = before | disturbed({name: before[name] for name in joint.parameters}, NOISE)
+        state = before | disturbed({name: before[name] for name in joint.parameters}, NOISE, seed=0)
         generator = torch.Generator().manual_seed(1)
         return state | {name: _away_from_zero(state[name], generator) for name in joint.trained()} | batch
 
@@ -132,9 +132,9 @@ def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (2 * torch.rand(like.shape, generator=generator) - 1).to(like.dtype)
 
 
-def disturbed(values: Tensors, amount: float) -> Tensors:
+def disturbed(values: Tensors, amount: float, seed: int) -> Tensors:
     """Floating tensors with random relative changes of at most `amount`; other tensors unchanged."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
         for name, tensor in values.items()
