@@ -229,3 +229,15 @@ class _Promotion(_TypePromotionInterpreter):
             with self._set_current_node(n):
                 self._maybe_promote_node(n, rule)
         return n.meta.get("val")
+
+    def _rerun_node_after_type_promotion(self, node: Node, expected_out_dtype: torch.dtype) -> None:
+        """The number in `1.0 - mask` is a tensor for operators that require one there."""
+        number, other = node.args[:2] if len(node.args) > 1 else (None, None)
+        if isinstance(number, int | float) and isinstance(other, Node):
+            options = {"dtype": other.meta["val"].dtype}
+            with node.graph.inserting_before(node):
+                constant = self._create_node(
+                    node.graph, "call_function", aten.scalar_tensor.default, (number,), options
+                )
+            node.args = (constant, *node.args[1:])
+        super()._rerun_node_after_type_promotion(node, expected_out_dtype)

@@ -51,8 +51,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(chosen), unit="model") as progress:
 
         def check(entry: Entry) -> None:
-            checks = checked(entry, results, options.limit).checks
-            failed = [f"{name}: {found}" for name, found in checks.items() if found != "ok"]
+            failed = [f"{name}: {found}" for name, found in checked(entry, results, options.limit).failures().items()]
             progress.update()
             progress.write(f"{entry.key}: {', '.join(failed) or 'ok'}")
 

@@ -52,6 +52,11 @@ def batch_of(case: Case, samples: int, seed: int) -> Batch:
     return case.batch(samples)
 
 
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    """A batch with floating tensors of a dtype."""
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in batch)
+
+
 def feeds(case: Case, batch: Batch) -> dict[str, np.ndarray]:
     """A batch by the names of the step's inputs."""
     names = list(inspect.signature(case.loss).parameters)[1:]
@@ -117,7 +122,7 @@ class Training:
         )
 
     def _cast(self, batch: Batch) -> Batch:
-        return tuple(tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in batch)
+        return cast(batch, self.dtype)
 
 
 def references(entry: Entry, wide: torch.dtype, disturbance: float = 0.0) -> tuple[Training, Training, Training]:

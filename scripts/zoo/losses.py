@@ -28,16 +28,22 @@ def squared_error(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(first(model(inputs)), targets)
 
 
-def images(size: int, classes: int = 5, channels: int = 3) -> Batches:
-    """Images (samples, channels, size, size) and labels (samples,)."""
-    return lambda samples: (torch.randn(samples, channels, size, size), torch.randint(classes, (samples,)))
+def images(size: int, classes: int = 5, channels: int = 3, times: int = 1) -> Batches:
+    """Images (samples, channels, size, size) and labels (samples,); `times` as many for deep nets with batch norm.
 
-
-def pixels(size: int, classes: int = 4, channels: int = 3) -> Batches:
-    """Images (samples, channels, size, size) and labels of their pixels (samples, size, size)."""
+    With few values in a channel, batch norm divides by what is left of their differences after rounding.
+    """
     return lambda samples: (
-        torch.randn(samples, channels, size, size),
-        torch.randint(classes, (samples, size, size)),
+        torch.randn(times * samples, channels, size, size),
+        torch.randint(classes, (times * samples,)),
+    )
+
+
+def pixels(size: int, classes: int = 4, channels: int = 3, times: int = 1) -> Batches:
+    """Images (samples, channels, size, size) and labels of their pixels (samples, size, size); `times` as in images."""
+    return lambda samples: (
+        torch.randn(times * samples, channels, size, size),
+        torch.randint(classes, (times * samples, size, size)),
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 EAGER = "eager"
 """The check that PyTorch itself trains the model; without it the model is not listed."""
+OK, OK_IN_FLOAT64 = "ok", "ok in float64"
+"""What is found by checks that pass, the second one by those that do so with a capture of the model in float64 only."""
 CHECKS = ("static", "dynamic", "second_state", "ten_steps", "portable", "export")
 """The checks of a capture; those after "dynamic" are of that capture."""
 
@@ -18,7 +20,7 @@ class Result:
 
     Attributes:
         key, package, name, version: of the entry and its package.
-        checks: by name, "ok" or the error; a check that another one prevents is missing.
+        checks: by name, OK, OK_IN_FLOAT64 or the error; a check that another one prevents is missing.
         errors: of results, relative to the largest element of a tensor, and the allowed ones, by check.
         parameters: their number.
         specialized: whether the model is captured with specialize=True only.
@@ -39,6 +41,13 @@ class Result:
     nodes: int = 0
     file_bytes: int = 0
     seconds: float = 0.0
+
+    def passed(self, check: str) -> bool:
+        return self.checks.get(check) in (OK, OK_IN_FLOAT64)
+
+    def failures(self) -> dict[str, str]:
+        """The errors by check."""
+        return {check: found for check, found in self.checks.items() if not self.passed(check)}
 
     @classmethod
     def read(cls, path: Path) -> Result | None:

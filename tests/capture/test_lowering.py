@@ -35,7 +35,7 @@ def in_place(x: Tensor) -> Tensor:
 
 def mixed(x: Tensor) -> Tensor:
     """Numbers, a constant from a closure, and tensors of several dtypes."""
-    return (x > 0) * INTEGERS + x.double() / 3 + INTEGERS**2
+    return (x > 0) * INTEGERS + x.double() / 3 + INTEGERS**2 + (1.5 - INTEGERS) * (3.5 // INTEGERS)
 
 
 def decomposed(x: Tensor) -> Tensor:

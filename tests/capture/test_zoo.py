@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from onnx_ops import Trainer
 from scripts.zoo import checking, report
 from scripts.zoo.comparing import allowed, error
 from scripts.zoo.entries import Case, Entry
 from scripts.zoo.losses import cross_entropy, images
 from scripts.zoo.models import ENTRIES, PACKAGES
-from scripts.zoo.results import CHECKS, EAGER, Result
+from scripts.zoo.results import CHECKS, EAGER, OK, OK_IN_FLOAT64, Result
 
 
 def small() -> Case:
@@ -38,9 +39,32 @@ def checks_of(entry: Entry, folder: Path) -> Result:
 
 def test_a_small_model_passes_all_checks(tmp_path: Path) -> None:
     result = checks_of(Entry("none", "small", small), tmp_path)
-    assert result.checks == dict.fromkeys((EAGER, *CHECKS), "ok")
+    assert result.checks == dict.fromkeys((EAGER, *CHECKS), OK)
     assert result.nodes > 10
     assert all(off <= most < 0.1 for off, most in result.errors.values())
+
+
+def test_what_rounding_makes_of_a_step_is_compared_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "allowed", lambda *results: 0.0)
+    result = checks_of(Entry("none", "small", small), tmp_path)
+    assert {check: result.checks.get(check) for check in checking.IN_FLOAT64} == dict.fromkeys(
+        checking.IN_FLOAT64, OK_IN_FLOAT64
+    )
+    assert list(result.failures()) == ["export"]
+
+
+def test_a_wrong_step_is_wrong_in_float64_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = checking._trainer
+
+    def wrong(path: Path) -> Trainer:
+        trainer = right(path)
+        step = trainer.step
+        monkeypatch.setattr(trainer, "step", lambda **batch: {"loss": step(**batch)["loss"] * 1.001})
+        return trainer
+
+    monkeypatch.setattr(checking, "_trainer", wrong)
+    result = checks_of(Entry("none", "small", small), tmp_path)
+    assert list(result.failures()) == ["static", "second_state", "ten_steps"]
 
 
 def test_a_loss_that_differs_between_runs_is_no_model_of_the_zoo(tmp_path: Path) -> None:
@@ -80,10 +104,10 @@ def test_the_table_has_many_models_of_many_packages() -> None:
 
 def test_the_report_names_what_fails(tmp_path: Path) -> None:
     good, bad = list(ENTRIES.values())[:2]
-    Result(good.key, good.package, good.name, "1.0", dict.fromkeys((EAGER, *CHECKS), "ok"), nodes=12).write(
+    Result(good.key, good.package, good.name, "1.0", dict.fromkeys((EAGER, *CHECKS), OK), nodes=12).write(
         tmp_path / f"{good.key}.json"
     )
-    Result(bad.key, bad.package, bad.name, "1.0", {EAGER: "ok", "static": "an error", "dynamic": "an error"}).write(
+    Result(bad.key, bad.package, bad.name, "1.0", {EAGER: OK, "static": "an error", "dynamic": "an error"}).write(
         tmp_path / f"{bad.key}.json"
     )
     text = report.text(tmp_path, tmp_path / "none")

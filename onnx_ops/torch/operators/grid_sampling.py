@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import affine_grid_generator
 
 from onnx_ops.torch.base.table import replaces
 
@@ -15,6 +16,12 @@ BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 SHARPNESS = -0.75
 """The free parameter of PyTorch's cubic interpolation."""
+
+
+@replaces(torch.affine_grid_generator)
+def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """By PyTorch's decomposition: the gradient of the operator does not take dynamic sizes."""
+    return affine_grid_generator(theta, size, align_corners=align_corners)
 
 
 @replaces(torch.grid_sampler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn import functional
 
 from scripts.zoo.entries import Case, Models
@@ -34,7 +35,8 @@ def tabnet() -> Case:
         scores, penalty = model(inputs)
         return functional.cross_entropy(scores, labels) + 1e-3 * penalty
 
-    return Case(model, loss, _table)
+    rows = Dim("samples", max=64)  # the model splits larger batches by their number
+    return Case(model, loss, _table, rows=rows)
 
 
 @RTDL("MLP")
@@ -180,7 +182,7 @@ def efficientnet() -> Case:
     from efficientnet_pytorch import EfficientNet
 
     model = EfficientNet.from_name("efficientnet-b0", num_classes=5, drop_connect_rate=0.0, width_coefficient=0.5)
-    return Case(model, cross_entropy, images(32))
+    return Case(model, cross_entropy, images(32, times=4), rate=1e-3)
 
 
 @DENOISING("U-Net")

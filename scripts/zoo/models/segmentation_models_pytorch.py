@@ -16,7 +16,7 @@ def _segmentation(name: str, **options: Any) -> Case:
     import segmentation_models_pytorch as smp
 
     settings = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 4} | options
-    return Case(getattr(smp, name)(**settings), cross_entropy, pixels(64))
+    return Case(getattr(smp, name)(**settings), cross_entropy, pixels(64, times=4), rate=1e-3)
 
 
 @MODELS("U-Net, MobileNetV2, Dice loss")
@@ -29,7 +29,7 @@ def unet() -> Case:
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         return dice(model(inputs), labels)
 
-    return Case(case.model, loss, case.batch)
+    return Case(case.model, loss, case.batch, rate=case.rate)
 
 
 @MODELS("U-Net, focal loss")
@@ -42,7 +42,7 @@ def unet_focal() -> Case:
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         return focal(model(inputs), labels)
 
-    return Case(case.model, loss, case.batch)
+    return Case(case.model, loss, case.batch, rate=case.rate)
 
 
 @MODELS("U-Net, Lovasz loss")
@@ -55,7 +55,7 @@ def unet_lovasz() -> Case:
     def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         return lovasz(model(inputs), labels)
 
-    return Case(case.model, loss, case.batch)
+    return Case(case.model, loss, case.batch, rate=case.rate)
 
 
 @MODELS("FPN")

@@ -164,7 +164,7 @@ def cvt() -> Case:
         s3_heads=2,
         s3_depth=1,
     )
-    return Case(model, cross_entropy, images(32))
+    return Case(model, cross_entropy, images(32, times=4), rate=1e-3)
 
 
 @VIT_PYTORCH("MobileViT")

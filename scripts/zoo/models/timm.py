@@ -16,9 +16,14 @@ def _classifier(name: str, size: int = 32, **options: Any) -> Case:
     return Case(timm.create_model(name, num_classes=5, **options), cross_entropy, images(size))
 
 
+def _batch_normalized(name: str) -> Case:
+    case = _classifier(name)
+    return Case(case.model, case.loss, images(32, times=4), rate=1e-3)
+
+
 @MODELS("EfficientNet-B0")
 def efficientnet() -> Case:
-    return _classifier("efficientnet_b0")
+    return _batch_normalized("efficientnet_b0")
 
 
 @MODELS("ConvNeXt")
@@ -28,12 +33,12 @@ def convnext() -> Case:
 
 @MODELS("RegNetY")
 def regnet() -> Case:
-    return _classifier("regnety_002")
+    return _batch_normalized("regnety_002")
 
 
 @MODELS("GhostNet")
 def ghostnet() -> Case:
-    return _classifier("ghostnet_050")
+    return _batch_normalized("ghostnet_050")
 
 
 @MODELS("MLP-Mixer")

@@ -10,10 +10,11 @@ from scripts.zoo.losses import cross_entropy, images, pixels
 MODELS = Models("torchvision")
 
 
-def _classifier(name: str, size: int = 32, **options: Any) -> Case:
+def _classifier(name: str, **options: Any) -> Case:
     import torchvision
 
-    return Case(getattr(torchvision.models, name)(weights=None, num_classes=5, **options), cross_entropy, images(size))
+    model = getattr(torchvision.models, name)(weights=None, num_classes=5, **options)
+    return Case(model, cross_entropy, images(32, times=4), rate=1e-3)
 
 
 @MODELS("ResNet-18")
@@ -108,7 +109,7 @@ def deeplab() -> Case:
 
         return functional.cross_entropy(model(inputs)["out"], labels)
 
-    return Case(model, loss, pixels(32))
+    return Case(model, loss, pixels(32, times=4), rate=1e-3)
 
 
 @MODELS("R(2+1)D, video")
@@ -123,4 +124,6 @@ def video() -> Case:
         torchvision.models.video.resnet.R2Plus1dStem,
         num_classes=5,
     )
-    return Case(model, cross_entropy, lambda n: (torch.randn(n, 3, 4, 32, 32), torch.randint(5, (n,))))
+    return Case(
+        model, cross_entropy, lambda n: (torch.randn(2 * n, 3, 4, 32, 32), torch.randint(5, (2 * n,))), rate=1e-3
+    )

@@ -10,7 +10,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 from scripts.zoo.entries import ROWS, Case, Models
-from scripts.zoo.losses import images, normal, pixels
+from scripts.zoo.losses import images, normal, pixels, tokens
 
 MODELS = Models("transformers")
 VOCABULARY, TIME = 61, 10
@@ -41,6 +41,11 @@ def _decoder(name: str, config: str, **options: Any) -> Case:
     settings = sizes | {"intermediate_size": 48, "use_cache": False, "pad_token_id": 0} | options
     model = getattr(transformers, name)(getattr(transformers, config)(**settings))
     return Case(model, _next_token, _text, TEXT)
+
+
+def _unrolled(case: Case) -> Case:
+    """A model whose code is a Python loop over the tokens, which fixes their number."""
+    return Case(case.model, case.loss, tokens(VOCABULARY, TIME))
 
 
 def _encoder(name: str, config: str, **options: Any) -> Case:
@@ -154,14 +159,14 @@ def qwen2_moe() -> Case:
     )
 
 
-@MODELS("Mamba")
+@MODELS("Mamba, static length")
 def mamba() -> Case:
-    return _decoder("MambaForCausalLM", "MambaConfig", state_size=4)
+    return _unrolled(_decoder("MambaForCausalLM", "MambaConfig", state_size=4))
 
 
-@MODELS("RWKV")
+@MODELS("RWKV, static length")
 def rwkv() -> Case:
-    return _decoder("RwkvForCausalLM", "RwkvConfig", context_length=32, attention_hidden_size=32)
+    return _unrolled(_decoder("RwkvForCausalLM", "RwkvConfig", context_length=32, attention_hidden_size=32))
 
 
 # --- encoders of text ------------------------------------------------------------------------------------------------
