@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from onnx_ops.core.step_format import (
     GRAD_SCALE,
     GRADIENT,
+    NEXT,
     SEED,
     InputRole,
 )
@@ -252,7 +253,8 @@ def _captured(
 
     progress.ended("steps of PyTorch")
     where = Locations(joint.model)
-    traced = trace(whole, values, joint.dynamic, where, options.specialize)
+    fixed = joint.buffers.keys() - set(eager.changed)
+    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
@@ -273,9 +275,8 @@ def _captured(
         compared = _verify(Verification(_step(exported, record), joint, updates), steps)
         progress.ended("comparison with PyTorch")
     steps.clear()
-    if update is not None:
-        _remove_gradient_outputs(exported)
-    forward = Forward(joint, traced, options.opset_version, where, options.check, options.specialize)
+    _remove_outputs(exported, gradients=update is not None)
+    forward = Forward(joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed)
     if callable(options.inference):
         trained = forward.of_function(options.inference)
     else:
@@ -363,10 +364,21 @@ def _bounds(dynamic: Dynamic) -> dict[str, Bounds]:
     return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
 
 
-def _remove_gradient_outputs(model: ir.Model) -> None:
-    """Remove the gradients from the outputs, and the nodes that only they need."""
+def _remove_outputs(model: ir.Model, *, gradients: bool) -> None:
+    """Remove state that stays as it was from the outputs, with `gradients` those too, and the nodes for them."""
     graph = model.graph
-    kept = [value for value in graph.outputs if not (value.name or "").startswith(GRADIENT)]
+    kept = [
+        value
+        for value in graph.outputs
+        if not _is_unchanged(value) and not (gradients and (value.name or "").startswith(GRADIENT))
+    ]
     graph.outputs.clear()
     graph.outputs.extend(kept)
     RemoveUnusedNodesPass()(model)
+
+
+def _is_unchanged(value: ir.Value) -> bool:
+    """Whether an output is the next value of an input, and is that input."""
+    node = value.producer()
+    source = node.inputs[0] if node is not None and node.op_type == "Identity" else None
+    return source is not None and source.is_graph_input() and value.name == f"{NEXT}{source.name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -29,6 +29,7 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.constants import DATA_DEPENDENT
+from onnx_ops.torch.effects import storages, written
 from onnx_ops.torch.frames import Line, line_now, line_of_stack
 from onnx_ops.training.conditions import Condition, Number
 
@@ -127,12 +128,15 @@ class DataDependence(TorchDispatchMode):
 
     Args:
         shapes: the symbols of the trace.
-        example: the values; None to raise PyTorch's error where code branches on data.
+        example: the values.
+        followed: tensors on whose elements, or on what is computed from these alone, code may branch; where it branches
+            on others, PyTorch raises its error.
     """
 
-    def __init__(self, shapes: ShapeEnv, example: Example | None) -> None:
+    def __init__(self, shapes: ShapeEnv, example: Example, followed: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._shapes, self._example = shapes, example
+        self._followed = storages(followed)
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
@@ -143,10 +147,11 @@ class DataDependence(TorchDispatchMode):
         if func is CHECK:
             return self._check(*args[:2])
         result = func(*args, **(kwargs or {}))
+        follows = bool(self._followed) and self._follows(func, args, kwargs or {}, result)
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
             place = func, line_now()
-            known = [] if self._example is None else self._example.of_calls.get(place, [])
+            known = self._example.of_calls.get(place, []) if follows else []
             call, self._calls[place] = self._calls[place], self._calls[place] + 1
             values = known[call] if call < len(known) and len(known[call]) == len(numbers) else [None] * len(numbers)
             for number, value in zip(numbers, values, strict=True):
@@ -162,6 +167,18 @@ class DataDependence(TorchDispatchMode):
         if isinstance(number, torch.SymInt):
             self._functions[number.node.expr] = function
         torch._check(number == 0)
+
+    def _follows(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        """Whether a call depends on followed tensors and constants alone; its results, also in place, then do too."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        follows = not random and storages(given).keys() <= self._followed.keys()
+        changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
+        if follows:
+            self._followed |= changed
+        else:
+            self._followed = {key: kept for key, kept in self._followed.items() if key not in changed}
+        return follows
 
     def _read(self, number: Any, value: int | float | bool | None, source: torch.Tensor | None) -> None:
         """Enter a symbol that is new, with its value; `source` has the number, None for a size."""

@@ -38,8 +38,8 @@ class Forward:
         opset_version: of the standard operators.
         where: the locations of operators, for error messages.
         check: whether to compare the graphs with PyTorch.
-        specialize: whether the graphs go the way of the example where the model branches on data; a run fails for data
-            that would take another way.
+        followed: the tensors, by name, on whose elements the model may branch; None for all. The graphs go the way of
+            the example, and a run fails for numbers that would take another way.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Forward:
         opset_version: int,
         where: Locations,
         check: bool,
-        specialize: bool,
+        followed: Collection[str] | None,
     ) -> None:
         self._joint, self._traced, self._opset_version = joint, traced, opset_version
-        self._where, self._check, self._specialize = where, check, specialize
+        self._where, self._check, self._followed = where, check, followed
 
     def of_function(self, function: Callable[..., Any]) -> onnx.ModelProto | None:
         """The graph of a function of the model and of arguments of the loss; None if it draws random numbers."""
@@ -106,7 +106,7 @@ class Forward:
             return result
 
         dynamic = {name: self._traced.dynamic[name] for name in joint.arguments}
-        traced = trace(forward, values, dynamic, self._where, self._specialize)
+        traced = trace(forward, values, dynamic, self._where, values if self._followed is None else self._followed)
         joint.check_constants(traced.graph, joint.buffers)
         if draws and SEED not in state:
             raise CaptureError(
@@ -160,7 +160,7 @@ class Forward:
             outputs[:] = result
             return result
 
-        traced = trace(forward, values, dynamic, self._where, self._specialize)
+        traced = trace(forward, values, dynamic, self._where, values if self._followed is None else self._followed)
         joint.check_constants(traced.graph, joint.buffers)
         if random.used:
             return None

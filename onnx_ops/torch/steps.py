@@ -230,6 +230,13 @@ class JointStep:
                 or info.effects.wrote(tensor)
             )
         ]
+        for name in info.changed:
+            if after[name].shape != values[name].shape:
+                raise CaptureError(
+                    f"the step changes the shape of the buffer '{name}' from {tuple(values[name].shape)} to"
+                    f" {tuple(after[name].shape)}, which state of a graph cannot: if the first call of the model gives"
+                    " it its shape, call the model once before the capture"
+                )
         outputs |= {NEXT + name: after[name].detach() for name in info.changed}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -135,7 +135,7 @@ def trace(
     examples: Tensors,
     dynamic: Dynamic,
     where: Locations,
-    specialize: bool = False,
+    followed: Collection[str] = (),
 ) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
@@ -145,7 +145,7 @@ def trace(
         dynamic: their dynamic dimensions. Two of the same size in the example are different dimensions, unless they
             have the same torch.export.Dim.
         where: records the locations of the operators for error messages.
-        specialize: whether the trace goes the way of the examples where the function branches on data.
+        followed: the names of inputs on whose elements the function may branch: the trace goes the way of the examples.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
@@ -158,11 +158,12 @@ def trace(
     for given in inputs:
         roots.derive((size, dim) for size, dim in given.named() if hasattr(dim, "root"))
     where.number_at = lambda line: _recorded(function, examples, where).text_at(line)
-    example = _recorded(function, examples, where) if specialize else None
+    example = _recorded(function, examples, where) if followed else Example()
     conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        dependence = DataDependence(shapes, example)
+        known = (tensor for name, tensor in zip(examples, tensors, strict=True) if name in followed)
+        dependence = DataDependence(shapes, example, known)
         with preserved(where.model), symbolic_sizes(), where, Constants(mode), dependence, _substituted():
             outputs = list(function(dict(zip(examples, tensors, strict=True))).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
@@ -206,7 +207,7 @@ def trace(
     index_rows(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
-        return trace(function, examples, kept, where, specialize)  # with the sizes of the other dimensions as numbers
+        return trace(function, examples, kept, where, followed)  # with the sizes of the other dimensions as numbers
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 

@@ -186,6 +186,41 @@ def test_a_second_step_that_violates_a_condition_is_reported() -> None:
         gradients(nn.Linear(2, 2), drawn, (torch.ones(2, 2),), specialize=True)
 
 
+class Flagged(nn.Module):
+    """A flag that no step changes, and a buffer that data are written over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("flag", torch.ones(1))
+        self.register_buffer("limits", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return hidden if self.flag[0] + 1 == 2 else -hidden
+
+
+def test_flags_are_conditions_without_the_option() -> None:
+    """Code may branch on buffers that no step changes; not on copies of them that data were written to."""
+
+    def plain(model: Flagged, x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    def overwritten(model: Flagged, x: Tensor) -> Tensor:
+        limits = model.limits.clone()
+        limits[:1].copy_(x[0, :1])
+        return model(x).sum() * (2 if limits.max() > 0 else 1)
+
+    model, x = Flagged(), torch.ones(2, 2)
+    trainer = Trainer(training_step(model, plain, (x,), torch.optim.SGD(model.parameters(), 0.1), inference=False))
+    trainer.step(x=x.numpy())
+    trainer.load_state_dict(trainer.state_dict() | {"flag": np.zeros(1, np.float32)})
+    with pytest.raises(StepError, match=r"self\.flag\[0\].*reads False from tensors, and read True in the example"):
+        trainer.step(x=x.numpy())
+    with pytest.raises(CaptureError, match=r"decides by the numbers.*specialize"):
+        gradients(model, overwritten, (x,))
+
+
 def test_conditions_on_constants_are_none() -> None:
     table = torch.tensor([1, 2, 3])
 

@@ -1,7 +1,8 @@
-"""Values written into a tensor: by copy_, and by assignment to `tensor.data`, which no operator does."""
+"""Values written into a tensor: by copy_, and by assignment to `tensor.data`, which no operator does; and resize_."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,3 +28,11 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
             f" {tuple(tensor.shape)}, {tensor.dtype}; a capture needs the same shape and dtype"
         )
     tensor.data.copy_(value)
+
+
+@replaces(Tensor.resize_)
+def _resize_(tensor: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """To the sizes that a tensor has, as observers call it, it does nothing."""
+    wanted = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    static = all(isinstance(size, int) for size in (*wanted, *tensor.shape))
+    return tensor if static and tensor.shape == tuple(wanted) else tensor.resize_(*sizes, **options)
