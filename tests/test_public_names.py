@@ -133,6 +133,8 @@ TABLES: dict[str, dict[str, str]] = {
         "Capture": "(model, state, inference, evaluation=None)",
         "Capture.save": "(self, path, *, external=False, frozen=None)",
         "CaptureError": "Error, ValueError",
+        "MasterWeights": "(optimizer, params, **options)",
+        "MasterWeights.step": "(self, closure=None)",
         "gradients": (
             "(model, loss, args, *, dynamic_shapes=None, opset_version=21, check=True, inference=True,"
             " evaluation=False, specialize=False)"

@@ -14,6 +14,7 @@ for _package in ("torch", "onnxscript"):
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, gradients, training_step
 from onnx_ops.torch.exchange import load_into_torch, state_from_torch
+from onnx_ops.torch.optimizers.master_weights import MasterWeights
 from onnx_ops.torch.optimizers.rules import register_optimizer
 from onnx_ops.torch.substitution import whole_ops
 from onnx_ops.torch.translation import translation_table
@@ -21,6 +22,7 @@ from onnx_ops.torch.translation import translation_table
 __all__ = [
     "Capture",
     "CaptureError",
+    "MasterWeights",
     "gradients",
     "load_into_torch",
     "register_optimizer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import CaptureError, load_into_torch, register_optimizer, state_from_torch
+from onnx_ops.torch import CaptureError, MasterWeights, load_into_torch, register_optimizer, state_from_torch
 from onnx_ops.torch.base.arrays import to_array
 
 BATCH = {0: Dim("N")}
@@ -208,6 +209,66 @@ def check_states(trainer: onnx_ops.Trainer, model: nn.Module, optimizers: Sequen
         # Of SGD's steps, which PyTorch does not count, only whether there was one is known.
         known = np.minimum(state[key], 1) if "step.SGD" in key else state[key]
         np.testing.assert_array_equal(array, known, err_msg=key)
+
+
+class Copied:
+    """Parameters of 16 bits with float32 copies, which an optimizer of torch.optim updates."""
+
+    def __init__(self, model: nn.Module, make: Make) -> None:
+        self._parameters = list(model.parameters())
+        self.copies = [nn.Parameter(parameter.detach().float()) for parameter in self._parameters]
+        self.optimizer = make(self.copies)
+
+    def step(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        model.zero_grad()
+        loss(model, *batch).backward()
+        for parameter, copied in zip(self._parameters, self.copies, strict=True):
+            assert parameter.grad is not None
+            copied.grad = parameter.grad.float()
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter, copied in zip(self._parameters, self.copies, strict=True):
+                parameter.copy_(copied)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        pytest.param(torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, marks=pytest.mark.full),
+        (torch.optim.AdamW, {"amsgrad": True}),
+    ],
+)
+def test_master_weights(dtype: torch.dtype, kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
+    """Updates far below the precision of the parameters; resumed after some steps, and with other weights later."""
+    make = functools.partial(kind, lr=1e-4, **options)
+    model = network(dtype)
+    twin, start = copy.deepcopy(model), copy.deepcopy(model)
+    optimizer = MasterWeights(kind, model.parameters(), lr=1e-4, **options)
+    data = batches(dtype, 50)
+    expected = Copied(twin, make)
+    for batch in data[:10]:
+        stepped(model, optimizer, batch)
+        expected.step(twin, batch)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    trainer = onnx_ops.Trainer(training_step(model, loss, data[0], optimizer))
+    for batch in data[10:]:
+        trainer.step(x=to_array(batch[0]), y=to_array(batch[1]))
+        expected.step(twin, batch)
+    load_into_torch(trainer.state_dict(), model, optimizer)
+    for (name, parameter), wanted, before in zip(
+        model.named_parameters(), expected.copies, start.parameters(), strict=True
+    ):
+        reached = optimizer.state[parameter]["master_parameter"]
+        moved = (wanted - before).abs().max()
+        assert (reached - wanted).abs().max() <= 0.02 * moved, name
+        assert torch.equal(reached.to(dtype), parameter), name
+    weights = {name: to_array(tensor) for name, tensor in start.state_dict().items()}
+    trainer.load_state_dict(weights, strict=False)
+    trainer.step(x=to_array(data[0][0]), y=to_array(data[0][1]))
+    for name, array in trainer.weights().items():
+        off = np.abs(array.astype(np.float64) - weights[name].astype(np.float64))
+        assert off.max() <= 0.01 * np.abs(weights[name].astype(np.float64)).max(), name
 
 
 def test_gradients_are_clipped_as_torch_does() -> None:

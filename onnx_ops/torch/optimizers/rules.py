@@ -14,6 +14,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.optimizers.adafactor import ADAFACTOR
 from onnx_ops.torch.optimizers.adagrad import ADADELTA, ADAGRAD, RMSPROP
 from onnx_ops.torch.optimizers.adam import ADAM, ADAMAX, NADAM, RADAM
+from onnx_ops.torch.optimizers.master_weights import MasterWeights, with_master_weights
 from onnx_ops.torch.optimizers.muon import MUON
 from onnx_ops.torch.optimizers.rprop import RPROP
 from onnx_ops.torch.optimizers.rule import Initial, Rule, Update
@@ -78,7 +79,18 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
     Raises:
         CaptureError: there is no rule, the class overrides methods of the base class, or the optimizer has hooks.
     """
-    kind = type(optimizer)
+    if hooks := [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]:
+        raise CaptureError(
+            f"the {type(optimizer).__name__} calls {hooks[0]!r} with each step, a hook that a capture would not follow:"
+            " remove it"
+        )
+    if type(optimizer) is MasterWeights:
+        return with_master_weights(_rule_of(optimizer.kind))
+    return _rule_of(type(optimizer))
+
+
+def _rule_of(kind: Kind) -> Rule:
+    """As `rule_of`, of a class."""
     rules = OF_TORCH | _registered
     base = next((base for base in kind.__mro__ if base in rules), None)
     if base is None:
@@ -94,11 +106,6 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
             f" {base.__name__}; a capture would not follow them. Pass {base.__name__} itself, register"
             f" {kind.__name__} with onnx_ops.torch.register_optimizer, or capture `gradients` alone and update the"
             " parameters outside of the graph"
-        )
-    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    if hooks:
-        raise CaptureError(
-            f"the {kind.__name__} calls {hooks[0]!r} with each step, a hook that a capture would not follow: remove it"
         )
     return rules[base]
 
