@@ -15,6 +15,7 @@ from torch.types import py_sym_types
 
 from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
+from onnx_ops.graph.neutral import protect_constants
 from onnx_ops.torch.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
@@ -201,6 +202,7 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
     for value in (*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)):
         value.metadata_props.clear()
     proto = ir.to_proto(model)
+    protect_constants(proto)
     proto.producer_name, proto.producer_version = "onnx_ops", __version__
     return proto
 

@@ -27,6 +27,7 @@ from onnx_ops.core.types import FLOATS, MAX_RANK, TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.functions import called_key, function_key
 from onnx_ops.graph.imports import add_import, default_opset, normalized
+from onnx_ops.graph.neutral import NEUTRAL
 from onnx_ops.graph.slices import values_read
 from onnx_ops.graph.types import LARGE, value_types
 from onnx_ops.linking.attached import restore
@@ -45,9 +46,6 @@ MAY_SHARE = {
 
 OF_ONE = ("Concat", "Sum", "Max", "Min", "Mean")
 """Operators that onnxruntime removes where they have one operand."""
-
-NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
-"""Operators that onnxruntime removes where an operand is this constant."""
 
 SCALES, PRODUCT = ("Mul", "Div"), "MatMul"
 """Operators that onnxruntime's MatMulScaleFusion makes the factor of a product where an operand is one constant."""

@@ -15,6 +15,7 @@ from onnx_ops.graph.files import ModelFileError, write_model
 from onnx_ops.graph.functions import Key, add_function_imports, called_key, function_key, functions_needed
 from onnx_ops.graph.imports import add_import, default_opset
 from onnx_ops.graph.light import placeholder
+from onnx_ops.graph.neutral import protect_constants
 from onnx_ops.graph.reading import check, is_protobuf, load_model
 from onnx_ops.graph.types import LARGE, declared_types, value_info, without_data
 from onnx_ops.graph.walk import function_text, placed_nodes
@@ -245,4 +246,5 @@ def _carried_model(
     )
     whole.functions.extend(functions_needed(graph, model.functions))
     add_function_imports(whole)
+    protect_constants(whole)
     return link(whole)

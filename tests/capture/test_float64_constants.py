@@ -1,0 +1,62 @@
+"""Constants that are 0 or 1 only once rounded to float32 have their effect in float64 graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from captures import gradients
+from torch import Tensor, nn
+
+import onnx_ops
+import onnx_ops.torch
+
+NEXT_TO_ONE, NEXT_TO_ZERO = 1 + 1e-9, 1e-46
+
+
+class Scaled(nn.Module):
+    """A linear layer whose output is scaled and shifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * self.scale).sin()
+
+
+def test_losses() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        small = (y - y) + NEXT_TO_ZERO - 3 * NEXT_TO_ZERO
+        return ((y * NEXT_TO_ONE).exp() / NEXT_TO_ONE - y.exp()).mean() / 1e-9 + (small.mean() / NEXT_TO_ZERO)
+
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(4, 3, dtype=torch.float64)
+    capture = gradients(model, loss, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    session = onnx_ops.InferenceSession(capture.model)
+    for batch in (x, torch.randn(7, 3, dtype=torch.float64)):
+        wanted = loss(model, batch).item()
+        (got,) = session.run(["loss"], capture.state | {"x": batch.numpy()})
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)  # of differences of 1e-9, in float64
+
+
+def test_trained_parameters_of_an_export(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(4, 3, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture = onnx_ops.torch.training_step(model, lambda model, x: model(x).mean(), (x,), optimizer)
+    trainer = onnx_ops.Trainer(capture)
+    path = tmp_path / "model.onnx"
+    trainer.load_state_dict(trainer.state_dict() | {"scale": np.array([NEXT_TO_ONE])})
+    trainer.export(path)
+    (got,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x.numpy()})
+    with torch.no_grad():
+        unscaled = model(x).numpy()
+        model.scale.fill_(NEXT_TO_ONE)
+        wanted = model(x).numpy()
+    assert np.abs(wanted - unscaled).max() > 1e-11
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-15)
