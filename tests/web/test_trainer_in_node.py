@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -20,9 +21,10 @@ from onnx import TensorProto, helper
 from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
 
 import onnx_ops
-from onnx_ops.core.step_format import InputRole
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
+from onnx_ops.training.conditions import Condition, Number
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.ranges import IndexRange
 from onnx_ops.training.step import Bounds, Step
@@ -311,6 +313,123 @@ def test_batches_that_python_refuses(node: Node) -> None:
             assert_same(there.step(rows=rows), expected)
     assert len(messages) == 5, messages  # of bounds, and of each range
     assert_same(there.state(), here.state_dict())
+    there.release()
+
+
+# --- conditions on data -----------------------------------------------------------------------------------------------
+
+
+def conditional_step() -> onnx.ModelProto:
+    """A step that adds x to a weight; it is valid for three numbers from -1 to 1 and for a next weight up to 8."""
+    b = Builder(TensorProto.FLOAT)
+    weight, x = b.input("weight", SCALAR), b.input("x", SCALAR)
+    numbers = b.input("numbers", TensorType(TensorProto.DOUBLE, (3,)))
+    moved = weight + x
+    read = b.op("Concat", numbers, b.op("Reshape", moved.cast(TensorProto.DOUBLE), [1]), axis=0)
+    holds = b.op("LessOrEqual", b.op("Abs", read), b.constant(np.array([1.0, 1.0, 1.0, 8.0])))
+    b.output("loss", moved, SCALAR)
+    b.output("next.weight", moved + 0.0, SCALAR)
+    b.output(CONDITIONS, holds, TensorType(TensorProto.BOOL, (4,)))
+    b.output(CONDITION_NUMBERS, read, TensorType(TensorProto.DOUBLE, (4,)))
+    model = helper.make_model(b.graph("conditional"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    evaluation = onnx.ModelProto()
+    evaluation.CopyFrom(model)
+    kept = [value for value in model.graph.output if value.name != "next.weight"]
+    del evaluation.graph.output[:]
+    evaluation.graph.output.extend(kept)
+    conditions = (
+        Condition("model.py, line 1", "if x.any():", (Number(0, "bool", "True"), Number(1, "int", "1"))),
+        Condition("model.py, line 2", "", (Number(1, "int", "1"),)),
+        Condition("model.py, line 3", "if x > 1:", (Number(2, "float", "0.5"),), "at most 1"),
+        Condition("model.py, line 4", "", (Number(3, "float", ""),), "a sum of at most 8"),
+    )
+    Step({"weight": InputRole.PARAMETER}, conditions=conditions).write_into(model)
+    return step_model(model, {"weight": np.array(1, np.float32)}, evaluation=evaluation)
+
+
+def test_batches_that_violate_a_condition(node: Node) -> None:
+    """They are refused with the messages of Python, by steps before the state changes."""
+    here, there = in_python(conditional_step()), Trainer(node, conditional_step())
+    floats = [0.5, 2, -1.5, 1e16, 123456789012345680.0, 1e15, -2.5e-5, 1e21, np.inf, -np.inf, np.nan]
+    numbers = [(1, 1, number) for number in floats]
+    numbers += [(1, number, -0.0) for number in (0, 2, -3, 2.0**70, np.nan)]
+    numbers += [(number, 1, 1) for number in (7, np.nan)]
+    numbers += [(0, 0, 0)] * 8
+    refused = set()
+    for batch in ({"x": np.array(1, np.float32), "numbers": np.array(three, np.float64)} for three in numbers):
+        for method, mode in (("evaluate", ["eval"]), ("evaluate", ["train"]), ("step", [])):
+            try:
+                expected = getattr(here, method)(*mode, **batch)
+            except StepError as error:
+                with pytest.raises(WebError, match=re.escape(str(error))):
+                    getattr(there, method)(*mode, **batch)
+                refused.add(str(error))
+            else:
+                assert_same(getattr(there, method)(*mode, **batch), expected)
+            assert_same(there.state(), here.state_dict())
+    assert len(refused) == 16, refused
+    there.release()
+
+
+def test_conditions_that_a_step_cannot_check(node: Node) -> None:
+    """Python refuses to write such files."""
+    for name, wanted in ((CONDITIONS, r"bool \(4,\)"), (CONDITION_NUMBERS, r"float64 \(4,\)")):
+        model = conditional_step()
+        (output,) = (value for value in model.graph.output if value.name == name)
+        output.type.tensor_type.shape.dim[0].dim_value = 3
+        with pytest.raises(WebError, match=rf"output '{name}' is \w+ \(3,\), expected {wanted} for the step's cond"):
+            Trainer(node, model)
+        model.graph.output.remove(output)
+        with pytest.raises(WebError, match=rf"output '{name}' is missing, expected {wanted}"):
+            Trainer(node, model)
+    for old, new, message in (
+        ('"kind": "bool"', '"kind": "complex"', "'conditions' is no list of conditions"),
+        ('"place": 3', '"place": 4', "depend on the numbers 0, 1, 2, 4, expected all from 0 on"),
+        ('"format": "2.0"', '"format": "3.0"', r"its format version is 3\.0, expected at most 2\.0: update onnx_ops"),
+    ):
+        model = conditional_step()
+        (entry,) = (entry for entry in model.metadata_props if entry.key == STEP_METADATA)
+        assert old in entry.value
+        entry.value = entry.value.replace(old, new)
+        with pytest.raises(WebError, match=message):
+            Trainer(node, model)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
+def test_conditions_of_captured_graphs(node: Node) -> None:
+    """Those of the graphs in evaluation mode are in the errors of onnxruntime-web."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    from onnx_ops.torch import training_step
+
+    class Guarded(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x if x.isfinite().all() else x.nan_to_num())
+
+    def loss(model: Any, x: Any, labels: Any) -> Any:
+        if labels.max() > 2:
+            raise ValueError("class 3 is reserved")
+        return torch.nn.functional.cross_entropy(model(x), labels)
+
+    torch.manual_seed(0)
+    model, batch = Guarded(3, 4), (torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0]))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    capture = training_step(
+        model, loss, batch, optimizer, inference=True, evaluation=True, specialize=True, check=False
+    )
+    there = Trainer(node, step_model(capture.model, capture.state, capture.inference, capture.evaluation))
+    x, labels = (tensor.numpy() for tensor in batch)
+    for wrong, line in (((x, labels + 1), "if labels.max"), ((x * np.inf, labels), "return super")):
+        for evaluates in (there.step, there.evaluate, functools.partial(there.evaluate, "train")):
+            before = there.state()
+            with pytest.raises(WebError, match=rf"test_trainer_in_node\.py, line \d+ \({line}"):
+                evaluates(x=wrong[0], labels=wrong[1])
+            assert_same(there.state(), before)
+    with pytest.raises(WebError, match="return super"):
+        there.infer(x=x * np.inf)
+    np.testing.assert_allclose(there.infer(x=x)["output"], model(batch[0]).detach(), rtol=1e-5)
+    losses = [there.evaluate(x=x, labels=labels)["loss"], there.step(x=x, labels=labels)["loss"]]
+    np.testing.assert_allclose(losses, loss(model, *batch).detach(), rtol=1e-5)
     there.release()
 
 

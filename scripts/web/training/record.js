@@ -1,5 +1,6 @@
 /** The metadata of a step: the entry that `onnx_ops/training/step.py` writes. */
 import { formatProblem } from "./checkpoint.js";
+import { isCondition } from "./conditions.js";
 import { StepError } from "./errors.js";
 import { BUFFER, OPTIMIZER, PARAMETER, SEED, SETTING, STEP_METADATA } from "./format.js";
 
@@ -13,7 +14,7 @@ const ROLES = [PARAMETER, BUFFER, OPTIMIZER, SEED, SETTING];
  *   tied: Object<string, string>,
  *   bounds: Object<string, {min: number, max: ?number}>,
  *   ranges: {input: string, low: number, high: number, ignored: ?number, cuts: ?number[][]}[],
- *   conditions: {line: string, code: string, numbers: {place: number, captured: string}[], expected: string}[],
+ *   conditions: {line: string, code: string, numbers: {place: number, kind: string, captured: string}[], expected: string}[],
  * }} The role of each input of the state; other names of tied parameters and buffers; the sizes that named dimensions of
  *   the batch may have; the ranges of indices among its inputs; and what the outputs with the conditions of the step say.
  * @throws {StepError} The model is no training step, or the entry is invalid.
@@ -68,9 +69,4 @@ function isBounds(bounds) {
 function isRange({ input, low, high, ignored = 0, cuts = [] }) {
   const isCut = (cut) => Array.isArray(cut) && [2, 4].includes(cut.length) && cut.every(Number.isInteger);
   return typeof input === "string" && [low, high, ignored].every(Number.isInteger) && Array.isArray(cuts) && cuts.every(isCut);
-}
-
-function isCondition({ line, code, numbers, expected }) {
-  const isNumber = (number) => Number.isInteger(number?.place) && typeof number.captured === "string";
-  return [line, code, expected].every((text) => typeof text === "string") && Array.isArray(numbers) && numbers.every(isNumber);
 }

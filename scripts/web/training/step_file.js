@@ -6,6 +6,7 @@
  * removed with a minimal protobuf reader; field numbers are those of onnx.proto.
  */
 import { carriedModel } from "./carried.js";
+import { checkConditionOutputs } from "./conditions.js";
 import { StepError } from "./errors.js";
 import { CHECKSUM_METADATA, EVALUATION, INFERENCE, NEXT, WEIGHTS_METADATA } from "./format.js";
 import { mapped } from "./objects.js";
@@ -76,6 +77,7 @@ export async function openStep(file, weights = null) {
       throw new StepError(`output '${name}' is the next value of '${name.slice(NEXT.length)}', which is no state`);
     }
   }
+  checkConditionOutputs(record.conditions, outputs);
   const stateless = joined(kept.map(({ whole }) => whole));
   const chunks = model.fields.map(({ number, whole }) => (number === 7 ? field(7, stateless) : whole));
   const carried = Object.fromEntries([INFERENCE, EVALUATION].map((name) => [name, carriedModel(model, name)]));

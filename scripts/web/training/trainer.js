@@ -1,5 +1,6 @@
 import { withInitializers } from "./carried.js";
 import { checkpoint, openCheckpoint } from "./checkpoint.js";
+import { checkConditions } from "./conditions.js";
 import { StepError } from "./errors.js";
 import {
   AVERAGED,
@@ -70,7 +71,7 @@ export class Trainer {
       await this.#checkBatch("the batch", this.batchInputs, batch);
       const reported = await this.#session.run({ ...this.#state, ...batch });
       try {
-        this.#checkConditions(reported);
+        await checkConditions(this.#step.record.conditions, reported);
         await this.#checkLoss(reported);
       } catch (error) {
         for (const tensor of Object.values(reported)) tensor.dispose();
@@ -94,7 +95,7 @@ export class Trainer {
       const wanted = this.#reported().filter((name) => !name.startsWith(GRADIENT));
       const conditions = Object.keys(this.#step.outputs).filter((name) => [CONDITIONS, CONDITION_NUMBERS].includes(name));
       const reported = await this.#session.run({ ...this.#state, ...batch }, [...wanted, ...conditions]);
-      this.#checkConditions(reported);
+      await checkConditions(this.#step.record.conditions, reported);
       return reported;
     });
   }
@@ -241,26 +242,9 @@ export class Trainer {
       this.#graphs[name] ??= await this.#ort.InferenceSession.create(model, this.#options);
       const taken = filtered(this.#state, (one) => Object.hasOwn(types, one));
       const found = await this.#graphs[name].run({ ...taken, ...inputs });
-      this.#checkConditions(found);
+      await checkConditions(this.#step.record.conditions, found);
       return found;
     });
-  }
-
-  /** Throws a StepError if the outputs of a step violate a condition; takes out these outputs. */
-  #checkConditions(reported) {
-    const { [CONDITIONS]: holds, [CONDITION_NUMBERS]: numbers } = reported;
-    if (holds === undefined || numbers === undefined) return;
-    delete reported[CONDITIONS];
-    delete reported[CONDITION_NUMBERS];
-    const condition = this.#step.record.conditions.find((_, place) => !holds.data[place]);
-    if (condition === undefined) return;
-    const { line, code, expected } = condition;
-    const captured = condition.numbers.map((number) => number.captured).join(", ");
-    const came = condition.numbers.map(({ place }) => numbers.data[place]).join(", ");
-    throw new StepError(
-      `${line}${code && ` (${code})`} reads ${came} from tensors${captured && `, and read ${captured} in the example of ` +
-      "the capture"}: the step is valid for ${expected || captured} only, and the state is as before`
-    );
   }
 
   /** Throws a StepError for a loss of one number that is NaN or infinite. */
