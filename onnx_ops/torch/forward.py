@@ -171,23 +171,18 @@ class Forward:
             exported.graph, {name: holds for name, holds in conditions.items() if removed.isdisjoint(_sources([holds]))}
         )
         RemoveUnusedNodesPass()(exported)
-        with preserved(joint.model), eager_mode():
-            expected = joint.infer(values, call) if self._check else {}
         graph = exported.graph
-        for value in list(graph.inputs):
-            used = bool(value.uses())
-            if used and value.name in arguments:
-                continue
+        for value in [value for value in graph.inputs if not value.uses()]:
             graph.inputs.remove(value)
-            if used:
-                make_constant(graph, value, values[value.name or ""])
-        proto = model_proto(exported)
-        if self._check:
-            kept = {value.name for value in proto.graph.output}
-            wanted = arrays({name: tensor for name, tensor in expected.items() if name in kept})
-            session = Graph(proto)
-            compare("outputs in evaluation mode", session.run(arguments), wanted)
-        return proto
+        if self._check:  # while the state is not in the graph, for the memory
+            with preserved(joint.model), eager_mode():
+                expected = joint.infer(values, call)
+            wanted = arrays({value.name or "": expected[value.name or ""] for value in graph.outputs})
+            compare("outputs in evaluation mode", Graph(model_proto(exported)).run(values), wanted)
+        for value in [value for value in graph.inputs if value.name not in arguments]:
+            graph.inputs.remove(value)
+            make_constant(graph, value, values[value.name or ""])
+        return model_proto(exported)
 
 
 def make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:

@@ -6,11 +6,13 @@ which rounds differently.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer, rewriter
-from onnxscript.rewriter.rules import common as rules
+from onnxscript.rewriter.rules import common as common_rules
 
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
@@ -21,18 +23,18 @@ from onnx_ops.torch.summing import split_sums
 
 # The rules that compare no floating constants.
 RULES = (
-    rules.collapse_slice_rule,
-    rules.collapse_slice2_rule,
-    rules.cast_constant_of_shape_rule,
-    rules.cast_constant_of_shape_without_value_rule,
-    rules.materialize_reshape_shape_rule,
-    rules.no_op_cast_rule,
-    rules.no_op_expand_rule,
-    rules.no_op_transpose_rule,
-    rules.reshape_reshape_rule,
-    rules.squeeze_reshape_1d_rule,
-    rules.transpose_transpose_rule,
-    rules.unsqueeze_unsqueeze_rule,
+    common_rules.collapse_slice_rule,
+    common_rules.collapse_slice2_rule,
+    common_rules.cast_constant_of_shape_rule,
+    common_rules.cast_constant_of_shape_without_value_rule,
+    common_rules.materialize_reshape_shape_rule,
+    common_rules.no_op_cast_rule,
+    common_rules.no_op_expand_rule,
+    common_rules.no_op_transpose_rule,
+    common_rules.reshape_reshape_rule,
+    common_rules.squeeze_reshape_1d_rule,
+    common_rules.transpose_transpose_rule,
+    common_rules.unsqueeze_unsqueeze_rule,
 )
 
 ROUNDS = 3
@@ -42,9 +44,10 @@ ROUNDS = 3
 def simplify(model: ir.Model) -> None:
     """Fold constants, eliminate common subexpressions, and remove nodes without effect or use, in place."""
     common.InlinePass()(model)
+    rules = rewriter.pattern.RewriteRuleSet(copy.deepcopy(RULES))  # which keep the last graph they were applied to
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
-        rewriter.RewritePass(rewriter.pattern.RewriteRuleSet(RULES))(model)
+        rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
     split_sums(model)

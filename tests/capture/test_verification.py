@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -206,11 +206,11 @@ def test_jumps_where_rounding_can_change_signs_are_no_faults(monkeypatch: pytest
 def test_jumps_that_few_changes_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random changes, the first ones may change no sign."""
 
-    def rarely(values: dict[str, Tensor], amount: float, seed: int) -> dict[str, Tensor]:
-        return disturbed(values, amount, seed) if seed > 2 else values
+    def rarely(values: dict[str, Tensor], amount: float, seed: int) -> Iterable[tuple[str, Tensor]]:
+        return disturbances(values, amount, seed) if seed > 2 else values.items()
 
-    disturbed = verify.disturbed
-    monkeypatch.setattr(verify, "disturbed", rarely)
+    disturbances = verify.disturbances
+    monkeypatch.setattr(verify, "disturbances", rarely)
     captured_with_a_jump(nn.ReLU(), monkeypatch)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.freed_memory import return_freed_memory
 from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
@@ -68,6 +69,7 @@ def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) 
         expected = joint.run(start, info)
     outside.compare(before, expected)
     del before  # which has the size of the model
+    return_freed_memory()
     unregistered = Unregistered(joint.model, info.effects)
     others = _others(joint, start, expected)
     made = (_run_trial(joint, make, expected, unregistered) for make in others)
@@ -93,6 +95,7 @@ def _run_trial(
         raise
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
+    return_freed_memory()
     unregistered.refuse(info.effects)
     if expected.keys() != first.keys() or any(
         bool(tensor.isnan().any()) and not bool(first[name].isnan().any()) for name, tensor in expected.items()
@@ -119,9 +122,11 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
     batches += [{name: _reordered(value, {}) for name, value in changed.items()}, arguments]
 
     def made(batch: Tensors) -> Tensors:
-        state = before | disturbed({name: before[name] for name in joint.parameters}, NOISE, seed=0)
-        generator = torch.Generator().manual_seed(1)
-        return state | {name: _away_from_zero(state[name], generator) for name in joint.trained()} | batch
+        zeros, trained, state = torch.Generator().manual_seed(1), set(joint.trained()), dict(before)
+        for name, tensor in disturbances({name: before[name] for name in joint.parameters}, NOISE, seed=0):
+            state[name] = _away_from_zero(tensor, zeros) if name in trained else tensor
+        return_freed_memory()
+        return state | batch
 
     for batch in batches:
         yield functools.partial(made, batch)
@@ -132,13 +137,11 @@ def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (2 * torch.rand(like.shape, generator=generator) - 1).to(like.dtype)
 
 
-def disturbed(values: Tensors, amount: float, seed: int) -> Tensors:
-    """Floating tensors with random relative changes of at most `amount`; other tensors unchanged."""
+def disturbances(values: Tensors, amount: float, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Floating tensors with random relative changes of at most `amount`, other tensors unchanged, by name."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
-        for name, tensor in values.items()
-    }
+    for name, tensor in values.items():
+        yield name, tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
 
 
 def _away_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

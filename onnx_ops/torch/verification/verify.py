@@ -21,6 +21,7 @@ from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.freed_memory import return_freed_memory
 from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
@@ -35,7 +36,7 @@ from onnx_ops.torch.verification.tolerances import (
     largest_of,
     rounding,
 )
-from onnx_ops.torch.verification.trials import Trial, disturbed
+from onnx_ops.torch.verification.trials import Trial, disturbances
 from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.conditions import check_conditions
@@ -262,6 +263,7 @@ class Verification:
         """
         values = trial.make()
         got = self._graph.run(self._state | values)
+        return_freed_memory()
         try:
             check_conditions(self._conditions, got)
         except StepError as violated:
@@ -309,7 +311,7 @@ class Verification:
         except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
         wide = _wide(values)
-        near = (self._in_double(disturbed(wide, DISTURBANCE, seed), exact) or exact for seed in range(DRAWS))
+        near = (self._in_double(dict(disturbances(wide, DISTURBANCE, seed)), exact) or exact for seed in range(DRAWS))
         return _agree(computed, exact, WIDENED) and any(
             _agree(got, exact, rounding(theirs, results, exact)) for results in near
         )
