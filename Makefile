@@ -21,7 +21,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -134,6 +134,9 @@ $(ZOO)/ready: pyproject.toml scripts/zoo/without_dependencies.txt $(VENV)/ready
 	touch $@
 
 web-packages: $(WEB) ## what test-web and web need from npm
+
+native-package: $(WEB) ## onnxruntime-node, in which test-web then also tests the trainer in JavaScript (300 MB)
+	cd scripts/web && npm install --no-save --onnxruntime-node-install=skip onnxruntime-node
 
 $(WEB): scripts/web/package.json scripts/web/package-lock.json
 	cd scripts/web && npm ci

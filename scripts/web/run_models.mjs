@@ -1,4 +1,5 @@
-// Runs ONNX models in onnxruntime-web on the CPU (WebAssembly), controlled by another process through pipes.
+// Runs ONNX models on the CPU, controlled by another process through pipes: in onnxruntime-web (WebAssembly), or in the
+// package that is the program's argument, onnxruntime-node.
 //
 // It reads requests from stdin, one JSON object per line, and writes a response for each to stdout, in the same order:
 //
@@ -20,7 +21,6 @@
 // onnxruntime-web and the little-endian bytes of the elements in base64. The program ends at the end of stdin.
 
 import { createInterface } from "node:readline";
-import * as ort from "onnxruntime-web";
 import { Trainer } from "./training/trainer.js";
 
 const ARRAYS = {
@@ -38,10 +38,13 @@ const ARRAYS = {
   float64: Float64Array,
 };
 
+const [runtime = "onnxruntime-web"] = process.argv.slice(2);
+const executionProviders = [runtime === "onnxruntime-web" ? "wasm" : "cpu"];
+const ort = await import(runtime);
+
 const QUIET = { logSeverityLevel: 4 }; // errors are in the response
 ort.env.logLevel = "fatal";
-ort.env.wasm.numThreads = 1;
-ort.env.wasm.proxy = false;
+Object.assign(ort.env.wasm, { numThreads: 1, proxy: false });
 console.log = console.error; // stdout is for responses
 
 const sessions = new Map(); // sessions and trainers
@@ -99,7 +102,7 @@ const HANDLERS = {
 };
 
 function settings(options) {
-  return { ...QUIET, ...options, executionProviders: ["wasm"] };
+  return { ...QUIET, ...options, executionProviders };
 }
 
 function known(number) {

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 from chromium import CHROMIUM, FLAGS
-from onnxruntime_web import Node, the_node, what_is_missing
+from onnxruntime_web import WEB_PACKAGE, Node, the_node, what_is_missing
 from playwright.sync_api import Browser, Playwright, sync_playwright
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[Node]:
-    """onnxruntime-web in Node, which must be well when the tests are over."""
-    missing = what_is_missing()
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """onnxruntime-web in Node, or the package that is the parameter, which must be well when the tests are over."""
+    runtime = getattr(request, "param", WEB_PACKAGE)
+    missing = what_is_missing(runtime)
     if missing:
         pytest.skip(missing)
-    yield the_node()
-    assert the_node().close() == 0
+    yield the_node(runtime)
+    assert the_node(runtime).close() == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""onnxruntime-web in a Node process: how to start it, run models in it, and the backends that run one op in it."""
+"""Packages of onnxruntime in a Node process: how to run models in it, and the backends that run one op in it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ from typing import Any
 import backends
 import numpy as np
 import onnx
+import pytest
 from backends import BFLOAT16, Array, Backend, Call
 from onnx import TensorProto, helper
 
 import onnx_ops
 
 PROGRAM = Path(__file__).parents[2] / "scripts" / "web" / "run_models.mjs"
+WEB_PACKAGE, NATIVE_PACKAGE = "onnxruntime-web", "onnxruntime-node"
+TARGETS = {WEB_PACKAGE: "web-packages", NATIVE_PACKAGE: "native-package"}
+"""The packages that run models in Node, and what installs them."""
+in_both_packages = pytest.mark.parametrize("node", TARGETS, indirect=True)
 SECONDS = 60
 """Longer than any request takes on a busy machine; a process that does not answer is killed."""
 SESSIONS = 200
 """Kept at a time: they share the memory of one WebAssembly module."""
 
 
-def what_is_missing() -> str | None:
-    """Why models cannot be run, if they cannot."""
+def what_is_missing(runtime: str) -> str | None:
+    """Why models cannot be run in a package of onnxruntime, if they cannot."""
     if shutil.which("node") is None:
         return "node is not installed"
-    if not (PROGRAM.parent / "node_modules" / "onnxruntime-web").is_dir():
-        return "onnxruntime-web is not installed: run `npm ci` in scripts/web"
+    if not (PROGRAM.parent / "node_modules" / runtime).is_dir():
+        return f"{runtime} is not installed: run `make {TARGETS[runtime]}`"
     return None
 
 
@@ -43,11 +48,13 @@ class WebError(Exception):
 
 
 class Node:
-    """A Node process that runs models until it is closed."""
+    """A Node process that runs models, in a package of onnxruntime, until it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: str = WEB_PACKAGE) -> None:
+        self.runtime = runtime
+        command = ["node", str(PROGRAM), runtime]
         self.process = subprocess.Popen(
-            ["node", str(PROGRAM)], cwd=PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, cwd=PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.sessions: collections.OrderedDict[Hashable, Session] = collections.OrderedDict()
 
@@ -252,9 +259,9 @@ def widened(array: Array) -> Array:
 
 
 @functools.cache
-def the_node() -> Node:
-    """The Node process that the backends of this Python process share; its first user closes it."""
-    return Node()
+def the_node(runtime: str = WEB_PACKAGE) -> Node:
+    """The Node process that tests in this Python process share; its first user closes it."""
+    return Node(runtime)
 
 
 def _in_node(

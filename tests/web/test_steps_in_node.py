@@ -1,4 +1,4 @@
-"""Training steps in onnxruntime-web: the files that the trainer takes, and what is captured from PyTorch."""
+"""Training steps in Node: the files that the trainer in JavaScript takes, and what is captured from PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import steps
 from cases import names_with
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime_web import PROGRAM, SECONDS, Node, Trainer, WebError
+from onnxruntime_web import PROGRAM, SECONDS, WEB_PACKAGE, Node, Trainer, WebError, in_both_packages
 
 import onnx_ops
 from onnx_ops.core.step_format import STEP_METADATA, InputRole
@@ -49,6 +49,8 @@ OF_A_CHANGE = 0.05
 """Of the largest change of a tensor. Two things let the rounding of one number show. Adam divides a gradient by its own
 size, so that what rounding leaves of a sum makes a step of the whole learning rate. And an entry near the edge of a
 ReLU, or of a tie between maxima, falls on either side of it. Such an entry was seen to make 2 % of a gradient."""
+
+pytestmark = in_both_packages
 
 needs_capture = pytest.mark.skipif(not CAN_CAPTURE, reason="PyTorch or onnxscript is not installed")
 made_self_contained = pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_two_graphs(node: Node) -> None:
 
 
 def test_bfloat16_is_refused(node: Node) -> None:
-    with pytest.raises(WebError, match=r"'linear\.weight' is bfloat16, and onnxruntime-web has no such tensors"):
+    with pytest.raises(WebError, match=r"'linear\.weight' is bfloat16, and JavaScript has no such tensors"):
         Trainer(node, steps.whole_step(backends.BFLOAT16))
 
 
@@ -424,14 +426,14 @@ globalThis.fetch = async (name) => new Response(await readFile(name)); // Node f
 """
 
 
-def run_program(folder: Path, text: str, **files: bytes) -> None:
-    """Run JavaScript as a page would that has these files and the trainer beside it."""
+def run_program(node: Node, folder: Path, text: str, **files: bytes) -> None:
+    """Run JavaScript as a page would that has these files and the trainer beside it, in the package of `node`."""
     for name in ("training", "node_modules"):
         (folder / name).symlink_to(PROGRAM.parent / name)
     for name, data in files.items():
         (folder / name).write_bytes(data)
     (folder / "fetch.mjs").write_text(FETCH)
-    (folder / "program.mjs").write_text(text)
+    (folder / "program.mjs").write_text(text.replace(WEB_PACKAGE, node.runtime))
     command = ["node", "--import", "./fetch.mjs", "program.mjs"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert result.returncode == 0, result.stderr
@@ -461,7 +463,7 @@ const { seed } = await trainer.state();
 if (seed.data[0] !== before.seed.data[0] + 1n || before.learning_rate.data[0] !== 0.5) throw new Error("no step");
 await trainer.release();
 """
-    run_program(tmp_path, program, step=steps.whole_step().SerializeToString())
+    run_program(node, tmp_path, program, step=steps.whole_step().SerializeToString())
 
 
 def test_bytes_however_they_come(node: Node, tmp_path: Path) -> None:
@@ -512,7 +514,7 @@ for (const [wrong, message] of [
   assert.deepEqual(await trainer.state(), start);
 }
 """
-    run_program(tmp_path, program, step=steps.whole_step().SerializeToString())
+    run_program(node, tmp_path, program, step=steps.whole_step().SerializeToString())
 
 
 @needs_capture
@@ -524,4 +526,4 @@ def test_the_guide_runs(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (program,) = re.findall(r"```javascript\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(capture, str(GUIDE), "exec"), {})
-    run_program(tmp_path, program)
+    run_program(node, tmp_path, program)

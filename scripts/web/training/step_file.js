@@ -2,7 +2,7 @@
  * Splits the file of a training step, as written by `Capture.save` of `onnx_ops.torch`, into a model whose state is
  * required inputs, and the initial state.
  *
- * In the file the initial state is initializers with the names of inputs, which onnxruntime-web cannot feed. They are
+ * In the file the initial state is initializers with the names of inputs, which onnxruntime cannot feed in JavaScript. They are
  * removed with a minimal protobuf reader; field numbers are those of onnx.proto.
  */
 import { carriedModel } from "./carried.js";
@@ -32,7 +32,7 @@ import { TYPES, checkTensors, kind, noTensors, ownData, typeText, typesOf, viewe
  *   `carriedModel` returns of the inference graph and the loss in evaluation mode. A dynamic dimension is a string or null;
  *   dims are null for an unknown rank.
  * @throws {StepError} The arguments are not bytes, or the file is no ONNX model, no training step or damaged, has types
- *   that onnxruntime-web does not support, or external data that `weights` is not the file of.
+ *   that JavaScript does not support, or external data that `weights` is not the file of.
  */
 export async function openStep(file, weights = null) {
   const bytes = viewed(file);

@@ -1,7 +1,7 @@
 /** The types of tensors, and checks of them. */
 import { StepError } from "./errors.js";
 
-/** By TensorProto.DataType: name in onnxruntime-web, typed array, and field of TensorProto other than raw_data. */
+/** By TensorProto.DataType: name in onnxruntime, typed array, and field of TensorProto other than raw_data. */
 export const TYPES = new Map([
   [1, { type: "float32", array: Float32Array, field: 4 }],
   [2, { type: "uint8", array: Uint8Array, field: 5 }],
@@ -42,7 +42,7 @@ function typeOf(value) {
 /** The error for a tensor whose TensorProto.DataType onnxruntime-web does not have. */
 export function noTensors(name, element) {
   const what = element === 16 ? "bfloat16" : `of type ${element} of TensorProto.DataType`;
-  return new StepError(`'${name}' is ${what}, and onnxruntime-web has no such tensors`);
+  return new StepError(`'${name}' is ${what}, and JavaScript has no such tensors`);
 }
 
 /** A type in error messages: "float32 (N, 3)". */

@@ -94,7 +94,15 @@ export class Trainer {
       await this.#checkBatch("the batch", this.batchInputs, batch);
       const wanted = this.#reported().filter((name) => !name.startsWith(GRADIENT));
       const conditions = Object.keys(this.#step.outputs).filter((name) => [CONDITIONS, CONDITION_NUMBERS].includes(name));
-      const reported = await this.#session.run({ ...this.#state, ...batch }, [...wanted, ...conditions]);
+      const fetches = [...wanted, ...conditions];
+      const reported = await this.#session.run({ ...this.#state, ...batch }, fetches);
+      const misnamed = fetches.find((name) => !Object.hasOwn(reported, name));
+      if (misnamed !== undefined) {
+        throw new StepError(
+          `onnxruntime returned ${Object.keys(reported).join(", ")} where '${misnamed}' was requested: onnxruntime-node ` +
+            "before 1.24 gives outputs the names of others",
+        );
+      }
       await checkConditions(this.#step.record.conditions, reported);
       return reported;
     });
