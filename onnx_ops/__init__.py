@@ -6,6 +6,7 @@ from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpEr
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.version import __version__ as __version__
+from onnx_ops.fitting.evaluation import evaluate
 from onnx_ops.fitting.fit import fit
 from onnx_ops.fitting.run import Epoch
 from onnx_ops.fitting.schedules import (
@@ -58,6 +59,7 @@ __all__ = [
     "Trainer",
     "TrainerStep",
     "WorkerError",
+    "evaluate",
     "fit",
     "inline",
     "link",

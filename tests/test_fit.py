@@ -116,6 +116,75 @@ def test_several_batches_in_a_step(model: onnx.ModelProto) -> None:
         np.testing.assert_allclose(array, one.weights()[name], rtol=2e-6, atol=2e-6)
 
 
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("size", [None, 8, 3 * SAMPLES])
+def test_evaluation_is_the_mean_over_the_samples(size: int | None, mode: Any, trainer: Trainer) -> None:
+    """With a last batch of 4 samples, and with a batch size that is larger than the data."""
+    onnx_ops.fit(trainer, steps.batch(SAMPLES), progress=False)
+    before = trainer.state_dict()
+    found = onnx_ops.evaluate(trainer, steps.batch(SAMPLES), batch_size=size, mode=mode)
+    whole = Oracle.of(before).step(**steps.batch(SAMPLES))["loss"]
+    assert list(found) == ["loss"]
+    np.testing.assert_allclose(found["loss"], whole, rtol=2e-6)  # float32, sums of at most 60 numbers of size 1
+    for name, array in trainer.state_dict().items():
+        assert_same_bits(array, before[name])
+    batches = [{name: array[part] for name, array in steps.batch(SAMPLES).items()} for part in (slice(8), slice(8, 20))]
+    np.testing.assert_allclose(onnx_ops.evaluate(trainer, batches, mode=mode)["loss"], whole, rtol=2e-6)
+
+
+def test_remainder_is_dropped_where_the_step_fixes_the_batch_size() -> None:
+    trainer = Trainer(steps.whole_step(samples=8), kernel_options())
+    whole = steps.batch(SAMPLES)
+    found = onnx_ops.evaluate(trainer, whole, mode="train")
+    used = onnx_ops.evaluate(trainer, {name: array[:16] for name, array in whole.items()}, mode="train")
+    assert found == used
+    with pytest.raises(StepError, match="the batch size is 4, expected 8, as the step takes no other"):
+        onnx_ops.evaluate(trainer, whole, batch_size=4, mode="train")
+    with pytest.raises(StepError, match="the data has 7 samples, expected at least 8"):
+        onnx_ops.evaluate(trainer, steps.batch(7), mode="train")
+
+
+@pytest.mark.parametrize("shape", [("N",), None])
+def test_number_for_each_sample_is_no_metric(shape: Any) -> None:
+    """Though it is a single number in the last batch, of one sample."""
+    bare = steps.bare_step()
+    bare.graph.node.append(onnx.helper.make_node("Constant", [], ["axes"], value_ints=[1]))
+    bare.graph.node.append(onnx.helper.make_node("ReduceMax", ["logits", "axes"], ["score"], keepdims=0))
+    bare.graph.output.append(onnx.helper.make_tensor_value_info("score", onnx.TensorProto.FLOAT, shape))
+    trainer = Trainer(step_model(bare, steps.start()), kernel_options())
+    data, options = steps.batch(9), {"batch_size": 4, "validation_mode": "train"}
+    (epoch,) = onnx_ops.fit(trainer, data, validation=data, progress=False, **options)
+    assert list(epoch.metrics) == ["loss", "validation.loss"]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "problem"),
+    [
+        (steps.batch(0), {}, "the data has 0 samples, expected at least 1"),
+        ([], {}, "the data have no batches to evaluate, expected at least one"),
+        ([steps.batch(0)], {}, r"batch 1 of the evaluation: the batch has no samples: 'x' is float32 \(0, 3\)"),
+        ([steps.batch()], {"batch_size": 3}, "batch_size is 3, but the data are an iterable"),
+        ({"x": steps.batch()["x"]}, {}, r"the data lacks 'y' \(float32 \(N, 2\)\)"),
+        (steps.batch(), {"mode": "test"}, "the mode is 'test', expected 'eval' or 'train'"),
+        (steps.batch(), {"step": "first"}, "there is no step 'first'"),
+    ],
+)
+def test_what_is_not_evaluated(data: Any, options: dict[str, Any], problem: str, trainer: Trainer) -> None:
+    with pytest.raises(StepError, match=problem):
+        onnx_ops.evaluate(trainer, data, **options)
+
+
+def test_batches_without_samples(trainer: Trainer) -> None:
+    """Have no loss, and predictions for none."""
+    for mode in ("eval", "train"):
+        with pytest.raises(StepError, match=r"the batch has no samples: 'x' is float32 \(0, 3\); expected at least 1"):
+            trainer.evaluate(mode, **steps.batch(0))
+    assert trainer.predict(x=steps.batch(0)["x"])["probabilities"].shape == (0, 2)
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -435,6 +504,7 @@ def test_workers_take_parts_of_the_batches(tmp_path: Path) -> None:
         (3, {}, "the data are a int, expected arrays by name, a path, a data set, an iterable of batches"),
         ({}, {}, r"the data lacks 'x' \(float32 \(N, 3\)\), 'y'"),
         ([], {}, "the data have no batches, expected at least one"),
+        ([steps.batch(), steps.batch(0)], {}, r"step 2 of epoch 1: the batch has no samples: 'x' is float32 \(0, 3\)"),
         ([3], {}, "a batch of the data is a int, expected a mapping of names to arrays"),
         ([{"x": 1}], {}, r"step 1 of epoch 1: the batch lacks 'y'"),
         (steps.batch(0), {}, "the data has 0 samples, expected at least 1"),
@@ -457,6 +527,7 @@ def test_workers_take_parts_of_the_batches(tmp_path: Path) -> None:
         ),
         (steps.batch(), {"validation": steps.batch(0)}, "the validation data has 0 samples"),
         (steps.batch(), {"validation": []}, "the data have no batches to evaluate"),
+        (steps.batch(), {"validation": [steps.batch(), steps.batch(0)]}, "batch 2 of the evaluation: the batch has no"),
         (steps.batch(), {"epochs": -1}, "the number of epochs is -1, expected at least 0"),
         (steps.batch(), {"accumulate": 0}, "the number of batches in a step is 0, expected at least 1"),
         (steps.batch(), {"patience": 0}, "the patience is 0, expected at least 1 epoch"),
@@ -475,7 +546,10 @@ def test_workers_take_parts_of_the_batches(tmp_path: Path) -> None:
         ([steps.batch()], {"cast": True}, "cast is True, but the data are an iterable"),
         (steps.batch(), {"logs": ["log.txt"]}, "the log is log.txt, expected a file .csv or .jsonl"),
         (steps.batch(), {"checkpoint": "nowhere/last"}, "there is no folder nowhere"),
-        (steps.batch(), {"checkpoint": "last", "best": "last"}, "the best and the last checkpoint are both last"),
+        (steps.batch(), {"checkpoint": "last", "best": "last"}, "last is to be written, but it is also written with"),
+        (steps.batch(), {"checkpoint": "log.csv", "logs": ["log.csv"]}, "log.csv is to be written, but it is also wri"),
+        ("data", {"checkpoint": "data"}, "data is to be written, but it is also read: name another file"),
+        (steps.batch(), {"validation": "data", "best": "data"}, "data is to be written, but it is also read"),
         (steps.batch(), {"resume": True}, "a training is resumed from its checkpoint, and there is no path of one"),
     ],
 )
@@ -496,8 +570,10 @@ def test_integers_that_do_not_fit_are_not_converted() -> None:
 
 def test_step_without_evaluation_graph_is_not_validated() -> None:
     trainer = Trainer(steps.whole_step(), kernel_options())
-    with pytest.raises(StepError, match=r"the step has no evaluation graph .* or use validation_mode='train'"):
+    with pytest.raises(StepError, match=r"the step has no evaluation graph: .* or use validation_mode='train'"):
         onnx_ops.fit(trainer, steps.batch(), validation=steps.batch())
+    with pytest.raises(StepError, match=r"the step has no evaluation graph: .* or use mode='train' \(--mode train\) "):
+        onnx_ops.evaluate(trainer, steps.batch())
     (epoch,) = onnx_ops.fit(trainer, steps.batch(), validation=held_out(), validation_mode="train", progress=False)
     expected_loss = trainer.evaluate("train", **held_out())["loss"]
     np.testing.assert_allclose(epoch.validation["loss"], expected_loss, rtol=1e-6)

@@ -112,6 +112,7 @@ TABLES: dict[str, dict[str, str]] = {
         "SequentialLR.over": "(self, steps)",
         "SequentialLR.rates": "(self, base, step, monitored)",
         "SequentialLR.entry": "(self)",
+        "evaluate": "(trainer, data, *, batch_size=None, step='', cast=False, mode='eval')",
         "fit": (
             "(trainer, data, *, validation=None, epochs=1, batch_size=None, accumulate=None, step='', "
             "seed=None, shuffle=None, cast=False, learning_rate=None, schedule=None, "

@@ -8,7 +8,7 @@ from typing import Annotated
 import onnxruntime as ort
 import typer
 
-from onnx_ops.cli import arrays, ascend, commands
+from onnx_ops.cli import arrays, ascend, commands, trained
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
@@ -59,6 +59,8 @@ app.command()(commands.check)
 app.command()(commands.doctor)
 app.command("compile")(commands.compile_kernels)
 app.command()(train)
+app.command()(trained.evaluate)
+app.command()(trained.export)
 app.command()(arrays.run)
 app.command()(arrays.compare)
 app.command()(ascend.plugin)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onnx_ops.cli.choices import Better, EvaluationMode, ScheduleName
-from onnx_ops.cli.inspection import REFUSALS
+from onnx_ops.cli.steps import FORMATS, BatchDimension, BatchSize, Cast, StepFile, training_refusals
 from onnx_ops.cli.terminal import AsJson, compiling_status, counted, fail, make_console, print_json, print_wrapped
 
-StepFile = Annotated[Path, typer.Argument(metavar="STEP", help="An .onnx file of a training step.")]
-BatchDimension = Annotated[str | None, typer.Option(metavar="NAME", help="Name of the batch dimension.")]
 ValidationMode = Annotated[
     EvaluationMode, typer.Option(help="The loss in evaluation mode, or as the step computes it.")
 ]
-Cast = Annotated[bool, typer.Option("--cast", help="Convert arrays to the dtypes of the step.")]
-FORMATS = "An .npz, .safetensors or .parquet file, or a folder of .npy or .parquet files, or of a saved data set."
 
 
 def train(
@@ -28,9 +22,7 @@ def train(
     out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="The file to write after each epoch.")],
     epochs: Annotated[int, typer.Option(min=1, help="Total number, including those before --resume.")] = 1,
     validation: Annotated[Path | None, typer.Option(metavar="DATA", help="Data to evaluate after each epoch.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a batch; by default as fixed by the step, else 32.")
-    ] = None,
+    batch_size: BatchSize = None,
     batch_dimension: BatchDimension = None,
     accumulate: Annotated[int | None, typer.Option(min=1, help="Batches in a step; by default 1.")] = None,
     cast: Cast = False,
@@ -99,7 +91,7 @@ def train(
             print_wrapped(console, text)
 
     with training_refusals(as_json):
-        files = fit.Files.of(out, best, log or (), tensorboard, others=(plot, export))
+        files = fit.Files.of(out, best, log or (), tensorboard, others=(plot, export), read=(step, data, validation))
         ending = fit.Stopping(patience, min_delta)
         options = fit.Options(
             epochs=epochs,
@@ -170,18 +162,3 @@ def train(
         say(f"Wrote {', '.join(str(path) for path in (*written, plot, export) if path is not None)}.")
     if stopping.signal is not None and interrupted:
         raise typer.Exit(128 + stopping.signal)
-
-
-@contextlib.contextmanager
-def training_refusals(as_json: bool) -> Iterator[None]:
-    """As `refusals`, also for errors of files and of steps."""
-    try:
-        yield
-    except REFUSALS as refusal:
-        fail(str(refusal), as_json)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), as_json)
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        if type(error) is not RuntimeError and type(error).__module__.split(".")[0] != "onnxruntime":
-            raise
-        fail(str(error), as_json)

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from onnx_ops.cli.choices import Better, ScheduleName
-from onnx_ops.fitting.run import VALIDATION, Data, Run
+from onnx_ops.fitting.data import Data
+from onnx_ops.fitting.metrics import VALIDATION
+from onnx_ops.fitting.run import Run
 from onnx_ops.fitting.schedules import (
     ConstantLR,
     CosineAnnealingLR,

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_ops.core.step_format import EVALUATION
+from onnx_ops.fitting.data import Data, check_makes_batches, open_data
+from onnx_ops.fitting.evaluation import check_evaluation
 from onnx_ops.fitting.logs import Logs, check_log_names, row_of
+from onnx_ops.fitting.metrics import VALIDATION, metric_names
 from onnx_ops.fitting.monitoring import Mode as MonitorMode
 from onnx_ops.fitting.monitoring import Monitor
 from onnx_ops.fitting.progress import Advance, progress_bar
-from onnx_ops.fitting.run import VALIDATION, Checkpoint, Data, Epoch, Record, Run, learning_rates, metric_names
-from onnx_ops.fitting.samples import ALONE, Samples, Worker
+from onnx_ops.fitting.run import Checkpoint, Epoch, Record, Run, learning_rates
+from onnx_ops.fitting.samples import ALONE, Worker
 from onnx_ops.fitting.schedules import ReduceLROnPlateau, Schedule, schedule_of
-from onnx_ops.fitting.sources import open_table
-from onnx_ops.fitting.streams import Stream
 from onnx_ops.graph.staging import reserved
 from onnx_ops.training.errors import StepError
-from onnx_ops.training.inference import carried_model
 from onnx_ops.training.learning_rates import rates_of_groups
 from onnx_ops.training.trainer import Trainer, step_of
 from onnx_ops.training.trainer_step import Mode, TrainerStep
@@ -153,7 +152,7 @@ def fit(
         monitor,
         mode,
     )
-    files = Files.of(checkpoint, best, logs, tensorboard)
+    files = Files.of(checkpoint, best, logs, tensorboard, read=(data, validation))
     is_shown = progress and _leads(trainer)
 
     def show(run: Run[Data]) -> None:
@@ -207,10 +206,17 @@ class Files:
         logs: Iterable[PathLike],
         tensorboard: PathLike | None,
         others: Iterable[Path | None] = (),
+        read: Iterable[Any] = (),
     ) -> Files:
-        """The files of these paths; StepError for folders that do not exist, and for what are no logs.
+        """The files of these paths, checked before the first epoch.
 
-        The folders of `others` must exist too, to fail before the first epoch.
+        Args:
+            checkpoint, best, logs, tensorboard: as of `fit`.
+            others: further files that are written.
+            read: data and files that are read; what is no path is ignored.
+
+        Raises:
+            StepError: folders that do not exist; logs of other formats; a file that is written twice, or read too.
         """
         files = cls(
             None if checkpoint is None else Path(checkpoint),
@@ -219,11 +225,13 @@ class Files:
             None if tensorboard is None else Path(tensorboard),
         )
         check_log_names(files.logs)
-        for path in (files.checkpoint, files.best, *files.logs, *others):
-            if path is not None and not path.parent.is_dir():
+        uses = {Path(path).resolve(): "read" for path in read if isinstance(path, str | os.PathLike)}
+        for path in filter(None, (files.checkpoint, files.best, *files.logs, *others)):
+            if not path.parent.is_dir():
                 raise StepError(f"there is no folder {path.parent}")
-        if files.best is not None and files.best == files.checkpoint:
-            raise StepError(f"the best and the last checkpoint are both {files.best}, expected two files")
+            if path.resolve() in uses:
+                raise StepError(f"{path} is to be written, but it is also {uses[path.resolve()]}: name another file")
+            uses[path.resolve()] = "written with something else"
         return files
 
     @contextlib.contextmanager
@@ -271,21 +279,14 @@ def prepared(
     if accumulate > 1 and communicator is not None:
         raise StepError("several batches in a step are not counted over workers: use a larger batch size instead")
     worker = ALONE if communicator is None else Worker(communicator.rank, communicator.size)
-    training = _data(data, "the data", step, options, trainer.batch_dimension, worker)
-    for name, given in (("batch_size", options.batch_size), ("cast", options.cast or None)):
-        if isinstance(training, Stream) and given is not None:
-            raise StepError(f"{name} is {given}, but the data are an iterable, which makes its own batches")
+    sizes: dict[str, Any] = {"batch_dimension": trainer.batch_dimension, "cast": options.cast}
+    training = open_data(data, "the data", step, batch_size=options.batch_size, worker=worker, **sizes)
+    check_makes_batches(training, "the data", options.batch_size, options.cast)
     evaluated = None
     if validation is not None:
-        _check_evaluation(step, options.validation_mode)
+        check_evaluation(step, options.validation_mode, "validation_mode")
         share = training.batch_size and max(training.batch_size // worker.workers, 1)
-        evaluated = _data(
-            validation,
-            "the validation data",
-            step,
-            dataclasses.replace(options, batch_size=share),
-            trainer.batch_dimension,
-        )
+        evaluated = open_data(validation, "the validation data", step, batch_size=share, **sizes)
     run = Run(
         trainer,
         training,
@@ -321,38 +322,12 @@ def _with_settings(options: Options, record: Record) -> Options:
     return dataclasses.replace(options, **defaults)
 
 
-def _data(
-    data: Any,
-    label: str,
-    step: TrainerStep,
-    options: Options,
-    batch_dimension: str | None,
-    worker: Worker = ALONE,
-) -> Data:
-    table = open_table(data, label, step.batch_inputs, cast=options.cast)
-    if table is not None:
-        return Samples.of(table, step.batch_inputs, options.batch_size, batch_dimension, worker)
-    stream = Stream(data, label, step.batch_inputs, batch_dimension)
-    if worker.workers > 1:
-        raise StepError(f"{label} are an iterable, of which workers cannot take parts: pass arrays or a path")
-    return stream
-
-
-def _check_evaluation(step: TrainerStep, mode: Mode) -> None:
-    if mode == "eval" and not step.has_evaluation_graph:
-        raise StepError(
-            "the step has no evaluation graph to validate with: capture it with training_step(..., evaluation=True), or"
-            " use validation_mode='train' (--validation-mode train) for the loss as the step computes it"
-        )
-
-
 def _monitor(step: TrainerStep, options: Options, validated: bool) -> Monitor:
     """The metric that the options name, else the loss; StepError for a metric that the step does not report."""
     training = metric_names(step.model)
     validation: list[str] = []
     if validated:
-        is_carried = options.validation_mode == "eval"
-        validation = metric_names(carried_model(step.model, EVALUATION)) if is_carried else training
+        validation = metric_names(step.model, options.validation_mode)
     known = [*training, *(VALIDATION + name for name in validation)]
     default = next((VALIDATION + name for name in validation), next(iter(training), ""))
     metric = default if options.monitor is None else options.monitor

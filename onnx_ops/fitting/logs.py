@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from onnx_ops.core.step_format import learning_rate_name, learning_rate_names
-from onnx_ops.fitting.run import VALIDATION, Epoch
+from onnx_ops.fitting.metrics import VALIDATION
+from onnx_ops.fitting.run import Epoch
 from onnx_ops.training.errors import StepError
 
 Row = dict[str, int | float]

@@ -6,28 +6,23 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-import onnx
-
-from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, GRADIENT, NEXT, RUN_METADATA
-from onnx_ops.core.types import FLOATS
+from onnx_ops.core.step_format import RUN_METADATA
+from onnx_ops.fitting.data import Data
+from onnx_ops.fitting.evaluation import metrics_of
+from onnx_ops.fitting.metrics import VALIDATION, Means, Metrics, metric_names
 from onnx_ops.fitting.monitoring import Monitor
 from onnx_ops.fitting.samples import Batch
 from onnx_ops.fitting.schedules import Schedule
 from onnx_ops.graph.stored import StoredTensor
-from onnx_ops.graph.types import declared_types
 from onnx_ops.training.checkpoints import open_checkpoint
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.trainer import Trainer, step_of
 from onnx_ops.training.trainer_step import Mode, TrainerStep
 
-VALIDATION = "validation."
-"""Prefix of the metrics of the validation data."""
 LOSS = Monitor("")
 """Becomes the loss of a run, whose name depends on the step."""
-Metrics = dict[str, float]
 SETTINGS = {
     "step": "step",
     "seed": "seed",
@@ -41,29 +36,6 @@ SETTINGS = {
     "mode": "better end of the monitored metric",
 }
 """What messages call the settings of a training."""
-
-
-class Data(Protocol):
-    """The batches of each epoch: `Samples` or `Stream`."""
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples; None if it is not known."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of samples in a batch; None if it is not known."""
-
-    @property
-    def steps(self) -> int | None:
-        """Number of batches in an epoch; None if it is not known."""
-
-    @property
-    def left_out(self) -> int:
-        """Number of samples that each epoch drops."""
-
-    def epoch(self, seed: int | None, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, counted from 0, from number `start` on."""
 
 
 @dataclass(frozen=True)
@@ -86,65 +58,6 @@ class Epoch:
     def metrics(self) -> Metrics:
         """All metrics by name; those of the validation data begin with "validation."."""
         return dict(self.training) | {VALIDATION + name: value for name, value in self.validation.items()}
-
-
-class Means:
-    """Means over samples of reported numbers.
-
-    Args:
-        totals: sums over the samples so far, by name.
-        samples: number of samples so far.
-    """
-
-    def __init__(self, totals: Mapping[str, float] | None = None, samples: int = 0) -> None:
-        self.totals, self.samples = dict(totals or {}), samples
-
-    def add(self, reported: Mapping[str, np.ndarray], samples: int) -> float:
-        """Add the outputs of a batch, of which single floating numbers are metrics.
-
-        Returns:
-            The loss: the first output.
-
-        Raises:
-            StepError: a first output that is no single number.
-        """
-        if not reported:
-            raise StepError("the step reports nothing, expected the loss")
-        name, value = next(iter(reported.items()))
-        if value.size != 1:
-            raise StepError(f"the step reports '{name}' of shape {value.shape} first, expected the loss, one number")
-        for other, array in reported.items():
-            if other == name or (array.size == 1 and is_metric(other, array.dtype)):
-                self.totals[other] = self.totals.get(other, 0.0) + float(array.reshape(())) * samples
-        self.samples += samples
-        return float(value.reshape(()))
-
-    @property
-    def means(self) -> Metrics:
-        return {name: total / self.samples for name, total in self.totals.items()}
-
-
-def is_metric(name: str, dtype: np.dtype) -> bool:
-    """Whether a reported single number is a metric: floating, and no gradient."""
-    return np.issubdtype(dtype, np.floating) and not name.startswith(GRADIENT)
-
-
-def evaluate(step: TrainerStep, data: Data, mode: Mode, epoch: int = 0) -> Metrics:
-    """Means over the samples of the outputs that `TrainerStep.evaluate` reports, by name.
-
-    Raises:
-        StepError: what `TrainerStep.evaluate` refuses; data without a batch.
-    """
-    means = Means()
-    for number, batch in enumerate(data.epoch(None, epoch)):
-        try:
-            reported = step.evaluate(mode, **batch.arrays)
-        except StepError as error:
-            raise type(error)(f"batch {number + 1} of the evaluation: {error}") from error
-        means.add(reported, batch.samples)
-    if not means.samples:
-        raise StepError("the data have no batches to evaluate, expected at least one")
-    return means.means
 
 
 DataT_co = TypeVar("DataT_co", bound=Data, covariant=True)
@@ -186,7 +99,6 @@ class Run(Generic[DataT_co]):
     monitor: Monitor = LOSS
     history: list[Epoch] = field(default_factory=list)
     step: int = 0
-    means: Means = field(default_factory=Means)
     _batches: Iterator[Batch] | None = None
     _next: Batch | None = None
     _monitored: list[float] = field(default_factory=list)
@@ -194,8 +106,10 @@ class Run(Generic[DataT_co]):
 
     def __post_init__(self) -> None:
         self._step = step_of(self.trainer, self.step_name)
+        self._names = metric_names(self._step.model)
+        self.means = Means(self._names)
         if not self.monitor.metric:
-            self.monitor = Monitor(next(iter(metric_names(self._step.model)), ""), self.monitor.mode)
+            self.monitor = Monitor(next(iter(self._names), ""), self.monitor.mode)
         if self.schedule is not None and not self.rates:
             self.rates = learning_rates(self._step)
 
@@ -246,6 +160,26 @@ class Run(Generic[DataT_co]):
             StepError: what `Trainer.step` and `Trainer.evaluate` refuse; a step whose first output is no single number;
                 data without a batch.
         """
+        loss = self._update()
+        self.step += 1
+        if self._next is None:
+            self._end_epoch()
+        return loss
+
+    def rehearse(self) -> None:
+        """Make one step and evaluate one batch of the validation data, to see whether they fit and what they need.
+
+        The run cannot be continued then.
+
+        Raises:
+            StepError: as `advance`.
+        """
+        self._update()
+        if self.validation is not None:
+            metrics_of(self._step, self.validation, self.validation_mode, self.epoch, batches=1)
+
+    def _update(self) -> float:
+        """Make a step of up to `accumulate` batches; the loss of the last one."""
         if self._batches is None:
             seed = self.seed if self.shuffle else None
             self._batches = self.samples.epoch(seed, self.epoch, self.step * self.accumulate)
@@ -254,33 +188,25 @@ class Run(Generic[DataT_co]):
             schedule = self.schedule if self.length is None else self.schedule.over(self.length)
             self._step.learning_rate = tuple(schedule.rates(self.rates, self.done, self._monitored))
         try:
-            loss = self._update(self._batches)
+            for number in range(1, self.accumulate + 1):
+                batch, self._next = self._next, next(self._batches, None)
+                if batch is None:
+                    raise StepError("the data have no batches, expected at least one")
+                is_last = number == self.accumulate or self._next is None
+                reported = (self._step.step if is_last else self._step.accumulate)(**batch.arrays)
+                loss = self.means.add(reported, batch.samples)
+                if is_last:
+                    break
         except StepError as error:
             raise type(error)(f"step {self.step + 1} of epoch {self.epoch + 1}: {error}") from error
-        self.step += 1
-        if self._next is None:
-            self._end_epoch()
-        return loss
-
-    def _update(self, batches: Iterator[Batch]) -> float:
-        """Make a step of up to `accumulate` batches; the loss of the last one."""
-        for number in range(1, self.accumulate + 1):
-            batch, self._next = self._next, next(batches, None)
-            if batch is None:
-                raise StepError("the data have no batches, expected at least one")
-            is_last = number == self.accumulate or self._next is None
-            reported = (self._step.step if is_last else self._step.accumulate)(**batch.arrays)
-            loss = self.means.add(reported, batch.samples)
-            if is_last:
-                break
         return loss
 
     def _end_epoch(self) -> None:
         validation = {}
         if self.validation is not None:
-            validation = evaluate(self._step, self.validation, self.validation_mode, self.epoch)
+            validation = metrics_of(self._step, self.validation, self.validation_mode, self.epoch)
         self.history.append(Epoch(self.done, learning_rates(self._step), self.means.means, validation))
-        self.step, self.means, self._batches = 0, Means(), None
+        self.step, self.means, self._batches = 0, Means(self._names), None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -320,18 +246,7 @@ class Run(Generic[DataT_co]):
         self.trainer.load_state_dict(checkpoint.state)
         self.rates = record.rates
         self.history, self.step = list(record.epochs), record.step
-        self.means, self._batches = Means(record.totals, record.samples), None
-
-
-def metric_names(model: onnx.ModelProto) -> list[str]:
-    """The outputs of a step, or of its evaluation graph, that may be metrics: the loss, and other single numbers."""
-    internal = (NEXT, GRADIENT, CONDITIONS, CONDITION_NUMBERS)
-    reported = [item for item in declared_types(model.graph.output).items() if not item[0].startswith(internal)]
-    return [
-        name
-        for number, (name, tensor) in enumerate(reported)
-        if not number or (tensor.dtype in FLOATS and all(size in (1, None) for size in tensor.shape or ()))
-    ]
+        self.means, self._batches = Means(self._names, record.totals, record.samples), None
 
 
 def learning_rates(step: TrainerStep) -> tuple[float, ...]:

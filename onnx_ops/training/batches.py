@@ -39,7 +39,7 @@ class Batches:
         self._types = inputs
         self._inputs = [_Input.of(name, tensor) for name, tensor in inputs.items()]
         self._bounds, self._ranges = bounds, ranges
-        self._counted, self.may_be_empty = counted, may_be_empty
+        self.counted, self.may_be_empty = counted, may_be_empty
 
     def checked(self, batch: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The arrays of a batch, contiguous; StepError for names, dtypes, shapes or indices that do not fit."""
@@ -47,10 +47,10 @@ class Batches:
             check_names("the batch", self._types, batch)
         sizes: Sizes = {}
         arrays = {wanted.name: wanted.checked(batch[wanted.name], sizes) for wanted in self._inputs}
-        if self._counted is not None and not arrays[self._counted[0]].shape[self._counted[1]]:
+        if self.counted is not None and not arrays[self.counted[0]].shape[self.counted[1]]:
             if self.may_be_empty:
                 return arrays
-            name = self._counted[0]
+            name = self.counted[0]
             raise StepError(f"the batch has no samples: '{name}' is {array_text(arrays[name])}; expected at least 1")
         for dimension, bounds in self._bounds.items():
             if dimension in sizes and not bounds.hold(sizes[dimension][0]):

@@ -26,13 +26,23 @@ class ForwardSession:
         step: the metadata of the step, whose bounds and ranges of indices hold for inputs of the same names.
         state: the state of the step.
         session: makes the session.
+        counted: the input, and its axis, whose size is the number of samples, of which there must be one; None for a
+            graph that takes none too.
     """
 
-    def __init__(self, model: onnx.ModelProto, step: Step, state: StatePart, session: MakeSession) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        step: Step,
+        state: StatePart,
+        session: MakeSession,
+        counted: tuple[str, int] | None = None,
+    ) -> None:
         self._state, self._conditions = state, step.conditions
         inputs = {name: tensor for name, tensor in declared_types(model.graph.input).items() if name not in step.roles}
         ranges = [found for found in step.ranges if found.input in inputs]
-        self._batches = Batches(inputs, step.bounds, ranges, None, may_be_empty=False)
+        known = counted if counted is not None and counted[0] in inputs else None
+        self._batches = Batches(inputs, step.bounds, ranges, known, may_be_empty=False)
         self._bound = BoundSession(session(model), state.sets, [{}, {}], reported_dtypes(model))
 
     def run(self, batch: Mapping[str, object]) -> Arrays:

@@ -209,6 +209,19 @@ def carried_model(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return _carried_model(model, _carried(model, name), [])
 
 
+def carried_types(model: onnx.ModelProto, name: str) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
+    """The types of the inputs, without the state, and of the outputs of a graph that a step carries, by name.
+
+    Raises:
+        StepError: a step without that graph.
+    """
+    function = _carried(model, name)
+    types = declared_types(function.value_info)
+    state = Step.of(model).roles
+    inputs = {own: types[own] for own in function.input if own not in state}
+    return inputs, {own: types[own] for own in function.output}
+
+
 def _carried(model: onnx.ModelProto, name: str) -> onnx.FunctionProto:
     function = carried_function(model, name)
     if function is None:

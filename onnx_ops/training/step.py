@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -230,16 +230,26 @@ def _check_next(name: str, tensor: TensorType, before: TensorType) -> None:
         raise StepError(f"output '{name}' is {tensor_text(tensor)}, expected that of the input, {tensor_text(before)}")
 
 
-# --- a step in one line, for reprs ------------------------------------------------------------------------------------
+# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def summary(model: onnx.ModelProto) -> str:
     """The number of parameters, the size of the state, and the inputs of the batch with dtypes and shapes."""
+    batch = ", ".join(f"{name} {tensor_text(tensor)}" for name, tensor in Step.of(model).batch(model).items())
+    state = bytes_text(state_bytes(model))
+    return f"{parameter_count(model):,} parameters, state of {state}, batch inputs: {batch or 'none'}"
+
+
+def parameter_count(model: onnx.ModelProto, *, frozen: bool = True) -> int:
+    """The number of elements of all parameters of a step, or of those that it changes."""
     step = Step.of(model)
-    state = step.state(model)
-    parameters = sum(_size(state[name]) for name in step.names(InputRole.PARAMETER))
-    batch = ", ".join(f"{name} {tensor_text(tensor)}" for name, tensor in step.batch(model).items())
-    return f"{parameters:,} parameters, state of {_bytes_text(state.values())}, batch inputs: {batch or 'none'}"
+    state, left_out = step.state(model), [] if frozen else frozen_names(model)
+    return sum(_size(state[name]) for name in step.names(InputRole.PARAMETER) if name not in left_out)
+
+
+def state_bytes(model: onnx.ModelProto) -> int:
+    """The memory of the state of a step."""
+    return sum(_size(tensor) * numpy_dtype(tensor).itemsize for tensor in Step.of(model).state(model).values())
 
 
 def _size(tensor: TensorType) -> int:
@@ -247,9 +257,8 @@ def _size(tensor: TensorType) -> int:
     return math.prod(dim for dim in tensor.shape or () if isinstance(dim, int))
 
 
-def _bytes_text(tensors: Iterable[TensorType]) -> str:
-    """The memory of tensors: "52 bytes", "1.2 kB", "3.4 MB", "5.6 GB"."""
-    size = sum(_size(tensor) * numpy_dtype(tensor).itemsize for tensor in tensors)
+def bytes_text(size: int) -> str:
+    """A size in memory: "52 bytes", "1.2 kB", "3.4 MB", "5.6 GB"."""
     if size < 1000:
         return f"{size} bytes"
     power = min(int(math.log10(size)) // 3, 3)

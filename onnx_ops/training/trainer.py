@@ -278,7 +278,7 @@ class Trainer:
             The reported outputs, by name. A loss may be NaN or infinite.
 
         Raises:
-            StepError: a step without evaluation graph; a batch that `step` refuses.
+            StepError: a step without evaluation graph; a batch that `step` refuses, such as one without samples.
             onnxruntime exceptions: as for `step`.
         """
         return self._only().evaluate(mode, **batch)
@@ -292,7 +292,7 @@ class Trainer:
             inputs: an array for each input of the inference graph, by name. No dtype is converted.
 
         Returns:
-            The outputs, by name.
+            The outputs, by name. Those of no samples are empty, as in PyTorch.
 
         Raises:
             StepError: a step without inference graph; arrays of wrong names, dtypes or shapes.

@@ -142,5 +142,6 @@ class TrainerStep:
         """The session of a graph that does not change the state; made when it is first used."""
         if graph not in self._forward:
             model = reporting_part(self.model) if graph == "train" else carried_model(self.model, graph)
-            self._forward[graph] = ForwardSession(model, self._record, self._state, self._session)
+            counted = None if graph == INFERENCE else self._batches.counted
+            self._forward[graph] = ForwardSession(model, self._record, self._state, self._session, counted)
         return self._forward[graph]
