@@ -26,6 +26,7 @@ from onnx.defs import OpSchema
 
 import onnx_ops
 from onnx_ops.ascend.correspondence import correspondence
+from onnx_ops.ascend.golden import operators
 from onnx_ops.cli.inspection import OpDescription, Parameter, describe
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import defaults
@@ -335,6 +336,9 @@ def correspondence_with_aclnn(op: Op) -> list[str]:
         )
     elif known.aclnn is not None:
         blocks.append(filled(f"There is no parser plugin for ATC. {known.note}"))
+    kernels = ", ".join(f"`{kernel}`" for kernel in operators(op))
+    if kernels:
+        blocks.append(filled(f"`onnx-ops golden {op.name}` writes a golden function in NumPy for {kernels}."))
     return blocks
 
 

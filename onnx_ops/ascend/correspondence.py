@@ -43,11 +43,13 @@ class GeAttribute:
         kind: its type.
         source: the attribute here.
         empty: what replaces an empty list: numbers, or the name of another attribute here.
+        default: its default, if that is not the one here.
     """
 
     kind: Kind
     source: str
     empty: tuple[int, ...] | str | None = None
+    default: Constant | float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ class GeOperator:
         constants: attributes that have one value for all nodes.
         given: attributes that say whether a node has an input, by its name here.
         only: integer attributes here that must have one value.
-        divided: inputs here that are divided by the sum of another one, a vector.
     """
 
     name: str
@@ -72,7 +73,6 @@ class GeOperator:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, int] = field(default_factory=dict)
-    divided: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ class Correspondence:
         aclnn: the function of its name; None for a name of this package's own.
         operator: the operator of a graph that a parser plugin makes of a node; None if there is none.
         note: on the name of an op that is not aclnn's, or on the operator that is missing; a sentence.
+        related: further operators of graphs, for which there are golden functions.
     """
 
     aclnn: Aclnn | None
     operator: GeOperator | None
     note: str = ""
+    related: Sequence[str] = ()
 
 
 NO_DOUBLE = "double (float64)."
@@ -206,18 +208,10 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             ),
             refused=(NO_DOUBLE, "A `counter` of rank 0, or of bfloat16."),
         ),
-        GeOperator(
-            "SyncBatchNormBackwardElemt",
-            {
-                "grad_output": "grad_out",
-                "save_input": "input",
-                **_same("mean", "invstd", "weight"),
-                "mean_dy": "sum_dy",
-                "mean_dy_xmu": "sum_dy_xmu",
-            },
-            _same("grad_input"),
-            divided={"sum_dy": "counter", "sum_dy_xmu": "counter"},
-        ),
+        None,
+        "The operator of graphs, SyncBatchNormBackwardElemt, takes inputs of the shape of `input`, to which a"
+        " parser cannot expand a vector, as it does not know the rank.",
+        ("SyncBatchNormBackwardElemt",),
     ),
     "BatchNormGatherStatsWithCounts": Correspondence(
         Aclnn(
@@ -239,6 +233,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
         ),
         None,
         COMPOSED,
+        ("SyncBatchNormGatherStats",),
     ),
     "BatchNormReduceBackward": Correspondence(
         Aclnn(
@@ -259,6 +254,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
         None,
         "The operator of graphs, SyncBatchNormBackwardReduce, takes sums over the elements of each channel, whose axes"
         " a parser does not know.",
+        ("SyncBatchNormBackwardReduce",),
     ),
     "BatchNormStats": Correspondence(
         Aclnn("BatchNormStats", _same("input", "eps", "mean", "invstd"), refused=(NO_DOUBLE,)), None, COMPOSED
@@ -392,6 +388,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             {"reduction": "none"},
             only={"stash_type": 0},
         ),
+        related=("CTCLossV3",),
     ),
     "CtcLossBackward": Correspondence(
         Aclnn(
@@ -428,6 +425,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             {"reduction": "none"},
             only={"through_log_softmax": 1},
         ),
+        related=("CTCLossV3Grad",),
     ),
     "DepthwiseConv2DBackpropFilter": Correspondence(
         None,
@@ -689,6 +687,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
         ),
         None,
         "The operator of graphs, ThnnFusedLstmCell, requires biases.",
+        ("ThnnFusedLstmCell",),
     ),
     "ThnnFusedLstmCellBackward": Correspondence(
         Aclnn(
@@ -722,7 +721,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             "ThresholdGradV2D",
             {"gradients": "grad_output", "features": "self"},
             {"backprops": "grad_input"},
-            {"threshold": GeAttribute("Float", "threshold")},
+            {"threshold": GeAttribute("Float", "threshold", default=1.0)},
         ),
     ),
 }

@@ -96,7 +96,7 @@ class _Parser:
         self.operator: GeOperator = known.operator
         self.origin = f"{DOMAIN}::{op.version}::{op.name}"
         in_order = list(self.operator.inputs.values()) == list(op.input_names)
-        self.is_graph = not in_order or bool(self.operator.divided)
+        self.is_graph = not in_order
 
     def registration(self) -> str:
         graph = f"\n    .ParseOpToGraphFn(Build{self.op.name})" if self.is_graph else ""
@@ -207,7 +207,7 @@ class _Parser:
     # The graph
 
     def _graph(self) -> Iterator[str]:
-        """A graph of the operator, whose inputs are those of the node in another order, or computed of them."""
+        """A graph of the operator, whose inputs are those of the node in another order."""
         yield f"Status Build{self.op.name}(const ge::Operator &source, ge::Graph &graph) {{"
         yield "  ge::AscendString name;"
         yield '  if (source.GetAttr("name", name) != ge::GRAPH_SUCCESS) {'
@@ -223,25 +223,13 @@ class _Parser:
         yield f"  if (inputs.size() < {sum(not is_optional(p) for p in self.op.schema.inputs)}) {{"
         yield "    return FAILED;"
         yield "  }"
-        for counter in dict.fromkeys(self.operator.divided.values()):
-            index = self.op.input_names.index(counter)
-            yield from _created(f"{counter}_cast", "Cast")
-            yield f'  {counter}_cast.SetInput("x", inputs[{index}], "y");'
-            yield f'  {counter}_cast.SetAttr("dst_type", {_literal(0)});  // ge::DT_FLOAT'
-            yield from _created(f"{counter}_sum", "ReduceSumD")
-            yield f'  {counter}_sum.SetInput("x", {counter}_cast, "y");'
-            yield f'  {counter}_sum.SetAttr("axes", std::vector<int64_t>{_literal((0,))});  // {counter} is a vector'
-            yield f'  {counter}_sum.SetAttr("keep_dims", {_literal(False)});'
-        for own, counter in self.operator.divided.items():
-            yield from _created(f"{own}_mean", "RealDiv")
-            yield f'  {own}_mean.SetInput("x1", inputs[{self.op.input_names.index(own)}], "y");'
-            yield f'  {own}_mean.SetInput("x2", {counter}_sum, "y");'
-        yield from _created("result", self.operator.name)
+        yield (
+            f'  auto result = ge::OperatorFactory::CreateOperator((prefix + "result").c_str(), "{self.operator.name}");'
+        )
         required = {p.name for p in self.op.schema.inputs if not is_optional(p)}
         for name, own in self.operator.inputs.items():
             index = self.op.input_names.index(own)
-            value = f"{own}_mean" if own in self.operator.divided else f"inputs[{index}]"
-            line = f'result.SetInput("{name}", {value}, "y");'
+            line = f'result.SetInput("{name}", inputs[{index}], "y");'
             yield f"  {line}" if own in required else f"  if (inputs.size() > {index}) {{\n    {line}\n  }}"
         kinds: dict[str, str] = {name: a.kind for name, a in self.operator.attributes.items()}
         kinds |= {name: _kind(constant) for name, constant in self.operator.constants.items()}
@@ -254,11 +242,6 @@ class _Parser:
         yield "  graph.SetInputs(inputs).SetOutputs({{result, {0}}});"
         yield "  return SUCCESS;"
         yield "}"
-
-
-def _created(name: str, kind: str) -> Iterator[str]:
-    """Creates an operator of the graph."""
-    yield f'  auto {name} = ge::OperatorFactory::CreateOperator((prefix + "{name}").c_str(), "{kind}");'
 
 
 def _initial(value: Any) -> str:

@@ -42,3 +42,39 @@ def plugin(
         print(source, end="")
     else:
         print_wrapped(make_console(), f"Wrote {out}: {', '.join(op.name for op in records)}.")
+
+
+def golden(
+    op: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP",
+            help="Name of the op, or of an operator of CANN: KlDivBackward, KlDivLossGrad, kl_div_loss_grad.",
+            autocompletion=completed_op,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a golden function in NumPy, in the format of CANN's repositories of operators (tests/assets/golden.py).
+
+    It takes the inputs of CANN's operator in order, and its attributes by keyword. The file needs NumPy and ml_dtypes
+    alone.
+
+    JSON: op; kernels, a list of names; source (null with --out); file (null without it).
+    """
+    from onnx_ops.ascend.golden import golden_source, kernel_name, kernels, operators
+
+    record = kernels().get(kernel_name(op)) or op_named(op, as_json)
+    with refusals(as_json):
+        source = golden_source(record)
+        if out is not None:
+            out.write_text(source, encoding="utf-8")
+    if as_json:
+        file = None if out is None else str(out)
+        names = list(operators(record))
+        print_json(op=record.name, kernels=names, source=source if out is None else None, file=file)
+    elif out is None:
+        print(source, end="")
+    else:
+        print_wrapped(make_console(), f"Wrote {out}: {', '.join(operators(record))}.")

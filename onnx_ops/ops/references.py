@@ -8,10 +8,8 @@ from collections.abc import Iterable
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from onnx import helper
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.core.types import promote
 
 
 def computing_dtype(arrays: Iterable[np.ndarray | None], dtype: npt.DTypeLike | None) -> np.dtype:
@@ -74,9 +72,8 @@ def reduced(terms: np.ndarray, reduction: int) -> np.ndarray:
 
 def promoted(*arrays: np.ndarray) -> np.dtype:
     """The smallest floating dtype that holds all of them."""
-    dtype = promote(helper.np_dtype_to_tensor_dtype(a.dtype) for a in arrays)
-    assert dtype is not None
-    return helper.tensor_dtype_to_np_dtype(dtype)
+    dtypes = {a.dtype for a in arrays}
+    return dtypes.pop() if len(dtypes) == 1 else computing_dtype(arrays, None)
 
 
 def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | None) -> np.ndarray:

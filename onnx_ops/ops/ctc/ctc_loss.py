@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
-from onnx import helper as onnx_helper
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
@@ -140,7 +139,8 @@ def reference(
                 log_alpha[n, t, : extended.size] = alpha[2:]
             losses[n] = 0 - np.logaddexp(alpha[-1], alpha[-2])
     given = np.where((losses == np.inf) & (zero_infinity == 1), 0, losses)
-    stash = onnx_helper.tensor_dtype_to_np_dtype(stash_type) if stash_type else log_probs.dtype
+    stashes: dict[int, npt.DTypeLike] = {1: np.float32, 11: np.float64}  # TensorProto.FLOAT, TensorProto.DOUBLE
+    stash = stashes.get(stash_type, log_probs.dtype)
     return rounded(losses, stash, dtype), rounded(log_alpha, stash, dtype), rounded(given, log_probs.dtype, dtype)
 
 
