@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+
 import ml_dtypes
 import numpy as np
 import torch
+
+LARGE = 2**16
+"""Bytes from which on a tensor of zeros has pages of its own."""
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -21,10 +27,13 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor. One of zeros takes no memory until it is written to."""
-    if tensor.any():
+    """A copy of a tensor. A large one of zeros takes no memory until it is written to."""
+    if tensor.nbytes < LARGE or tensor.any():
         return tensor.detach().clone()
-    return as_tensor(np.zeros(tensor.shape, as_array(tensor.new_empty(0)).dtype))
+    # New pages of the system: numpy.zeros may take freed memory, and write to it.
+    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE}
+    pages = mmap.mmap(-1, tensor.nbytes, **flags)
+    return as_tensor(np.frombuffer(pages, as_array(tensor.new_empty(0)).dtype).reshape(tensor.shape))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -46,6 +46,8 @@ from onnx_ops.training.step import Step
 Arrays = dict[str, np.ndarray]
 DISTURBANCE = 1e-5
 """Relative change of the inputs that changes the sign of more inputs of ReLUs than rounding does."""
+LARGE = 2**20
+"""Bytes of parameters that are updated together, after which freed memory is returned."""
 DRAWS = 8
 """Such changes that are tried: which inputs change their sign, and how much gradients depend on them, is random."""
 
@@ -162,6 +164,9 @@ class Updates:
                         name = NEXT + self._plan.state_name(member, key)
                         comparison.add(name, as_array(torch.as_tensor(reached[key])))
                         reached[key] = _shared(reached[key], got.get(name))
+                if sum(tensor.nbytes for tensor in copies.values()) > LARGE:
+                    del copies
+                    return_freed_memory()
         if scaling is not None and tracker is not None:
             scale, count = values[GRAD_SCALE].clone(), tracker.clone()
             settings = scaling.growth_factor, scaling.backoff_factor, scaling.growth_interval
