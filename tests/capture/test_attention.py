@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from captures import gradients
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention
+
+import onnx_ops
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 5, 7, 3
 
@@ -50,7 +54,14 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "float": lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=FLOATS[0, 0]),
     "one_head": lambda q, k, v: scaled_dot_product_attention(q[:, 0], k[:, 0], v[:, 0], FLOATS[:, 0]),
     "broadcast": lambda q, k, v: scaled_dot_product_attention(q, k[:1, :1], v[:, :1]),
+    "matrices": lambda q, k, v: scaled_dot_product_attention(q[0, 0], k[0, 0], v[0, 0]),
+    "five_axes": lambda q, k, v: scaled_dot_product_attention(
+        *(tensor.unflatten(1, (2, 2)) for tensor in (q, k, v)), MASK[:, None]
+    ),
+    "grouped": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], FLOATS, enable_gqa=True),
+    "grouped_apart": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :1], enable_gqa=True),
 }
+OPS = {"FlashAttentionScore", "FlashAttentionScoreGrad"}
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -62,11 +73,75 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return model(x, y).float().square().sum()
 
 
+def op_types(model: onnx.ModelProto) -> set[str]:
+    return {node.op_type for node in model.graph.node}
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_gradients_are_those_of_pytorch(call: str) -> None:
     args = inputs()
     model = gradients(Heads(CALLS[call]), loss, args).model
-    assert not {"ReduceMin", "Equal"} & {node.op_type for node in model.graph.node}
+    assert op_types(model) >= OPS
+    assert not {"Softmax", "ReduceMin", "Equal"} & op_types(model)
+
+
+def test_inference_without_ops_of_this_domain() -> None:
+    capture = gradients(Heads(CALLS["bool"]), loss, inputs(), inference=True)
+    assert capture.inference is not None
+    assert {node.domain for node in capture.inference.graph.node} == {""}
+    assert op_types(capture.inference) >= {"Softmax"}
+
+
+def test_dynamic_sizes() -> None:
+    def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = torch.arange(key.shape[-2]) <= torch.arange(query.shape[-2])[:, None] + 1
+        return scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+
+    x, y = inputs()
+    n, queries, keys = Dim("n"), Dim("queries"), Dim("keys")
+    model = Heads(causal, key_heads=2)
+    shapes = {"x": {0: n, 1: queries}, "y": {0: n, 1: keys}}
+    assert op_types(gradients(model, loss, (x, y), dynamic_shapes=shapes).model) >= OPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_are_not_finite(dtype: torch.dtype) -> None:
+    """The captured graph has NaN and infinity where PyTorch has them."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones((), dtype=dtype))
+
+        def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+            return self.factor * scaled_dot_product_attention(query, key, value, mask)
+
+    def weighted(model: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return (model(query, key, value, mask) * torch.arange(1, 1 + WIDTH)).sum()
+
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(BATCH, HEADS, length, WIDTH, generator=generator, dtype=dtype).requires_grad_()
+        for length in (QUERIES, KEYS, KEYS)
+    )
+    model = Product()
+    session = onnx_ops.InferenceSession(gradients(model, weighted, (query, key, value, MASK)).model)
+    for place, number in [(0, math.nan), (1, math.nan), (1, math.inf), (2, math.nan), (2, -math.inf)]:
+        tensors = [tensor.detach().clone() for tensor in (query, key, value)]
+        tensors[place][0, 0, -1, 0] = number
+        for tensor in tensors:
+            tensor.requires_grad_()
+        result = weighted(model, *tensors, MASK)
+        wanted = [result, *torch.autograd.grad(result, tensors)]
+        names = ["loss", *(f"grad.{name}" for name in ("query", "key", "value"))]
+        given = dict(zip(("query", "key", "value", "mask"), (*tensors, MASK), strict=True))
+        feeds = {name: tensor.detach().numpy() for name, tensor in given.items()} | {
+            "factor": np.ones((), value.detach().numpy().dtype)
+        }
+        for name, got, expected in zip(names, session.run(names, feeds), wanted, strict=True):
+            np.testing.assert_allclose(
+                got, expected.detach().numpy(), rtol=0, atol=1e-5, err_msg=f"{place} {number} {name}"
+            )
 
 
 def test_learnt_bias_and_grouped_heads_with_dynamic_sizes() -> None:
@@ -77,13 +152,36 @@ def test_learnt_bias_and_grouped_heads_with_dynamic_sizes() -> None:
     args = inputs()
     model = Heads(attend, key_heads=2)
     n = Dim("n")
-    gradients(model, loss, args, dynamic_shapes={"x": {0: n}, "y": {0: n}})
+    captured = gradients(model, loss, args, dynamic_shapes={"x": {0: n}, "y": {0: n}}).model
+    assert not OPS & op_types(captured)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     args = inputs(dtype)
-    gradients(Heads(CALLS["bool"]).to(dtype), loss, args)
+    assert op_types(gradients(Heads(CALLS["bool"]).to(dtype), loss, args).model) >= OPS
+
+
+def test_a_mask_in_float32_of_16_bit_queries() -> None:
+    def attend(*tensors: Tensor) -> Tensor:
+        return scaled_dot_product_attention(*tensors, FLOATS / 3)
+
+    args = inputs(torch.bfloat16)
+    assert op_types(gradients(Heads(attend).bfloat16(), loss, args).model) >= OPS
+
+
+def test_under_autocast() -> None:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        result = scaled_dot_product_attention(query.float(), key.float(), value.float(), FLOATS)
+        assert result.dtype is torch.bfloat16
+        return result
+
+    def narrow(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(model, x, y)
+
+    args = inputs()
+    assert op_types(gradients(Heads(attend), narrow, args).model) >= OPS
 
 
 def test_gradients_of_gradients() -> None:

@@ -1,9 +1,10 @@
-"""Scaled dot-product attention, with a gradient that holds one matrix of weights and one of their gradients.
+"""Scaled dot-product attention: ops of this domain where it is differentiated, else products of matrices.
 
-PyTorch's operators for it test each row of scores for one that is masked as a whole, which takes five more matrices,
-and four for the gradient of the softmax. Here rows are tested in the mask, which is smaller, and the sum of each row of
-the softmax's gradient is taken from the result (Dao et al. 2022): the sum over keys of dP * P is that over features of
-dO * O.
+The memory of the ops is linear in the lengths of the sequences. The products, which graphs without gradients and
+gradients with respect to a mask have, hold one matrix of weights and one of their gradients. PyTorch's operators for
+these test each row of scores for one that is masked as a whole, which takes five more matrices, and four for the
+gradient of the softmax. Here rows are tested in the mask, which is smaller, and the sum of each row of the softmax's
+gradient is taken from the result (Dao et al. 2022): the sum over keys of dP * P is that over features of dO * O.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.table import replaces
+
+ALL_KEYS, CAUSAL = 0, 2
+"""Values of sparse_mode: a query sees all keys, or those up to its own place."""
+SCALED_BEFORE_SHIFT = 0
+"""Value of pse_type: the scores are scaled before the mask is added."""
 
 
 def _weights(query: Tensor, key: Tensor, bias: Tensor | None, batch: Sequence[int]) -> Tensor:
@@ -56,6 +63,35 @@ class _Attention(torch.autograd.Function):
         return scores @ key, scores.transpose(1, 2) @ query, weights.transpose(1, 2) @ gradient, of_bias, None
 
 
+class _Fused(torch.autograd.Function):
+    """From queries (B, N, L, E), keys (B, M, S, E) and values (B, M, S, V) to (B, N, L, V), by ops of this domain.
+
+    `bias` of the scores is broadcast to (B, N, L, S), and has no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, is_causal: bool, scale: float
+    ) -> Tensor:
+        ctx.is_causal, ctx.scale = is_causal, scale
+        mode = CAUSAL if is_causal else ALL_KEYS
+        ctx.settings = {"scale_value": scale, "sparse_mode": mode, "pse_type": SCALED_BEFORE_SHIFT}
+        statistics = domain_ops.FlashAttentionScore(query, key, value, bias, None, None, **ctx.settings)
+        ctx.save_for_backward(query, key, value, bias, *statistics)
+        return statistics[-1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, *statistics = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            # Views, as one of them may depend on another one.
+            given = query, key, value = query.view_as(query), key.view_as(key), value.view_as(value)
+            result = _by_products(query, key, value, bias, ctx.is_causal, ctx.scale, enable_gqa=True)
+            return *torch.autograd.grad(result, given, gradient, create_graph=True), None, None, None
+        inputs = query, key, value, gradient, bias, None, None, *statistics
+        return *domain_ops.FlashAttentionScoreGrad(*inputs, **ctx.settings), None, None, None
+
+
 @replaces(functional.scaled_dot_product_attention)
 def _scaled_dot_product_attention(
     query: Tensor,
@@ -71,28 +107,83 @@ def _scaled_dot_product_attention(
     if dropout_p or transformed or (is_causal and attn_mask is not None):
         options = attn_mask, dropout_p, is_causal
         return functional.scaled_dot_product_attention(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = _autocast(query), _autocast(key), _autocast(value)
+        attn_mask = None if attn_mask is None else _autocast(attn_mask)
+    attend = _by_op if _fits_op(query, key, value, attn_mask) else _by_products
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    with torch.autocast("cpu", enabled=False):
+        return attend(query, key, value, attn_mask, is_causal, factor, enable_gqa)
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """A tensor as torch.autocast passes it to attention."""
+    narrowed = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.get_autocast_dtype("cpu")) if narrowed else tensor
+
+
+def _fits_op(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether there is a gradient, but none with respect to the mask, and at least one key of at least one number."""
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    return differentiated and not (mask is not None and mask.requires_grad) and 0 not in key.shape[-2:]
+
+
+def _by_op(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
+) -> Tensor:
     dtype = query.dtype
+    if enable_gqa and key.shape[-3] != value.shape[-3]:
+        key, value, enable_gqa = _repeated(key, query), _repeated(value, query), False
+    samples = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))
+    heads = [tensor.shape[-3:-2] for tensor in (query, key, value)]
+    if not enable_gqa:
+        heads = [torch.broadcast_shapes(*heads)] * 3
+    bias = None
+    if mask is not None:  # added, also if it is bool, as in PyTorch, where a masked score of NaN is NaN
+        bias = torch.where(mask, 0.0, -math.inf).to(dtype) if mask.dtype is torch.bool else mask
+        if len(samples) > 1:
+            bias = bias.expand(*samples, *heads[0], query.shape[-2], key.shape[-2]).flatten(0, -4)
+        query, key, value = (tensor.to(bias.dtype) for tensor in (query, key, value))
+    if query.dtype is torch.float64:  # the attribute of the node is a float32
+        query, scale = query * scale, 1.0
+    four_axes = (
+        tensor.expand(*samples, *own, *tensor.shape[-2:]).reshape(
+            math.prod(samples), math.prod(own), *tensor.shape[-2:]
+        )
+        for tensor, own in zip((query, key, value), heads, strict=True)
+    )
+    result = _Fused.apply(*four_axes, bias, is_causal, scale)
+    return result.reshape(*samples, *heads[0], *result.shape[-2:]).to(dtype)
+
+
+def _by_products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
+) -> Tensor:
+    dtype = query.dtype
+    if enable_gqa:
+        key, value = (_repeated(tensor, query) for tensor in (key, value))
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     if dtype in (torch.float16, torch.bfloat16):  # as PyTorch, which rounds the result alone
         query, key, value = query.float(), key.float(), value.float()
     bias, attends = None, None
     if is_causal:
         length, keys = (torch.arange(tensor.shape[-2], device=query.device) for tensor in (query, key))
         bias = torch.where(keys <= length[:, None], 0.0, -math.inf).to(query.dtype)
-    elif attn_mask is not None:  # a query without keys, whose result is 0
-        if attn_mask.dtype is torch.bool:
-            attends = attn_mask.any(-1, keepdim=True)
-            bias = torch.where(attn_mask | ~attends, 0.0, -math.inf).to(query.dtype)
+    elif mask is not None:  # a query without keys, whose result is 0
+        if mask.dtype is torch.bool:
+            attends = mask.any(-1, keepdim=True)
+            bias = torch.where(mask | ~attends, 0.0, -math.inf).to(query.dtype)
         else:
-            attends = attn_mask.detach().amax(-1, keepdim=True) != -math.inf
-            bias = torch.where(attends, attn_mask, 0.0).to(query.dtype)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+            attends = mask.detach().amax(-1, keepdim=True) != -math.inf
+            bias = torch.where(attends, mask, 0.0).to(query.dtype)
     flat = (
         tensor.expand(*batch, *tensor.shape[-2:]).reshape(math.prod(batch), *tensor.shape[-2:])
-        for tensor in (query * factor, key, value)
+        for tensor in (query * scale, key, value)
     )
     result = _Attention.apply(*flat, bias, batch or (1,)).reshape(*batch, query.shape[-2], value.shape[-1])
     return (result if attends is None else torch.where(attends, result, 0.0)).to(dtype)
+
+
+def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with as many heads as the queries."""
+    return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
