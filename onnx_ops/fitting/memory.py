@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+if sys.platform == "darwin":
+    import resource
+
 STATUS = Path("/proc/self/status")
 
 
@@ -17,7 +20,5 @@ def peak_memory() -> int | None:
         peaks = [line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(peaks[0].split()[1]) * 1024 if peaks else None
     if sys.platform == "darwin":
-        import resource
-
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return None
