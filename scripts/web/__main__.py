@@ -16,10 +16,12 @@ from socket import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+from models.perceptron import perceptron_step
 from scripts.web import tasks
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "page"
+EXAMPLE = FOLDER / "example"
 TRAINER = FOLDER / "training"
 NODE_MODULES = FOLDER / "node_modules"
 
@@ -50,6 +52,9 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+
+SPIRALS = (2, 32, 32, 1)
+"""Numbers of features of the perceptron in the example: coordinates, two hidden layers, one logit."""
 
 Content = bytes | Path
 
@@ -103,6 +108,8 @@ def fail(message: str) -> int:
 def contents() -> dict[str, Content]:
     """Everything that is served, by path: files, which are read at each request, and the bytes of tasks."""
     result: dict[str, Content] = {f"/{path.name}": path for path in PAGE.iterdir()}
+    result |= {f"/example/{path.name}": path for path in EXAMPLE.iterdir()}
+    result["/example/step.onnx"] = perceptron_step(SPIRALS).SerializeToString()
     result |= {f"/training/{path.name}": path for path in TRAINER.glob("*.js")}
     result |= {
         f"/{prefix}/{name}": NODE_MODULES / package / "dist" / name
@@ -150,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
-        name = "/index.html" if path == "/" else path
+        name = f"{path}index.html" if path.endswith("/") else path
         content = self.server.contents.get(name)
         if content is None:
             self.send_error(HTTPStatus.NOT_FOUND)

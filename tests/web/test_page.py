@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import onnxruntime
 import pytest
 from cases import names_with
 from chromium import CHROMIUM, FLAGS
@@ -77,6 +79,8 @@ def get(url: str, path: str, method: str = "GET") -> Response:
     ("path", "media_type"),
     {
         "/": "text/html; charset=utf-8",
+        "/example/": "text/html; charset=utf-8",
+        "/example/step.onnx": "application/octet-stream",
         "/main.js?v=1": "text/javascript; charset=utf-8",
         "/style.css": "text/css; charset=utf-8",
         "/icon.svg": "image/svg+xml",
@@ -116,6 +120,7 @@ def test_every_file_of_the_page_has_a_media_type() -> None:
         "/ort/../../../node_modules/uplot/package.json",
         "//etc/passwd",
         "/page/index.html",
+        "/example",
         "/ort/",
         "../__main__.py",
         "/main.js\\..\\..\\__main__.py",
@@ -188,6 +193,14 @@ def line_page(browser: Browser, url: str) -> Iterator[Page]:
 
 @contextlib.contextmanager
 def opened(browser: Browser, address: str) -> Iterator[Page]:
+    """The page, ready to start."""
+    with watched(browser, address) as page:
+        wait_for(page, "ready")
+        yield page
+
+
+@contextlib.contextmanager
+def watched(browser: Browser, address: str) -> Iterator[Page]:
     """A page; when it is closed, nothing must have gone wrong in it."""
     complaints: list[str] = []
     asked: list[str] = []
@@ -198,12 +211,11 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
         context.on("requestfailed", lambda request: complaints.append(f"{request.url} failed"))
         context.on("request", lambda request: asked.append(request.url))
         page.goto(address)
-        wait_for(page, "ready")
         yield page
     assert complaints == []
     assert any(one.endswith(".wasm") for one in asked)
-    server = address.partition("?")[0]
-    assert [one for one in asked if not one.startswith(server)] == []
+    server, own = urlsplit(address).netloc, [one for one in asked if not one.startswith("blob:")]
+    assert {urlsplit(one).netloc for one in own} == {server}
 
 
 def wait_for(page: Page, state: str) -> None:
@@ -606,6 +618,45 @@ class TestLines:
         points = history(line_page)["accuracies"]
         epoch = tasks.all_tasks()["lines"].setup["stepsPerEpoch"]
         assert next(point["step"] for point in points if point["accuracy"] > 0.2) < epoch
+
+
+@needs_packages
+def test_example(browser: Browser, url: str, tmp_path: Path) -> None:
+    """It learns, and the model that it exports has the accuracy that it shows."""
+    with watched(browser, f"{url}example/") as page:
+        for width in (320, 390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        expect(page.get_by_role("status")).to_have_text("Ready.")
+        page.evaluate(
+            """() => {
+                window.losses = [];
+                const loss = document.getElementById("loss");
+                new MutationObserver(() => window.losses.push(loss.textContent)).observe(loss, { childList: true });
+            }"""
+        )
+        untrained = page.locator("canvas").screenshot()
+        page.get_by_role("button", name="Train", exact=True).click()
+        expect(page.get_by_role("status")).to_have_text("Done.", timeout=1000 * SECONDS)
+        losses = [float(loss) for loss in page.evaluate("window.losses")]
+        assert len(losses) > 20
+        assert losses[0] > 0.3 > 0.1 > losses[-1]
+        assert float(page.inner_text("#held-out-loss")) < 0.2
+        assert page.locator("canvas").screenshot() != untrained
+        with page.expect_download() as downloaded:
+            page.get_by_role("button", name="Download").click()
+        downloaded.value.save_as(tmp_path / downloaded.value.suggested_filename)
+        points = page.evaluate(
+            """async () => {
+                const { heldOut } = await import("/example/example.js");
+                return [Array.from(heldOut.x.data), Array.from(heldOut.labels.data)];
+            }"""
+        )
+        x, labels = (np.array(numbers, np.float32) for numbers in points)
+        (logits,) = onnxruntime.InferenceSession(tmp_path / "spirals.onnx").run(None, {"x": x.reshape(-1, 2)})
+        accuracy = np.mean((logits[:, 0] > 0) == labels)
+        assert accuracy > 0.95
+        assert page.inner_text("#accuracy") == f"{100 * accuracy:.1f} %"
 
 
 def test_images_are_moved_by_up_to_a_pixel() -> None:
