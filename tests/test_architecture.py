@@ -51,6 +51,7 @@ TORCH = (
     "real_parts",
     "joining",
     "summing",
+    "transposing",
     "simplifying",
     "randomness",
     "mixed_precision",

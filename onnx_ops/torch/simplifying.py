@@ -20,6 +20,7 @@ from onnx_ops.ops import OPS
 from onnx_ops.torch.joining import join_pads
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.summing import split_sums
+from onnx_ops.torch.transposing import fuse_transposes
 
 # The rules that compare no floating constants.
 RULES = (
@@ -47,6 +48,7 @@ def simplify(model: ir.Model) -> None:
     rules = rewriter.pattern.RewriteRuleSet(copy.deepcopy(RULES))  # which keep the last graph they were applied to
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
+        fuse_transposes(model)
         rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)

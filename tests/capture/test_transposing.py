@@ -1,0 +1,61 @@
+"""Weights of linear layers are read as they are, without a transpose in each step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from captures import training_step
+from torch import Tensor, nn
+from torch.export import Dim
+
+import onnx_ops
+from onnx_ops.torch.base.arrays import to_array
+
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 4 * 2.0**-8}
+"""Of the weights after the steps, relative to the largest: sums in two orders, and rounding to 8 bits."""
+
+
+class Network(nn.Module):
+    """Layers with and without bias, a shared weight, and a product that transposes its own first operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 5, bias=False)
+        self.mixing = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
+        tied = hidden @ self.second.weight
+        return tied.sum(-1, keepdim=True) + (self.mixing.t() @ hidden.reshape(-1, 5).t()).t().reshape(*x.shape[:-1], 3)
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x) - y).square().mean()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["matrix", "batches"])
+def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = Network().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = [
+        (torch.randn(rows, *shape[1:], 5).to(dtype), torch.randn(rows, *shape[1:], 3).to(dtype))
+        for rows in (*shape[:1], 6, 1, 5)
+    ]
+    batch = {0: Dim("N")}
+    capture = training_step(model, loss, data[0], optimizer, dynamic_shapes=(batch, batch))
+    if dtype is not torch.bfloat16:
+        transposed = {node.input[0] for node in capture.model.graph.node if node.op_type == "Transpose"}
+        assert transposed.isdisjoint({"first.weight", "second.weight"})
+    trainer = onnx_ops.Trainer(capture)
+    for x, y in data:
+        trainer.step(x=to_array(x), y=to_array(y))
+        optimizer.zero_grad()
+        loss(model, x, y).backward()
+        optimizer.step()
+    for name, array in trainer.weights().items():
+        wanted = to_array(model.state_dict()[name]).astype(np.float64)
+        off = np.abs(array.astype(np.float64) - wanted).max()
+        assert off <= TOLERANCES[dtype] * np.abs(wanted).max(), name
