@@ -410,6 +410,69 @@ def test_options_with_the_library_registered_by_the_user_alone(tmp_path: Path) -
     assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
 
 
+@pytest.fixture(params=["in_memory", "no_library_in_memory"])
+def only_called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether sessions register the kernels that they call alone; otherwise all, as where that is not possible."""
+    onnx_ops.session_options()
+    if request.param == "no_library_in_memory":
+        monkeypatch.setitem(STATE.settled, "entry", None)
+    return request.param == "in_memory" and sys.platform == "linux"
+
+
+def test_kernels_of_other_models_are_not_registered(only_called: bool, tmp_path: Path) -> None:
+    options = sessions.OwnOptions()
+    session = onnx_ops.InferenceSession(model(), options)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED)
+        session.set_providers(["CPUExecutionProvider"])  # makes the session again
+    assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
+    other = onnx_ops.link(other_model()).SerializeToString()
+    ran = nodes_that_ran(other, options, tmp_path)
+    assert (ran == {"aclnn_Hardshrink_v1"}) is not only_called
+
+
+def other_model() -> onnx.ModelProto:
+    return parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+        graph (float[2,3] g, float[2,3] x) => (float[2,3] o) { o = aclnn.Hardshrink <lambd: float = 0.25> (x) }"""
+    )
+
+
+def test_ops_of_other_libraries_beside_kernels(only_called: bool) -> None:
+    pytest.importorskip("onnxruntime_extensions")
+    both = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "ai.onnx.contrib" : 1]>
+        graph (float[2,3] g, float[2,3] x, string[1] s) => (float[2,3] o, string[1] u) {
+            o = aclnn.HardshrinkBackward <lambd: float = 0.25> (g, x)
+            u = ai.onnx.contrib.StringUpper (s)
+        }"""
+    )
+    found = onnx_ops.InferenceSession(both).run(None, {**FEEDS, "s": np.array(["Abc"], object)})
+    np.testing.assert_array_equal(found[0], EXPECTED)
+    assert list(found[1]) == ["ABC"]
+
+
+def test_options_of_a_session_can_be_registered() -> None:
+    """onnxruntime returns a copy of a session's options, without the kernels."""
+    for session in (onnx_ops.InferenceSession(model()), onnx_ops.InferenceSession(model(), ort.SessionOptions())):
+        options = session.get_session_options()
+        np.testing.assert_array_equal(
+            onnx_ops.InferenceSession(other_model(), options).run(None, {"x": X, "g": G})[0],
+            np.where(np.abs(X) > np.float32(0.25), X, np.float32(0)),
+        )
+
+
+def test_threads_that_make_sessions_of_different_models() -> None:
+    expected = {True: EXPECTED, False: np.where(np.abs(X) > np.float32(0.25), X, np.float32(0))}
+
+    def work(number: int) -> bool:
+        session = onnx_ops.InferenceSession(model() if number % 2 else other_model())
+        return np.array_equal(session.run(None, FEEDS)[0], expected[bool(number % 2)])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(24)))
+
+
 # --- ways to run -----------------------------------------------------------------------------------------------------
 
 

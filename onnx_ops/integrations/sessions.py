@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
+from onnx_ops.linking.attached import called_kernels
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
 from onnx_ops.ops import ALL_VERSIONS
@@ -29,6 +30,8 @@ from onnx_ops.runtime.process import STATE, aside
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()
+_compiled: set[Hashable] = set()
+"""Versions of ops and keys of calls for which `compile_ahead` has run."""
 
 
 def session_options() -> ort.SessionOptions:
@@ -57,20 +60,27 @@ def register_kernels(options: ort.SessionOptions) -> None:
     registered_options(options, stacklevel=3)
 
 
-def registered_options(options: ort.SessionOptions | None, stacklevel: int) -> ort.SessionOptions:
+def registered_options(
+    options: ort.SessionOptions | None, stacklevel: int, kernels: Collection[str] | None = None
+) -> ort.SessionOptions:
     """The given options, or new ones, after `register_kernels`.
 
     Args:
         options: session options, or None.
         stacklevel: of warnings, as in warnings.warn, counted from this function.
+        kernels: as for `register`.
     """
     try:
-        registered = register(options)
+        registered = register(options, kernels)
     except KernelsUnavailableError as reason:
         _warn_once(f"onnx_ops runs on function bodies, not on its kernels: {reason}", stacklevel + 1)
         return ort.SessionOptions() if options is None else options
     _warn_of_cache(stacklevel + 1)
     return registered
+
+
+class OwnOptions(ort.SessionOptions):
+    """Options of a single InferenceSession, which registers the kernels of its model alone with them."""
 
 
 def _warn_of_cache(stacklevel: int) -> None:
@@ -90,15 +100,21 @@ def _warn_once(text: str, stacklevel: int) -> None:
         warnings.warn(text, stacklevel=stacklevel)
 
 
-def register(options: ort.SessionOptions | None) -> ort.SessionOptions:
-    """As `registered_options`, but raises KernelsUnavailableError instead of a warning."""
+def register(options: ort.SessionOptions | None, kernels: Collection[str] | None = None) -> ort.SessionOptions:
+    """As `registered_options`, but raises KernelsUnavailableError instead of a warning.
+
+    Args:
+        options: session options, or None.
+        kernels: the names of those that suffice, all by default; only for new options, as others cannot be added later.
+    """
     try:
         host = _host()
     except ImportError as error:
         raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
-    registered = host.register(options, ALL_VERSIONS)
+    if options is None or kernels is None or not host.register_only(options, kernels, ALL_VERSIONS):
+        options = host.register(options, ALL_VERSIONS)
     STATE.enter_onnxruntime()
-    return registered
+    return options
 
 
 @functools.cache
@@ -136,8 +152,10 @@ def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
         from onnx_ops.runtime.ahead import compile_ahead as compile_functions
         from onnx_ops.runtime.kernels import functions_of
 
-        known = {call.key: (op, call) for op, call in calls if all(t is None or t.dtype for t in call.inputs.values())}
-        compile_functions(function for op, call in known.values() for function in functions_of(op, call))
+        known = [(op, call) for op, call in calls if all(t is None or t.dtype for t in call.inputs.values())]
+        new = {key: (op, call) for op, call in known if (key := (op.version, *call.key)) not in _compiled}
+        compile_functions(function for op, call in new.values() for function in functions_of(op, call))
+        _compiled.update(new)
 
 
 class InferenceSession(ort.InferenceSession):
@@ -146,7 +164,8 @@ class InferenceSession(ort.InferenceSession):
     Args:
         path_or_bytes: a ModelProto, its bytes, or a path. External data next to a file is found; with sess_options it
             is read into memory, or, if it exceeds 2 GiB, a temporary file is written next to the model.
-        sess_options: as for onnxruntime.InferenceSession; the kernels are registered with them.
+        sess_options: as for onnxruntime.InferenceSession; all kernels are registered with them, for this and further
+            sessions. By default those that the model calls are, which takes less time.
         providers, provider_options, kwargs: as for onnxruntime.InferenceSession.
 
     Raises:
@@ -163,8 +182,10 @@ class InferenceSession(ort.InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        options = registered_options(sess_options, stacklevel=3)
         linked, calls = link_with_calls(path_or_bytes)
+        options = OwnOptions() if sess_options is None else sess_options
+        kernels = called_kernels(linked) if isinstance(options, OwnOptions) else None
+        options = registered_options(options, stacklevel=3, kernels=kernels)
         compile_ahead(calls)
         with contextlib.ExitStack() as stack:
             # The folder of external data is a session option. The caller's options are not changed: they may be used
@@ -173,7 +194,9 @@ class InferenceSession(ort.InferenceSession):
             if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
                 path = Path(path_or_bytes).absolute()
                 data = [path.parent / location for location in external_files(linked, path)]
-                if sess_options is None and all(f.resolve().is_relative_to(path.parent.resolve()) for f in data):
+                if isinstance(options, OwnOptions) and all(
+                    f.resolve().is_relative_to(path.parent.resolve()) for f in data
+                ):
                     options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(path.parent))
                 elif linked.ByteSize() + sum(f.stat().st_size for f in data) <= MOST_BYTES:
                     embed_external_data(linked, path)

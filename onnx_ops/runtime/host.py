@@ -23,6 +23,7 @@ import importlib.util
 import itertools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from onnx_ops.loops.primitives import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
 from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
+from onnx_ops.runtime.absolute import library_of
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.kernels import Parts, attributes_at, compile_kernel
@@ -49,8 +51,9 @@ from onnx_ops.runtime.process import ANSWER, STATE, aside, keep, libc, thread_at
 from onnx_ops.runtime.records import PYTHON
 from onnx_ops.runtime.signatures import COMPUTE
 
-MARK = "onnx_ops.kernels_registered"
 PROBE = kernel_name("Probe", 1)
+OF_EXTENSIONS = "StringUpper"
+"""An op of onnxruntime-extensions itself."""
 PROVIDER = keep(C.create_string_buffer(b"CPUExecutionProvider"))
 UNANSWERED = keep(C.create_string_buffer(b"onnx_ops: there is no thread or no memory for this node"))
 ORT_VERSION = tuple(int(part) for part in ort.__version__.split(".")[:2])
@@ -159,9 +162,10 @@ def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: in
     if op is None:
         parts, label = _PROBE_PARTS, ""
     else:
-        label = _node_label(asker, _first_output(api, info))
+        outputs = _output_names(api, info)
+        label = _node_label(asker, next(filter(None, outputs), ""))
         with at_node(label):
-            call = _call_of_node(api, op, info)
+            call = _call_of_node(api, op, info, outputs)
             op.infer(call)
             parts = _parts_of(op, call)
     parts.kernel["api"], parts.kernel["python"] = api_address, _python().ctypes.data
@@ -169,10 +173,6 @@ def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: in
 
 
 _PROBE_PARTS = Parts(np.zeros(1, KERNEL), None, np.zeros(1, np.int64), {})
-
-
-def _first_output(api: OrtApi, info: int) -> str:
-    return next(filter(None, _output_names(api, info)), "")
 
 
 def _output_names(api: OrtApi, info: int) -> list[str]:
@@ -203,8 +203,8 @@ def _node_label(asker: int, output: str) -> str:
     return (label_of(output) if label_of else None) or node_label("", output) or ""
 
 
-def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
-    """The call that a node makes."""
+def _call_of_node(api: OrtApi, op: Op, info: int, outputs: Sequence[str]) -> Call:
+    """The call that a node with these outputs makes."""
     tensors: list[TensorType | None] = []
     for i in range(min(api.word(Api.KernelInfo_GetInputCount, info) or 0, len(op.input_names))):
         type_info = api.word(Api.KernelInfo_GetInputTypeInfo, info, i)
@@ -214,7 +214,7 @@ def _call_of_node(api: OrtApi, op: Op, info: int) -> Call:
             api(Api.ReleaseTypeInfo, type_info)
     values = {name: api.node_attribute(a.type, info, name) for name, a in op.schema.attributes.items()}
     given = {name: value for name, value in values.items() if value is not None}
-    return op.call(tensors, given, list(map(bool, _output_names(api, info))))
+    return op.call(tensors, given, list(map(bool, outputs)))
 
 
 def _tensor_type(api: OrtApi, info: int) -> TensorType | None:
@@ -226,7 +226,8 @@ def _parts_of(op: Op, call: Call) -> Parts:
     """The kernel of a call, cached by dtypes, attributes and outputs."""
     dtypes = tuple(call.dtype(name) for name in op.input_names)
     values = tuple(tuple(value) if isinstance(value, list) else value for value in call.attributes.values())
-    return _parts(_operators().index(op), dtypes, values, call.outputs)
+    number = next(number for number, other in enumerate(_operators()) if other is op)
+    return _parts(number, dtypes, values, call.outputs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -387,7 +388,7 @@ def _added(ops: Iterable[Op]) -> str:
         add(address)
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
-    if failure := _probe(options):
+    if failure := _failure(options, PROBE):
         raise KernelsUnavailableError(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
     return path
 
@@ -413,14 +414,10 @@ def _library(ops: Iterable[Op]) -> str:
     return str(path)
 
 
-def _probe(options: ort.SessionOptions) -> str | None:
-    """Create a session with one probe node, which passes the OrtApi and shows whether kernels run.
-
-    Returns:
-        The error, or None.
-    """
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    node = helper.make_node(PROBE, ["x"], ["y"], domain=KERNEL_DOMAIN)
+def _failure(options: ort.SessionOptions, op_type: str, dtype: int = TensorProto.FLOAT) -> str | None:
+    """The error of a session with one node, or None. That of PROBE passes the OrtApi and shows whether kernels run."""
+    value = [helper.make_tensor_value_info(name, dtype, [1]) for name in ("x", "y")]
+    node = helper.make_node(op_type, ["x"], ["y"], domain=KERNEL_DOMAIN)
     graph = helper.make_graph([node], "probe", value[:1], value[1:])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(KERNEL_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
@@ -467,23 +464,85 @@ def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.Sessi
     """
     path = _library(ops)
     with STATE.registering:
-        fresh = options is None
-        options = ort.SessionOptions() if options is None else options
-        if not fresh and (_is_marked(options) or _probe(options) is None):
+        registered: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault("options", weakref.WeakSet())
+        if options is None:
+            options = ort.SessionOptions()
+        elif options in registered or _failure(options, PROBE) is None:
             return options
-        options.register_custom_ops_library(path)
-        if not fresh and (failure := _probe(options)):
+        elif _failure(options, OF_EXTENSIONS, TensorProto.STRING) is None:
             raise RuntimeError(
-                "onnx_ops cannot add its kernels to these SessionOptions. If onnxruntime-extensions was registered with"
-                f" them before, leave that to onnx_ops.register_kernels, which registers both: {failure}"
+                "onnx_ops cannot add its kernels to these SessionOptions: onnxruntime-extensions was registered with"
+                " them before. Leave that to onnx_ops.register_kernels, which registers both"
             )
-        options.add_session_config_entry(MARK, "1")
+        options.register_custom_ops_library(path)
+        registered.add(options)
         return options
 
 
-def _is_marked(options: ort.SessionOptions) -> bool:
-    try:
-        options.get_session_config_entry(MARK)
-    except RuntimeError:
-        return False
-    return True
+def register_only(options: ort.SessionOptions, kernels: Iterable[str], ops: Iterable[Op]) -> bool:
+    """Register some kernels, without the other ones and the ops of onnxruntime-extensions.
+
+    A session spends up to 0.1 ms on each op that is registered with its options, also on those that it has no nodes of.
+
+    Args:
+        options: new ones, which are modified. Other kernels cannot be registered with them later.
+        kernels: their names.
+        ops: as for `register`.
+
+    Returns:
+        Whether they are registered; where libraries in memory cannot be loaded, only `register` is possible.
+
+    Raises:
+        KernelsUnavailableError: as `register`.
+    """
+    _library(ops)
+    wanted = frozenset(kernels)
+    with STATE.registering:
+        entry = _entry()
+        if entry is None:
+            return False
+        api: OrtApi = STATE.settled["api"]
+        return not api(Api.AddCustomOpDomain, entry.address_of(options), _domain(api, wanted))
+
+
+class _Entry:
+    """A library of custom ops that registers none: its function stores its arguments, OrtSessionOptions and OrtApiBase.
+
+    The function is the method of a dict: in a function of Python an interrupt could be raised, and lost.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: dict[int, int] = {}
+        function = keep(C.CFUNCTYPE(VP, VP, VP)(self._arguments.__setitem__))
+        self.path = library_of("RegisterCustomOps", C.cast(function, VP).value or 0)
+
+    def address_of(self, options: ort.SessionOptions) -> int:
+        """The address of the OrtSessionOptions."""
+        self._arguments.clear()  # of a call that was interrupted
+        options.register_custom_ops_library(self.path)
+        (address,) = self._arguments
+        return address
+
+
+def _entry() -> _Entry | None:
+    """The library, made once per process; None where it cannot be loaded."""
+    if "entry" not in STATE.settled:
+        try:
+            STATE.settled["entry"] = _Entry()
+        except OSError:
+            STATE.settled["entry"] = None
+    entry: _Entry | None = STATE.settled["entry"]
+    return entry
+
+
+def _domain(api: OrtApi, kernels: frozenset[str]) -> int:
+    """An OrtCustomOpDomain of some kernels, which is never freed: session options refer to it."""
+    domains: dict[frozenset[str], int] = STATE.settled.setdefault("domains", {})
+    if kernels not in domains:
+        domain = api.word(Api.CreateCustomOpDomain, KERNEL_DOMAIN.encode())
+        assert domain
+        for address, struct in _structs.items():
+            if struct.name.value.decode() in kernels:
+                api(Api.CustomOpDomain_Add, domain, address)
+        domains[kernels] = domain
+    return domains[kernels]

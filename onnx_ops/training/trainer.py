@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnx_ops.core.step_format import GRAD_SCALE, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, same_bits
-from onnx_ops.integrations.sessions import InferenceSession, kernels_registered, registered_options
+from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, kernels_registered, registered_options
 from onnx_ops.training.adapters import adapter_names
 from onnx_ops.training.arrays import check_names, check_state
 from onnx_ops.training.batch_axis import counted_axis
@@ -152,16 +152,17 @@ class Trainer:
         written = {names[name][own] for name, found in changing.items() for own in found}
         self._changing = [name for name in self._types if name in written]
         registered = registered_options(sess_options, stacklevel=3)
-        if communicator is not None and sess_options is None:
-            # Threads that spin until their session's next run slow down other workers and other parts of the step.
-            registered.add_session_config_entry(SPINNING, "0")
         self._state = State(self._types, shared.start, self._changing)
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 
         def session(model: onnx.ModelProto) -> InferenceSession:
-            with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(registered):
-                return InferenceSession(model, registered, providers)
+            options = OwnOptions() if sess_options is None else registered
+            if communicator is not None and sess_options is None:
+                # Threads that spin until their session's next run slow down other workers and other parts of the step.
+                options.add_session_config_entry(SPINNING, "0")
+            with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(options):
+                return InferenceSession(model, options, providers)
 
         meeting = None if communicator is None else Meeting(communicator, list(models))
 
