@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         *(tensor.unflatten(1, (2, 2)) for tensor in (q, k, v)), MASK[:, None]
     ),
     "grouped": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], FLOATS, enable_gqa=True),
+    "dropped": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], MASK, 0.3, enable_gqa=True),
     "grouped_apart": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :1], enable_gqa=True),
 }
 OPS = {"FlashAttentionScore", "FlashAttentionScoreGrad"}
@@ -147,7 +148,7 @@ def test_numbers_that_are_not_finite(dtype: torch.dtype) -> None:
 def test_learnt_bias_and_grouped_heads_with_dynamic_sizes() -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         bias = model.bias[:, : query.shape[-2], : key.shape[-2]]
-        return scaled_dot_product_attention(query, key, value, bias, enable_gqa=True)
+        return scaled_dot_product_attention(query, key, value, bias, 0.2, enable_gqa=True)
 
     args = inputs()
     model = Heads(attend, key_heads=2)
@@ -156,10 +157,12 @@ def test_learnt_bias_and_grouped_heads_with_dynamic_sizes() -> None:
     assert not OPS & op_types(captured)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "call"), [(torch.float64, "causal"), (torch.float64, "dropped"), (torch.bfloat16, "bool")]
+)
+def test_other_dtypes(dtype: torch.dtype, call: str) -> None:
     args = inputs(dtype)
-    assert op_types(gradients(Heads(CALLS["bool"]).to(dtype), loss, args).model) >= OPS
+    assert op_types(gradients(Heads(CALLS[call]).to(dtype), loss, args).model) >= OPS
 
 
 def test_a_mask_in_float32_of_16_bit_queries() -> None:
@@ -184,10 +187,11 @@ def test_under_autocast() -> None:
     assert op_types(gradients(Heads(attend), narrow, args).model) >= OPS
 
 
-def test_gradients_of_gradients() -> None:
+@pytest.mark.parametrize("call", ["causal", "dropped"])
+def test_gradients_of_gradients(call: str) -> None:
     def penalized(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(loss(model, x, y), x, create_graph=True)
         return slope.square().sum()
 
     x, y = inputs()
-    gradients(Heads(CALLS["causal"]), penalized, (x.requires_grad_(), y))
+    gradients(Heads(CALLS[call]), penalized, (x.requires_grad_(), y))

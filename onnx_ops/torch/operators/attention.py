@@ -37,59 +37,84 @@ def _weights(query: Tensor, key: Tensor, bias: Tensor | None, batch: Sequence[in
 class _Attention(torch.autograd.Function):
     """From scaled queries (N, L, E), keys (N, S, E) and values (N, S, V) to (N, L, V).
 
-    `bias` of the scores is broadcast to (*batch, L, S), where N is the product of `batch`. The matrices have one batch
-    axis, as onnxruntime's FusedMatMul transposes them in place of Transpose only if no Reshape comes between.
+    `bias` of the scores is broadcast to (*batch, L, S), where N is the product of `batch`; `noise`, (N, L, S), are
+    factors of the weights. The matrices have one batch axis, as FusedMatMul of onnxruntime transposes them in place of
+    Transpose only if no Reshape comes between.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, batch: Sequence[int]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        noise: Tensor | None,
+        batch: Sequence[int],
     ) -> Tensor:
         weights = _weights(query, key, bias, batch)
-        result = weights @ value
+        result = _times(weights, noise) @ value
         ctx.batch = batch
-        ctx.save_for_backward(query, key, value, bias, weights, result)
+        ctx.save_for_backward(query, key, value, bias, noise, weights, result)
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, weights, result = ctx.saved_tensors
+        query, key, value, bias, noise, weights, result = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             weights = _weights(query, key, bias, ctx.batch)
-            result = weights @ value
+            result = _times(weights, noise) @ value
         sums = (gradient * result).sum(-1, keepdim=True)
-        scores = (gradient @ value.transpose(1, 2) - sums) * weights
+        scores = (_times(gradient @ value.transpose(1, 2), noise) - sums) * weights
         of_bias = scores.unflatten(0, ctx.batch).sum_to_size(bias.shape) if ctx.needs_input_grad[3] else None
-        return scores @ key, scores.transpose(1, 2) @ query, weights.transpose(1, 2) @ gradient, of_bias, None
+        of_value = _times(weights, noise).transpose(1, 2) @ gradient
+        return scores @ key, scores.transpose(1, 2) @ query, of_value, of_bias, None, None
+
+
+def _times(weights: Tensor, noise: Tensor | None) -> Tensor:
+    return weights if noise is None else weights * noise
 
 
 class _Fused(torch.autograd.Function):
     """From queries (B, N, L, E), keys (B, M, S, E) and values (B, M, S, V) to (B, N, L, V), by ops of this domain.
 
-    `bias` of the scores is broadcast to (B, N, L, S), and has no gradient.
+    `bias` of the scores, which has no gradient, and `kept`, the weights that dropout keeps, are broadcast to
+    (B, N, L, S).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, is_causal: bool, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        kept: Tensor | None,
+        dropped: float,
+        is_causal: bool,
+        scale: float,
     ) -> Tensor:
-        ctx.is_causal, ctx.scale = is_causal, scale
-        mode = CAUSAL if is_causal else ALL_KEYS
-        ctx.settings = {"scale_value": scale, "sparse_mode": mode, "pse_type": SCALED_BEFORE_SHIFT}
-        statistics = domain_ops.FlashAttentionScore(query, key, value, bias, None, None, **ctx.settings)
-        ctx.save_for_backward(query, key, value, bias, *statistics)
+        ctx.call = {"dropped": dropped, "is_causal": is_causal, "scale": scale, "enable_gqa": True}
+        ctx.settings = {
+            "scale_value": scale,
+            "keep_prob": 1 - dropped,
+            "sparse_mode": CAUSAL if is_causal else ALL_KEYS,
+            "pse_type": SCALED_BEFORE_SHIFT,
+        }
+        statistics = domain_ops.FlashAttentionScore(query, key, value, bias, kept, None, **ctx.settings)
+        ctx.save_for_backward(query, key, value, bias, kept, *statistics)
         return statistics[-1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, *statistics = ctx.saved_tensors
+        query, key, value, bias, kept, *statistics = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             # Views, as one of them may depend on another one.
             given = query, key, value = query.view_as(query), key.view_as(key), value.view_as(value)
-            result = _by_products(query, key, value, bias, ctx.is_causal, ctx.scale, enable_gqa=True)
-            return *torch.autograd.grad(result, given, gradient, create_graph=True), None, None, None
-        inputs = query, key, value, gradient, bias, None, None, *statistics
-        return *domain_ops.FlashAttentionScoreGrad(*inputs, **ctx.settings), None, None, None
+            result = _by_products(query, key, value, bias, kept, **ctx.call)
+            return *torch.autograd.grad(result, given, gradient, create_graph=True), *[None] * 5
+        inputs = query, key, value, gradient, bias, kept, None, *statistics
+        return *domain_ops.FlashAttentionScoreGrad(*inputs, **ctx.settings), *[None] * 5
 
 
 @replaces(functional.scaled_dot_product_attention)
@@ -104,16 +129,22 @@ def _scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if dropout_p or transformed or (is_causal and attn_mask is not None):
+    if dropout_p == 1 or transformed or (is_causal and attn_mask is not None):
         options = attn_mask, dropout_p, is_causal
         return functional.scaled_dot_product_attention(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = _autocast(query), _autocast(key), _autocast(value)
         attn_mask = None if attn_mask is None else _autocast(attn_mask)
+    kept = None
+    if dropout_p:  # a mask of the same shape as PyTorch's, so that it has the same numbers
+        axes = 3 if enable_gqa else 2
+        batch = torch.broadcast_shapes(*(tensor.shape[:-axes] for tensor in (query, key, value)))
+        shape = *batch, *query.shape[-axes:-1], key.shape[-2]
+        kept = torch.native_dropout(query.new_ones(shape, dtype=torch.float16), dropout_p, True)[1]
     attend = _by_op if _fits_op(query, key, value, attn_mask) else _by_products
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     with torch.autocast("cpu", enabled=False):
-        return attend(query, key, value, attn_mask, is_causal, factor, enable_gqa)
+        return attend(query, key, value, attn_mask, kept, dropout_p, is_causal, factor, enable_gqa)
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -129,7 +160,15 @@ def _fits_op(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
 
 
 def _by_op(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kept: Tensor | None,
+    dropped: float,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
 ) -> Tensor:
     dtype = query.dtype
     if enable_gqa and key.shape[-3] != value.shape[-3]:
@@ -144,20 +183,32 @@ def _by_op(
         if len(samples) > 1:
             bias = bias.expand(*samples, *heads[0], query.shape[-2], key.shape[-2]).flatten(0, -4)
         query, key, value = (tensor.to(bias.dtype) for tensor in (query, key, value))
-    if query.dtype is torch.float64:  # the attribute of the node is a float32
+    if kept is not None:
+        kept = kept.reshape(math.prod(samples), math.prod(heads[0]), *kept.shape[-2:])
+    if query.dtype is torch.float64:  # attributes of nodes are float32
         query, scale = query * scale, 1.0
+        if kept is not None:
+            value, dropped = value / (1 - dropped), 0.0
     four_axes = (
         tensor.expand(*samples, *own, *tensor.shape[-2:]).reshape(
             math.prod(samples), math.prod(own), *tensor.shape[-2:]
         )
         for tensor, own in zip((query, key, value), heads, strict=True)
     )
-    result = _Fused.apply(*four_axes, bias, is_causal, scale)
+    result = _Fused.apply(*four_axes, bias, kept, dropped, is_causal, scale)
     return result.reshape(*samples, *heads[0], *result.shape[-2:]).to(dtype)
 
 
 def _by_products(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kept: Tensor | None,
+    dropped: float,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
 ) -> Tensor:
     dtype = query.dtype
     if enable_gqa:
@@ -180,7 +231,11 @@ def _by_products(
         tensor.expand(*batch, *tensor.shape[-2:]).reshape(math.prod(batch), *tensor.shape[-2:])
         for tensor in (query * scale, key, value)
     )
-    result = _Attention.apply(*flat, bias, batch or (1,)).reshape(*batch, query.shape[-2], value.shape[-1])
+    noise = None
+    if kept is not None:
+        factors = kept * torch.tensor(1 / (1 - dropped), dtype=query.dtype)
+        noise = factors.reshape(math.prod(batch), *kept.shape[-2:])
+    result = _Attention.apply(*flat, bias, noise, batch or (1,)).reshape(*batch, query.shape[-2], value.shape[-1])
     return (result if attends is None else torch.where(attends, result, 0.0)).to(dtype)
 
 
