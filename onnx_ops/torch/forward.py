@@ -116,6 +116,7 @@ class Forward:
             )
         exported, conditions = self._exported(traced, values, outputs)
         _fail_where_violated(exported.graph, conditions)
+        RemoveUnusedNodesPass()(exported)  # onnxruntime warns of constants that nothing reads
         graph = exported.graph
         for value in list(graph.inputs):
             name = value.name or ""

@@ -183,6 +183,11 @@ def test_a_warm_up_and_evaluation_beside_eager(tmp_path: Path) -> None:
         inference=True,
     )
     whole.save(tmp_path / "whole.onnx")
+    assert whole.evaluation is not None
+    graph = whole.evaluation.graph
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    assert {name for node in graph.node for name in node.output} <= read
+    assert {tensor.name for tensor in graph.initializer} <= read
     trainer = Trainer({"head": head, "whole": tmp_path / "whole.onnx"})
     optimizers = {
         "head": torch.optim.SGD(eager.head.parameters(), 0.5),
