@@ -15,6 +15,7 @@ from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
 from onnx_ops.training.checkpoints import open_checkpoint
+from onnx_ops.training.forward_session import reporting_part
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_files import step_model
 
@@ -121,6 +122,12 @@ def whole_step(
         del bare.graph.output[:]
         bare.graph.output.extend(kept)
     return step_model(bare, start(dtype), inference_graph(element) if inference else None)
+
+
+def step_with_evaluation() -> onnx.ModelProto:
+    """A step that carries the graphs for inference and evaluation."""
+    bare = bare_step()
+    return step_model(bare, start(), inference_graph(), reporting_part(bare))
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:

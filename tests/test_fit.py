@@ -26,7 +26,6 @@ from onnx_ops.fitting.monitoring import Monitor
 from onnx_ops.fitting.run import Checkpoint
 from onnx_ops.fitting.samples import Samples
 from onnx_ops.fitting.sources import open_table
-from onnx_ops.training.forward_session import reporting_part
 from onnx_ops.training.safetensors_format import write_safetensors
 from onnx_ops.training.step_files import step_model
 from scripts.trainings import threads
@@ -35,14 +34,9 @@ SAMPLES = 20
 HELD_OUT = 7
 
 
-def step_with_evaluation() -> onnx.ModelProto:
-    bare = steps.bare_step()
-    return step_model(bare, steps.start(), steps.inference_graph(), reporting_part(bare))
-
-
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
-    return step_with_evaluation()
+    return steps.step_with_evaluation()
 
 
 @pytest.fixture
@@ -337,7 +331,7 @@ def test_training_stops_early_and_keeps_the_best(trainer: Trainer, tmp_path: Pat
     assert lowest > 0
     assert len(history) == lowest + 4 < 50
     assert trainer.evaluate(**held)["loss"] == np.float32(losses[-1])
-    again = Trainer(step_with_evaluation(), kernel_options())
+    again = Trainer(steps.step_with_evaluation(), kernel_options())
     again.load(best)
     assert again.evaluate(**held)["loss"] == np.float32(losses[lowest])
     again.load(last)
@@ -465,7 +459,7 @@ def test_one_of_several_steps(model: onnx.ModelProto) -> None:
 
 def test_workers_take_parts_of_the_batches(tmp_path: Path) -> None:
     """Batches of 7, 7 and 6 samples, of which three workers take 3, 2 and 2, or 2 each."""
-    model = step_with_evaluation()
+    model = steps.step_with_evaluation()
     options: dict[str, Any] = {"validation": held_out(), "epochs": 2, "batch_size": 7, "progress": False}
 
     def work(communicator: Any) -> tuple[list[Epoch], State]:

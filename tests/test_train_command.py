@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +17,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import steps
-from backends import assert_close, assert_same_bits, kernel_options, options
+from backends import assert_close, assert_same_bits, kernel_options
+from backends import options as session_options
 from linear_oracle import Oracle
-from test_cli import FAILED, answer, run
+from test_cli import FAILED, USAGE, answer, run
 
 from onnx_ops import StepError, Trainer
 from onnx_ops.core.step_format import RUN_METADATA
@@ -24,6 +28,8 @@ from onnx_ops.fitting.columns import Table
 from onnx_ops.fitting.run import Checkpoint, Run
 from onnx_ops.fitting.samples import Samples
 from onnx_ops.training.checkpoints import write_checkpoint
+from onnx_ops.training.safetensors_format import write_safetensors
+from onnx_ops.training.step_files import step_model
 
 SAMPLES = 20
 
@@ -33,6 +39,23 @@ def step(tmp_path: Path) -> Path:
     path = tmp_path / "step.onnx"
     path.write_bytes(steps.whole_step().SerializeToString())
     return path
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    """A step with an evaluation graph."""
+    path = tmp_path / "evaluated.onnx"
+    path.write_bytes(steps.step_with_evaluation().SerializeToString())
+    return path
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    """Validation data of which some labels are wrong, so that the loss rises once more than that is learnt."""
+    arrays = steps.batch(7, seed=9)
+    arrays["y"][:3] = 1 - arrays["y"][:3]
+    np.savez(tmp_path / "held_out.npz", **arrays)
+    return tmp_path / "held_out.npz"
 
 
 @pytest.fixture
@@ -83,7 +106,7 @@ def test_training_follows_the_formulas(step: Path, data: Path, tmp_path: Path) -
     for name, array in state.items():
         assert_close(array, oracle.state[name].astype(array.dtype), rtol=2e-6, atol=2e-6)
     assert list(metadata) == [RUN_METADATA]
-    session = ort.InferenceSession(trained, options(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(trained, session_options(), providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(None, {"x": whole["x"]})
     assert_close(probabilities, oracle.predict(whole["x"]).astype(np.float32), rtol=4e-6, atol=4e-6)
 
@@ -180,13 +203,22 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-def test_interrupted_training_goes_on_with_the_same_bits(step: Path, data: Path, tmp_path: Path) -> None:
-    """In the middle of an epoch, by each of the signals."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    more = ("--epochs", "6", "--batch-size", "4")
-    said = train(step, data, whole, *more)
+def test_interrupted_training_goes_on_with_the_same_bits(
+    evaluated: Path, data: Path, held_out: Path, tmp_path: Path
+) -> None:
+    """In the middle of an epoch, by each of the signals; with validation, a schedule and logs."""
+    more = ["--epochs", "6", "--batch-size", "4", "--validation", held_out, "--schedule", "cosine", "--warm-up", "8"]
+
+    def options(name: str) -> list[str | Path]:
+        (tmp_path / name).mkdir()
+        folder = tmp_path / name
+        return ["--best", folder / "best", "--log", folder / "log.csv", "--log", folder / "log.jsonl", *more]
+
+    whole, parts = tmp_path / "whole" / "last", tmp_path / "parts" / "last"
+    said = train(evaluated, data, whole, *options("whole"))
+    resumed = [*options("parts"), "--resume"]
     for number in (signal.SIGINT, signal.SIGTERM):
-        command = [sys.executable, "-c", SLOW, "train", step, data, "--out", parts, *more, "--resume", "--json"]
+        command = [sys.executable, "-c", SLOW, "train", evaluated, data, "--out", parts, *resumed, "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             for _ in range(7):
@@ -197,8 +229,10 @@ def test_interrupted_training_goes_on_with_the_same_bits(step: Path, data: Path,
         assert json.loads(interrupted)["interrupted"]
     seen = steps_done(Checkpoint.read(parts))
     assert 14 <= seen < 30
-    assert train(step, data, parts, *more, "--resume") == said | {"checkpoint": str(parts)}
-    assert content(parts) == content(whole)
+    again = train(evaluated, data, parts, *resumed)
+    assert again == said | {"checkpoint": str(parts), "best": str(parts.parent / "best")}
+    for name in ("last", "best", "log.csv", "log.jsonl"):
+        assert (parts.parent / name).read_bytes() == (whole.parent / name).read_bytes(), name
 
 
 def test_a_killed_training_goes_on_from_the_last_epoch(step: Path, data: Path, tmp_path: Path) -> None:
@@ -220,6 +254,256 @@ def test_resuming_without_a_checkpoint_starts_anew(step: Path, data: Path, tmp_p
     out = tmp_path / "out"
     said = run("train", step, data, "--out", out, "--resume").stdout.splitlines()
     assert said[0] == f"There is no {out} to resume from; a new training starts."
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def cosine(fraction: float) -> float:
+    """From 1 to 0."""
+    return (1 + math.cos(math.pi * fraction)) / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ("constant", [0.5, 0.5]),
+        ("linear", [0.5 * 4 / 6, 0.5 / 6]),
+        ("linear --factor 0.1", [0.5 * (1 - 0.9 * 2 / 6), 0.5 * (1 - 0.9 * 5 / 6)]),
+        ("cosine", [0.5 * cosine(2 / 6), 0.5 * cosine(5 / 6)]),
+        ("cosine --warm-up 2", [0.5, 0.5 * cosine(3 / 4)]),
+        ("constant --warm-up 4", [0.5 * (1 + 2) / 5, 0.5]),
+        ("one-cycle --learning-rate 0.5", [0.5 * (cosine(1.2 / 4.2) + 4e-6 * (1 - cosine(1.2 / 4.2))), 2e-6]),
+        ("plateau --learning-rate 1e-6 --factor 0.5 --schedule-patience 0", [1e-6, 1e-6, 5e-7, 2.5e-7]),
+    ],
+    ids=str,
+)
+def test_schedules(options: str, rates: list[float], step: Path, data: Path, tmp_path: Path) -> None:
+    """The learning rates of the last step of each epoch, of three steps, by torch's formulas."""
+    step.write_bytes(steps.whole_step(changes_mean=False).SerializeToString())  # whose loss changes with the rate alone
+    more = ("--epochs", str(len(rates)), "--batch-size", "8", "--schedule", *options.split())
+    said = train(step, data, tmp_path / "out", *more)
+    # The rates are float32 in the step.
+    np.testing.assert_allclose([epoch["learning_rate"] for epoch in said["history"]], rates, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--factor 0.5", "--factor is that of the schedules linear and plateau"),
+        ("--schedule cosine --factor 0.5", "--factor is that of the schedules linear and plateau"),
+        ("--schedule linear --schedule-patience 3", "--schedule-patience is that of the schedule plateau"),
+        ("--schedule plateau --warm-up 3", "--warm-up is not possible with the schedule plateau"),
+        ("--schedule one-cycle", "the schedule one-cycle needs --learning-rate, its highest one"),
+        ("--monitor right", "there is no metric 'right' to monitor, expected one of 'loss'"),
+        ("--log log.txt", "the log is log.txt, expected a file .csv or .jsonl"),
+        ("--log data.npz.csv --out data.npz.csv", "data.npz.csv is to be written, but it is also written with"),
+    ],
+)
+def test_options_that_do_not_fit(
+    options: str, problem: str, step: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(step, data, "--out", tmp_path / "out", *options.split()).startswith(problem)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.npz", "step.onnx"]
+
+
+def test_best_epoch_early_stopping_and_logs(evaluated: Path, data: Path, held_out: Path, tmp_path: Path) -> None:
+    best, last, trained = tmp_path / "best", tmp_path / "last", tmp_path / "trained.onnx"
+    logs = tmp_path / "log.csv", tmp_path / "log.jsonl"
+    options = ("--epochs", "50", "--patience", "3", "--validation", held_out, "--best", best, "--export", trained)
+    said = train(evaluated, data, last, *options, "--log", logs[0], "--log", logs[1])
+    losses = [epoch["validation.loss"] for epoch in said["history"]]
+    lowest = int(np.argmin(losses))
+    assert lowest > 0
+    assert len(losses) == lowest + 4 < 50
+    assert (said["best_epoch"], said["stopped"], said["interrupted"]) == (lowest + 1, True, False)
+    assert [json.loads(line) for line in logs[1].read_text().splitlines()] == said["history"]
+    with logs[0].open(newline="") as file:
+        assert [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)] == said["history"]
+    for checkpoint, loss in ((best, losses[lowest]), (last, losses[-1])):
+        (found,) = answer("evaluate", evaluated, held_out, "--checkpoint", checkpoint)["results"]
+        assert found["metrics"] == {"loss": loss}
+    x = steps.batch(SAMPLES)["x"]
+    session = ort.InferenceSession(trained, session_options(), providers=["CPUExecutionProvider"])
+    state, _ = steps.read_checkpoint(best)
+    wanted = Oracle.of(state).predict(x).astype(np.float32)
+    assert_close(session.run(None, {"x": x})[0], wanted, rtol=4e-6, atol=4e-6)
+    text = run("train", evaluated, data, "--out", last, *options, "--resume").stdout.splitlines()
+    assert text[1:] == [
+        "Stopped after 3 epochs without a better validation.loss.",
+        f"Wrote {last}, {best}, {trained}.",
+    ]
+    # The worst epoch is the best one for the other end of the metric; an improvement by too little is none.
+    other = train(evaluated, data, tmp_path / "other", *options[:4], "--mode", "max", "--validation", held_out)
+    assert other["best_epoch"] == 1 + int(np.argmax([epoch["validation.loss"] for epoch in other["history"]]))
+    other = train(evaluated, data, tmp_path / "another", *options[:4], "--min-delta", "10", "--monitor", "loss")
+    assert len(other["history"]) == 4
+
+
+def test_order_of_the_samples_and_several_batches_in_a_step(step: Path, data: Path, tmp_path: Path) -> None:
+    oracle, whole = Oracle.of(steps.start()), steps.batch(SAMPLES)
+    losses = [
+        oracle.step(whole["x"][part], whole["y"][part])["loss"] for part in (slice(8), slice(8, 16), slice(16, 20))
+    ]
+    said = train(step, data, tmp_path / "one", "--batch-size", "8", "--no-shuffle")
+    np.testing.assert_allclose(said["losses"], [np.average(losses, weights=[8, 8, 4])], rtol=2e-6)
+    (tmp_path / "step.onnx").write_bytes(steps.whole_step(changes_mean=False).SerializeToString())
+    said = train(step, data, tmp_path / "two", "--batch-size", "8")
+    more = train(step, data, tmp_path / "three", "--batch-size", "4", "--accumulate", "2")
+    np.testing.assert_allclose(more["losses"], said["losses"], rtol=2e-6)
+    assert [epoch["steps"] for epoch in more["history"]] == [3]
+
+
+def as_folder(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    path.mkdir()
+    for name, array in arrays.items():
+        np.save(path / f"{name}.npy", array)
+    return path
+
+
+def as_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    write_safetensors(path.with_suffix(".safetensors"), arrays, {})
+    return path.with_suffix(".safetensors")
+
+
+def as_parquet(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = {name: list(array) for name, array in arrays.items()}
+    parquet.write_table(pytest.importorskip("pyarrow").table(table), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+@pytest.mark.parametrize("form", [as_folder, as_safetensors, as_parquet])
+def test_data_in_each_format(form: Callable[..., Path], step: Path, data: Path, tmp_path: Path) -> None:
+    """Give the same; of float64, once they are converted."""
+    arrays = steps.batch(SAMPLES)
+    losses = train(step, data, tmp_path / "one")["losses"]
+    assert train(step, form(tmp_path / "same", arrays), tmp_path / "two")["losses"] == losses
+    wide = form(tmp_path / "wide", {name: array.astype(np.float64) for name, array in arrays.items()})
+    problem = refusal(step, wide, "--out", tmp_path / "three")
+    assert "is float64 (20, 3), expected float32 (N, 3); " in problem
+    assert problem.endswith("or pass cast=True (--cast)")
+    assert train(step, wide, tmp_path / "three", "--cast")["losses"] == losses
+
+
+def test_data_without_samples(evaluated: Path, data: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.npz"
+    np.savez(empty, **steps.batch(0))
+    for arguments in ((empty,), (data, "--validation", empty)):
+        problem = refusal(evaluated, *arguments, "--out", tmp_path / "out")
+        assert problem == f"{empty} has 0 samples, expected at least 1"
+
+
+def test_batch_size_above_the_number_of_samples(step: Path, data: Path, tmp_path: Path) -> None:
+    """Makes one batch of them all."""
+    said = train(step, data, tmp_path / "out", "--batch-size", "64")
+    whole = steps.batch(SAMPLES)
+    np.testing.assert_allclose(
+        said["losses"], [Oracle.of(steps.start()).step(whole["x"], whole["y"])["loss"]], rtol=2e-6
+    )
+    (tmp_path / "fixed.onnx").write_bytes(steps.whole_step(samples=64).SerializeToString())
+    problem = refusal(tmp_path / "fixed.onnx", data, "--out", tmp_path / "other")
+    assert problem == f"{data} has 20 samples, expected at least 64"
+
+
+# --- dry run ----------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run(evaluated: Path, data: Path, held_out: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    options = ("--validation", held_out, "--batch-size", "8", "--epochs", "4", "--dry-run")
+    said = train(evaluated, data, tmp_path / "out", *options)
+    assert said.pop("memory_bytes", None) or sys.platform != "linux"
+    inputs = [
+        {"name": "x", "dtype": "float32", "shape": ["N", 3]},
+        {"name": "y", "dtype": "float32", "shape": ["N", 2]},
+    ]
+    has = [{"name": name, "dtype": "float32", "batch_axis": 0} for name in ("x", "y")]
+
+    def described(samples: int) -> dict[str, Any]:
+        arrays = [entry | {"shape": [samples, width]} for entry, width in zip(has, (3, 2), strict=True)]
+        return {"samples": samples, "batch_size": 8, "left_out": 0, "arrays": arrays}
+
+    assert said == {
+        "step": str(evaluated),
+        "parameters": 8,
+        "trained_parameters": 8,
+        "state_bytes": 4 * (6 + 2 + 3 + 6 + 1) + 8,  # weights, biases, mean, momentum and learning rate; seed
+        "inputs": inputs,
+        "data": described(SAMPLES),
+        "validation": described(7),
+        "steps": 3,
+    }
+    text = run("train", evaluated, data, "--out", tmp_path / "out", *options).stdout
+    *lines, needed, last = text.splitlines()
+    assert lines == [
+        f"{evaluated} has",
+        "  parameters  8",
+        "  state       80 bytes, with that of the optimizer",
+        "It expects of the data",
+        "  x  float32 (N, 3)",
+        "  y  float32 (N, 2)",
+        "The data have",
+        "  x        float32 (20, 3)",
+        "  y        float32 (20, 2)",
+        "  samples  20",
+        "The validation data have",
+        "  x        float32 (7, 3)",
+        "  y        float32 (7, 2)",
+        "  samples  7",
+        "The training needs",
+        "  steps   3 in an epoch, with batches of 8; 12 in all",
+    ]
+    assert re.fullmatch(r"  memory  (\S+ [MG]B, measured: the most .*|not known on this platform)", needed)
+    assert last == "It was a dry run: nothing is kept of it."
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_dry_run_without_data(evaluated: Path) -> None:
+    said = answer("train", evaluated, "--dry-run")
+    assert (said["parameters"], said["data"], said["steps"], said["memory_bytes"]) == (8, None, None, None)
+    assert run("train", evaluated, "--dry-run").stdout.splitlines()[-1] == "  y  float32 (N, 2)"
+    for arguments in ((), ("--out", "out")):
+        assert "Missing argument 'DATA'" in run("train", evaluated, *arguments, code=USAGE).stderr
+    assert "Missing option '--out'" in run("train", evaluated, "data.npz", code=USAGE).stderr
+
+
+def test_dry_run_of_a_part_of_the_parameters(data: Path, tmp_path: Path) -> None:
+    bare = steps.bare_step()
+    kept = [value for value in bare.graph.output if value.name != "next.linear.bias"]
+    del bare.graph.output[:]
+    bare.graph.output.extend(kept)
+    (tmp_path / "step.onnx").write_bytes(step_model(bare, steps.start()).SerializeToString())
+    assert answer("train", tmp_path / "step.onnx", "--dry-run")["trained_parameters"] == 6
+    assert "8, of which 6 are trained" in run("train", tmp_path / "step.onnx", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    "change", ["names", "dtype", "samples", "empty", "not a number", "checkpoint", "settings", "file"]
+)
+def test_dry_run_fails_as_the_training_would(change: str, step: Path, data: Path, tmp_path: Path) -> None:
+    arrays, more = steps.batch(SAMPLES), ["--out", tmp_path / "out"]
+    match change:
+        case "names":
+            arrays["z"] = arrays.pop("y")
+        case "dtype":
+            arrays["x"] = arrays["x"].astype(np.float64)
+        case "samples":
+            arrays["x"] = arrays["x"][1:]
+        case "empty":
+            arrays = steps.batch(0)
+        case "not a number":
+            arrays["x"][:] = np.nan
+        case "checkpoint":
+            (tmp_path / "out").touch()
+        case "settings":
+            train(step, data, tmp_path / "out")
+            more += ["--resume", "--seed", "3"]
+        case "file":
+            more += ["--export", tmp_path / "nowhere" / "model.onnx"]
+    np.savez(data, **arrays)
+    assert refusal(step, data, *more, "--dry-run") == refusal(step, data, *more)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -390,11 +674,34 @@ def test_refusal_of_onnxruntime_is_told(tmp_path: Path) -> None:
 # --- the curve --------------------------------------------------------------------------------------------------------
 
 
-def test_curve_of_the_losses(step: Path, data: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    curve = tmp_path / "losses.png"
-    said = train(step, data, tmp_path / "out", "--epochs", "3", "--plot", curve)
-    assert said["plot"] == str(curve)
+def test_curve_of_the_losses(
+    evaluated: Path, data: Path, held_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one epoch, then of 40 more."""
+    figures, curve, epochs = [], tmp_path / "losses.png", (1, 41)
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    save = figure.savefig
+    monkeypatch.setattr(figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    for count in epochs:
+        more = ("--validation", held_out, "--epochs", str(count), "--plot", curve, "--resume")
+        said = train(evaluated, data, tmp_path / "out", *more)
+        assert said["plot"] == str(curve)
+    for count, drawn in zip(epochs, figures, strict=True):
+        (axes,) = drawn.axes
+        texts = axes.get_title(), axes.get_xlabel(), axes.get_ylabel()
+        assert texts == ("Training of evaluated.onnx", "epoch", "loss (mean over the samples)")
+        losses, validations, best = axes.lines
+        history = said["history"][:count]
+        assert list(losses.get_xdata()) == list(range(1, count + 1))
+        assert list(losses.get_ydata()) == [epoch["loss"] for epoch in history]
+        assert list(validations.get_ydata()) == [epoch["validation.loss"] for epoch in history]
+        lowest = 1 + int(np.argmin([epoch["validation.loss"] for epoch in history]))
+        assert list(best.get_xdata()) == [lowest, lowest]
+        shown = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert shown == ["training", "validation", f"best validation.loss: epoch {lowest}"]
+        ticks = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+        assert ticks
+        assert all(tick == int(tick) and 1 <= tick <= count for tick in ticks)
     header = curve.read_bytes()[:24]
     assert header[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(header[16:20], "big") == 960

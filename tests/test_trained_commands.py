@@ -16,7 +16,6 @@ from test_cli import USAGE, answer, error, run
 
 from onnx_ops import Trainer
 from onnx_ops.core.step_format import average_name
-from onnx_ops.training.forward_session import reporting_part
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_files import step_model
 
@@ -25,10 +24,8 @@ SAMPLES = 20
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    path, bare = tmp_path / "step.onnx", steps.bare_step()
-    model = step_model(bare, steps.start(), steps.inference_graph(), reporting_part(bare))
-    path.write_bytes(model.SerializeToString())
-    return path
+    (tmp_path / "step.onnx").write_bytes(steps.step_with_evaluation().SerializeToString())
+    return tmp_path / "step.onnx"
 
 
 @pytest.fixture

@@ -17,9 +17,12 @@ ValidationMode = Annotated[
 
 
 def train(
+    context: typer.Context,
     step: StepFile,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help=FORMATS)],
-    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="The file to write after each epoch.")],
+    data: Annotated[Path | None, typer.Argument(metavar="DATA", help=FORMATS, show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="The file to write after each epoch.  [required]")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Total number, including those before --resume.")] = 1,
     validation: Annotated[Path | None, typer.Option(metavar="DATA", help="Data to evaluate after each epoch.")] = None,
     batch_size: BatchSize = None,
@@ -54,6 +57,9 @@ def train(
     export: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="Write the trained model for inference, with --best its best.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what STEP expects and the training needs; train nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train with a training step, without a training framework.
@@ -72,16 +78,29 @@ def train(
     interrupted (Ctrl-C, SIGTERM). A resumed training gives the same bits as an uninterrupted one; options that are left
     out are those of CHECKPOINT. While a training runs, another one that would write the same CHECKPOINT is refused.
 
+    --dry-run compares DATA with what STEP expects, with the errors of the training, and measures the memory that it
+    needs: it makes two steps, evaluates a batch, and writes nothing. Pages of memory-mapped data are counted as far as
+    they have been read; the system drops them where memory is short. Without DATA it shows what STEP expects.
+
     JSON: checkpoint; samples; batch_size; left_out, samples dropped in each epoch; losses, a list with the mean loss
     of each epoch; history, a list with the metrics of each epoch; best_epoch, counted from 1; interrupted; stopped,
     whether --patience has ended the training; best, plot and export, the files written, null if none.
+
+    JSON with --dry-run: step; parameters; trained_parameters; state_bytes; inputs, a list of name, dtype, shape; data
+    and validation, null or objects of samples, batch_size, left_out, and arrays, a list of name, dtype, shape and
+    batch_axis (null if the array is passed whole); steps, of an epoch; memory_bytes, null where unknown.
     """
+    from onnx_ops.cli import dry_run as dry
     from onnx_ops.cli.training import Stopping, can_plot, plot_losses, schedule_named
     from onnx_ops.fitting import fit
+    from onnx_ops.fitting.data import Data
     from onnx_ops.fitting.logs import row_of
     from onnx_ops.fitting.progress import progress_bar
-    from onnx_ops.training.trainer import Trainer
+    from onnx_ops.fitting.run import Run
+    from onnx_ops.training.trainer import Trainer, step_of
 
+    if not dry_run and (data is None or out is None):
+        context.fail("Missing argument 'DATA'." if data is None else "Missing option '--out'.")
     if plot is not None and not can_plot():
         fail("--plot needs matplotlib, which is not installed: pip install 'onnx-ops[plot]'", as_json)
     console = make_console()
@@ -112,13 +131,21 @@ def train(
                 say(f"There is no {out} to resume from; a new training starts.")
             with compiling_status():
                 trainer = Trainer(step, batch_dimension=batch_dimension)
-                run = fit.prepared(trainer, data, validation, options, checkpoint)
-            if export is not None and not trainer.has_inference_graph:
-                fail(f"--export needs an inference graph, and there is none in {step}", as_json)
+
+            def prepare() -> Run[Data]:
+                if export is not None and not trainer.has_inference_graph:
+                    fail(f"--export needs an inference graph, and there is none in {step}", as_json)
+                return fit.prepared(trainer, data, validation, options, checkpoint)
+
+            if dry_run:
+                plots = plot is not None
+                dry.show(step, step_of(trainer), None if data is None else prepare, epochs, plots, as_json)
+                return
+            run = prepare()
             samples = run.samples
             rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
             before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
-            del checkpoint  # closes the file, which some systems replace only then
+            checkpoint = None  # closes the file, which some systems replace only then
             say(f"{counted(samples.count or 0, 'sample')}, {samples.batch_size} in a batch{rest}{before}")
             with progress_bar() as advance, Stopping() as stopping:
                 fit.complete(

@@ -7,7 +7,8 @@ import importlib.util
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
+from typing import BinaryIO
 
 from onnx_ops.cli.choices import Better, ScheduleName
 from onnx_ops.fitting.data import Data
@@ -106,26 +107,47 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def plot_losses(path: Path, run: Run[Data], title: str) -> None:
+def plot_losses(path: Path, run: Run[Data], step: str) -> None:
     """Plot the losses of training and validation as a PNG; OSError for a file that cannot be written."""
     name = next(iter(run.history[0].training), "loss") if run.history else "loss"
     validation = [epoch.metrics[VALIDATION + name] for epoch in run.history if VALIDATION + name in epoch.metrics]
-    plot_curves(path, title, name, {"training": run.losses} | ({"validation": validation} if validation else {}))
+    curves = {"training": run.losses} | ({"validation": validation} if validation else {})
+    best = f"best {run.monitor.metric}"
+    plot_curves(path, f"Training of {step}", name, curves, {} if run.best is None else {best: run.best + 1})
 
 
-def plot_curves(path: Path, title: str, quantity: str, curves: Mapping[str, Sequence[float]]) -> None:
-    """Plot a quantity of each epoch, several curves with a legend."""
+def plot_curves(
+    path: Path | BinaryIO,
+    title: str,
+    quantity: str,
+    curves: Mapping[str, Sequence[float]],
+    marked: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Plot a quantity of each epoch, several curves with a legend.
+
+    Args:
+        path: a PNG.
+        title: of the plot.
+        quantity: what the curves show, means over the samples.
+        curves: by name, a value for each epoch.
+        marked: epochs by name, counted from 1.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    epochs = max(map(len, curves.values()), default=0)
     for label, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, marker="." if len(values) < 50 else None, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.plot(range(1, len(values) + 1), values, marker="o" if epochs < 30 else None, markersize=4, label=label)
+    for label, epoch in marked.items():
+        axes.axvline(epoch, color="gray", linestyle="--", linewidth=1, zorder=1, label=f"{label}: epoch {epoch}")
+    axes.set_xlim(0.5, epochs + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_title(title, parse_math=False)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(f"{quantity}, mean over the samples", parse_math=False)
-    axes.legend()
+    axes.set_ylabel(f"{quantity} (mean over the samples)", parse_math=False)
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)
     axes.grid(alpha=0.3)
     figure.savefig(path, format="png", dpi=120)

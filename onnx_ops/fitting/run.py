@@ -167,16 +167,18 @@ class Run(Generic[DataT_co]):
         return loss
 
     def rehearse(self) -> None:
-        """Make one step and evaluate one batch of the validation data, to see whether they fit and what they need.
+        """Make a step and evaluate a batch of the validation data, twice: the second time may need more memory.
 
         The run cannot be continued then.
 
         Raises:
             StepError: as `advance`.
         """
-        self._update()
-        if self.validation is not None:
-            metrics_of(self._step, self.validation, self.validation_mode, self.epoch, batches=1)
+        for _ in range(2):
+            self._batches = None
+            self._update()
+            if self.validation is not None:
+                metrics_of(self._step, self.validation, self.validation_mode, self.epoch, batches=1)
 
     def _update(self) -> float:
         """Make a step of up to `accumulate` batches; the loss of the last one."""
