@@ -14,6 +14,8 @@ ZOO := .venv-zoo
 # The documentation as a site, with a package from npm that draws its flowcharts.
 SITE := .venv-site
 FLOWCHARTS := scripts/site/node_modules/.package-lock.json
+# What builds and examines a release.
+RELEASE := .venv-release
 # With RECORD=1 a run without a failure is noted in docs/versions.json, for the table in docs/support.md.
 RECORDED = $(if $(RECORD),--record "make $@")
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
@@ -21,7 +23,7 @@ PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site release-check clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -98,6 +100,9 @@ site: $(SITE)/ready $(FLOWCHARTS) ## the documentation as a site in build/site; 
 	  $(SITE)/bin/python -m mkdocs build --strict --config-file scripts/site/mkdocs.yml
 	@echo "Look at it with: $(PYTHON) -m http.server --directory build/site"
 
+release-check: $(RELEASE)/ready ## builds wheel and sdist, and tries each in a fresh environment; README's code if .venv has PyTorch
+	$(RELEASE)/bin/python -m scripts.release.check --packages-of $(VENV)
+
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "onnx_ops needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
@@ -124,6 +129,11 @@ $(SITE)/ready: pyproject.toml
 	$(SITE)/bin/python -m pip install --quiet --editable '.[site]'
 	touch $@
 
+$(RELEASE)/ready: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --editable '.[release]'
+	touch $@
+
 # The wheels of the second list require torchvision or triton, whose wheels are for other builds of PyTorch.
 $(ZOO)/ready: pyproject.toml scripts/zoo/without_dependencies.txt $(VENV)/ready
 	$(PYTHON) -m venv $(ZOO)
@@ -147,4 +157,4 @@ $(FLOWCHARTS): scripts/site/package.json scripts/site/package-lock.json
 	touch $@
 
 clean: ## removes environments, packages from npm and caches
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(ZOO) $(SITE) scripts/web/node_modules scripts/site/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(ZOO) $(SITE) $(RELEASE) scripts/web/node_modules scripts/site/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
