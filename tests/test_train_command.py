@@ -126,6 +126,10 @@ def test_step_of_fixed_size(data: Path, tmp_path: Path) -> None:
     (tmp_path / "step.onnx").write_bytes(steps.whole_step(samples=8, inference=False).SerializeToString())
     text = run("train", tmp_path / "step.onnx", data, "--out", tmp_path / "out").stdout
     assert text.startswith("20 samples, 8 in a batch; 4 of each epoch are dropped, too few for a step\n")
+    np.savez(tmp_path / "held_out.npz", **steps.batch(17))
+    more = ("--validation", tmp_path / "held_out.npz", "--validation-mode", "train")
+    text = run("train", tmp_path / "step.onnx", data, "--out", tmp_path / "other", *more).stdout
+    assert text.splitlines()[0].endswith(", too few for a step; 1 of the validation data are left out")
 
 
 def test_learning_rate(step: Path, data: Path, tmp_path: Path) -> None:

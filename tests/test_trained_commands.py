@@ -69,7 +69,8 @@ def test_evaluation(mode: str, step: Path, data: Path, checkpoint: Path, tmp_pat
 
 def test_evaluation_as_text(step: Path, data: Path) -> None:
     """Without a checkpoint, of the start values."""
-    (line,) = run("evaluate", step, data).stdout.splitlines()
+    first, line = run("evaluate", step, data).stdout.splitlines()
+    assert first == f"Without --checkpoint the state is the start values of {step}."
     text, number = line.rsplit(" ", 1)
     assert text == f"{data}: 20 samples: loss"
     np.testing.assert_allclose(float(number), loss(steps.start()), rtol=1e-5)  # six digits
@@ -77,7 +78,7 @@ def test_evaluation_as_text(step: Path, data: Path) -> None:
 
 def test_evaluation_in_batches_of_a_fixed_size(data: Path, tmp_path: Path) -> None:
     (tmp_path / "fixed.onnx").write_bytes(steps.whole_step(samples=8).SerializeToString())
-    text = run("evaluate", tmp_path / "fixed.onnx", data, "--mode", "train").stdout
+    _, text = run("evaluate", tmp_path / "fixed.onnx", data, "--mode", "train").stdout.splitlines()
     assert text.startswith(f"{data}: 16 samples (4 left out, too few for a batch): loss ")
 
 

@@ -144,6 +144,8 @@ def train(
             run = prepare()
             samples = run.samples
             rest = f"; {samples.left_out} of each epoch are dropped, too few for a step" if samples.left_out else ""
+            if run.validation is not None and run.validation.left_out:
+                rest += f"; {run.validation.left_out} of the validation data are left out"
             before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
             checkpoint = None  # closes the file, which some systems replace only then
             say(f"{counted(samples.count or 0, 'sample')}, {samples.batch_size} in a batch{rest}{before}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +25,7 @@ from onnx_ops.training.arrays import tensor_text
 
 def evaluate(
     step: StepFile,
-    data: Annotated[list[Path], typer.Argument(metavar="DATA...", help=f"{FORMATS} Each is evaluated by itself.")],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help=f"{FORMATS} Each is evaluated by itself.")],
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="CHECKPOINT", help="With the state; by default the step's start values.")
     ] = None,
@@ -58,10 +58,11 @@ def evaluate(
         check_evaluation(only, mode.value, "mode")
         if checkpoint is not None:
             trainer.load(checkpoint)
-        for path in data:
-            samples = open_data(
-                path, "the data", only, batch_size=batch_size, batch_dimension=batch_dimension, cast=cast
-            )
+        sizes: dict[str, Any] = {"batch_size": batch_size, "batch_dimension": batch_dimension, "cast": cast}
+        opened = [open_data(path, "the data", only, **sizes) for path in data]
+        if checkpoint is None and not as_json:
+            print_wrapped(console, f"Without --checkpoint the state is the start values of {step}.")
+        for path, samples in zip(data, opened, strict=True):
             with progress_bar() as advance:
                 metrics = metrics_of(only, samples, mode.value, advance=advance)
             used = (samples.count or 0) - samples.left_out
