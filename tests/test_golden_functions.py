@@ -84,33 +84,42 @@ def elementwise(dtype: Any) -> Iterator[Golden]:
             expected = reference("BinaryCrossEntropyWithLogitsBackward", grad, x, other, *weights, reduction=number)
             yield "sigmoid_cross_entropy_with_logits_grad_v2", inputs, {"reduction": text}, expected
     yield "kl_div_loss_grad", [grad, x, other], {}, reference("KlDivBackward", grad, x, other)
-    yield "kl_div_loss_grad", [grad, row, other], {}, reference("KlDivBackward", grad, row, other)
+    for kernel, op, inputs in (
+        ("kl_div_loss_grad", "KlDivBackward", (grad, row, other)),
+        ("kl_div_target_loss_grad", "KlDivTargetBackward", (grad, other, row)),
+    ):
+        wide = np.broadcast_arrays(*(array.astype(np.float64) for array in inputs))
+        expected = (reference(op, *wide, reduction=0) / 5).astype(dtype)
+        yield kernel, list(inputs), {}, expected
 
 
 def others(dtype: Any) -> Iterator[Golden]:
     scalars = [np.array([n], dtype) for n in (0.9, 0.99, 0.01, 0.1, 0.9, 0.99, 1e-3)]
+    powers = [scalars[i].astype(np.float64) * scalars[i + 4].astype(np.float64) for i in range(2)]
+    here = [*powers, *scalars[2:]]  # with the powers of this step
     var, m, grad = (normal((4, 3), dtype, seed) for seed in range(3))
     v, most = (np.abs(normal((4, 3), dtype, seed)) for seed in (3, 4))
     for amsgrad in (False, True):
         for maximize in (False, True):
-            expected = reference(
-                "ApplyAdamW", var, m, v, *scalars, grad, most if amsgrad else None, maximize=int(maximize)
-            )[:3]
+            largest = most if amsgrad else None
+            expected = reference("ApplyAdamW", var, m, v, *here, grad, largest, maximize=int(maximize))[:3]
             given = {"amsgrad": amsgrad, "maximize": maximize}
             yield "apply_adam_w", [var, m, v, *scalars, grad, most], given, expected
-    yield "apply_adam_w", [var, m, v, *scalars, grad], {}, reference("ApplyAdamW", var, m, v, *scalars, grad, None)[:3]
+    yield "apply_adam_w", [var, m, v, *scalars, grad], {}, reference("ApplyAdamW", var, m, v, *here, grad, None)[:3]
 
     rows, indices = normal((2, 3, 4), dtype), np.array([[1, 0, 1], [4, 4, 4]], np.int32)
-    for own in ({}, {"padding_idx": 1}, {"scale_grad_by_freq": True}):
-        expected = reference("EmbeddingDenseBackward", rows, indices, num_weights=6, **own)
+    for own in ({}, {"padding_idx": 1}, {"padding_idx": 6}, {"padding_idx": -3}, {"scale_grad_by_freq": True}):
+        here = own if own.get("padding_idx") == 1 else {key: on for key, on in own.items() if key != "padding_idx"}
+        expected = reference("EmbeddingDenseBackward", rows, indices, num_weights=6, **here)
         yield "embedding_dense_grad", [rows, indices], {"num_weights": 6, **own}, expected
 
     log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(4), (6, 3))).astype(dtype)
-    targets, lengths = np.array([[1, 2], [3, 3], [1, 0]]), (np.array([6, 2, 5]), np.array([2, 2, 1]))
+    targets, lengths = np.array([[1, 2, 0], [3, 3, 1], [1, 0, 2]]), (np.array([6, 2, 5]), np.array([2, 2, 1]))
     given = [log_probs, targets, *lengths]
     forward = reference("CtcLoss", *given)
     for version in ("v2", "v3"):
-        yield f"ctc_loss_{version}", given, {"reduction": "none", "zero_infinity": True}, forward[:2]
+        shown = forward[0], forward[1][:, :, :5]  # 2 * max(target_lengths) + 1
+        yield f"ctc_loss_{version}", given, {"reduction": "none", "zero_infinity": True}, shown
         for zero in (False, True):
             inputs = [np.ones(3, dtype), *given, *forward[:2]]
             expected = reference("CtcLossBackward", *inputs, zero_infinity=int(zero))

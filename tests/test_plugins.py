@@ -33,6 +33,11 @@ def parser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+ADAM = (
+    "var=Data(index=0) m=Data(index=1) v=Data(index=2) beta1_power=DivNoNan(x1=Data(index=3) x2=Data(index=7))"
+    " beta2_power=DivNoNan(x1=Data(index=4) x2=Data(index=8)) lr=Data(index=5) weight_decay=Data(index=6)"
+    " beta1=Data(index=7) beta2=Data(index=8) epsilon=Data(index=9) grad=Data(index=10)"
+)
 PARSED = {
     "HardshrinkBackward g x | y |": "HardShrinkGrad(lambd=0.5f)",
     "HardshrinkBackward g x | y | lambd:f=0.25": "HardShrinkGrad(lambd=0.25f)",
@@ -66,8 +71,10 @@ PARSED = {
     "EmbeddingDenseBackward g i | o | num_weights:i=7": (
         "EmbeddingDenseGrad(num_weights=7 padding_idx=-1 scale_grad_by_freq=false)"
     ),
-    "ApplyAdamW v m u b c l w d e f g | x y z |": "ApplyAdamW(amsgrad=false maximize=false)",
-    "ApplyAdamW v m u b c l w d e f g n | x y z | maximize:i=1": "ApplyAdamW(amsgrad=true maximize=true)",
+    "ApplyAdamW v m u b c l w d e f g | x y z |": f"ApplyAdamW({ADAM} amsgrad=false maximize=false)",
+    "ApplyAdamW v m u b c l w d e f g n | x y z | maximize:i=1": (
+        f"ApplyAdamW({ADAM} max_grad_norm=Data(index=11) amsgrad=true maximize=true)"
+    ),
     "ApplyAdamW v m u b c l w d e f g n | x y z a |": "FAILED",
     "MaxPool2dWithIndices x | y i | kernel_size:ints=2,3": (
         'MaxPoolWithArgmaxV3(ceil_mode=false data_format="NCHW" dilation=[1,1] dtype=9 ksize=[2,3] pads=[0,0]'

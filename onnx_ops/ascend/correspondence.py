@@ -64,6 +64,7 @@ class GeOperator:
         constants: attributes that have one value for all nodes.
         given: attributes that say whether a node has an input, by its name here.
         only: integer attributes here that must have one value.
+        divided: inputs here that it takes divided by another one.
     """
 
     name: str
@@ -73,6 +74,7 @@ class GeOperator:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, int] = field(default_factory=dict)
+    divided: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,11 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
                 "amsgrad": "given with `max_grad_norm`",
                 "maximize": "maximize",
             },
-            differences=("aclnn updates its tensors in place; a node has outputs for the new values.",),
+            differences=(
+                "aclnn updates its tensors in place; a node has outputs for the new values.",
+                "beta1Power and beta2Power are the powers of the steps before this one, which aclnn multiplies by beta1"
+                " and beta2; `beta1_power` and `beta2_power` include this step.",
+            ),
             refused=(NO_DOUBLE, "Settings of another dtype than `var`, which keep their precision.", RANK_0),
         ),
         GeOperator(
@@ -174,6 +180,7 @@ CORRESPONDENCES: Mapping[str, Correspondence] = {
             {"var": "var_out", "m": "m_out", "v": "v_out"},
             {"maximize": GeAttribute("Bool", "maximize")},
             given={"amsgrad": "max_grad_norm"},
+            divided={"beta1_power": "beta1", "beta2_power": "beta2"},
         ),
     ),
     "BatchNormElemt": Correspondence(

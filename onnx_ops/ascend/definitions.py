@@ -6,21 +6,147 @@ Source: the operators' definitions and kernels in CANN's repository ops-nn 9.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from onnx_ops.core.reduction import Reduction
 from onnx_ops.ops.batch_norm._channels import inverse_deviation
 from onnx_ops.ops.batch_norm.batch_norm_elemt_backward import reference as batch_norm_elemt_backward
+from onnx_ops.ops.ctc.ctc_loss import reference as ctc_loss
+from onnx_ops.ops.embedding.embedding_dense_backward import reference as embedding_dense_backward
+from onnx_ops.ops.kl_div.kl_div_backward import reference as kl_div_backward
+from onnx_ops.ops.kl_div.kl_div_target_backward import reference as kl_div_target_backward
 from onnx_ops.ops.lstm.thnn_fused_lstm_cell import reference as thnn_fused_lstm_cell
 from onnx_ops.ops.lstm.thnn_fused_lstm_cell_backward import reference as thnn_fused_lstm_cell_backward
 from onnx_ops.ops.max_pool.max_pool2d_with_indices import reference as max_pool2d_with_indices
 from onnx_ops.ops.max_pool.max_pool2d_with_indices_backward import reference as max_pool2d_with_indices_backward
-from onnx_ops.ops.references import computing_dtype, rounded
+from onnx_ops.ops.optimizers.apply_adam_w import reference as apply_adam_w
+from onnx_ops.ops.references import computing_dtype, divisor, rounded
 
 INT32 = 3
 """ge::DT_INT32."""
+
+
+def apply_adam_w_golden(
+    var: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    beta1_power: np.ndarray,
+    beta2_power: np.ndarray,
+    lr: np.ndarray,
+    weight_decay: np.ndarray,
+    beta1: np.ndarray,
+    beta2: np.ndarray,
+    epsilon: np.ndarray,
+    grad: np.ndarray,
+    max_grad_norm: np.ndarray | None = None,
+    *,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    **kwargs: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ApplyAdamW, whose powers are those of the steps before this one."""
+    power1, power2 = (
+        power.astype(np.float64) * beta.astype(np.float64)
+        for power, beta in ((beta1_power, beta1), (beta2_power, beta2))
+    )
+    new_var, new_m, new_v, _ = apply_adam_w(
+        var,
+        m,
+        v,
+        power1,
+        power2,
+        lr,
+        weight_decay,
+        beta1,
+        beta2,
+        epsilon,
+        grad,
+        max_grad_norm if amsgrad else None,
+        maximize=int(maximize),
+    )
+    return new_var, new_m, new_v
+
+
+def ctc_loss_v2_golden(
+    log_probs: np.ndarray,
+    targets: np.ndarray,
+    input_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    *,
+    blank: int = 0,
+    zero_infinity: bool = False,
+    **kwargs: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """CTCLossV2: the loss of each sample, and log_alpha, as wide as the longest target needs."""
+    loss, log_alpha, _ = ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank=blank, zero_infinity=int(zero_infinity)
+    )
+    return loss, log_alpha[:, :, : 2 * max(target_lengths.tolist(), default=0) + 1]
+
+
+def embedding_dense_grad_golden(
+    grad: np.ndarray,
+    indices: np.ndarray,
+    *,
+    num_weights: int,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    **kwargs: Any,
+) -> np.ndarray:
+    """EmbeddingDenseGrad: a padding_idx that is no row has no effect."""
+    return embedding_dense_backward(
+        grad,
+        indices,
+        num_weights=num_weights,
+        padding_idx=padding_idx if 0 <= padding_idx < num_weights else -1,
+        scale_grad_by_freq=int(scale_grad_by_freq),
+    )
+
+
+def kl_div_loss_grad_golden(
+    grad: np.ndarray,
+    input: np.ndarray,
+    target: np.ndarray,
+    *,
+    reduction: str = "mean",
+    log_target: bool = False,
+    **kwargs: Any,
+) -> np.ndarray:
+    """KlDivLossGrad: has the shape to which all inputs broadcast, and divides by the size of the input."""
+    return over_broadcast_shape(kl_div_backward, (grad, input, target), input.shape, reduction, log_target)
+
+
+def kl_div_target_loss_grad_golden(
+    grad: np.ndarray,
+    input: np.ndarray,
+    target: np.ndarray,
+    *,
+    reduction: str = "mean",
+    log_target: bool = False,
+    **kwargs: Any,
+) -> np.ndarray:
+    """KlDivTargetLossGrad: has the shape to which all inputs broadcast, and divides by the size of the target."""
+    return over_broadcast_shape(kl_div_target_backward, (grad, input, target), target.shape, reduction, log_target)
+
+
+def over_broadcast_shape(
+    gradient: Callable[..., np.ndarray],
+    inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    divided: tuple[int, ...],
+    reduction: str,
+    log_target: bool,
+) -> np.ndarray:
+    """A gradient that is not summed over broadcast axes, with the divisor of an index space."""
+    number, log = int(Reduction[reduction.upper()]), int(log_target)
+    if divided == np.broadcast_shapes(*(array.shape for array in inputs)):
+        spread = [inputs[0], *np.broadcast_arrays(*inputs)[1:]]
+        return gradient(*spread, reduction=number, log_target=log)
+    wide = (array.astype(np.float64) for array in np.broadcast_arrays(*inputs))
+    terms = gradient(*wide, reduction=0, log_target=log)
+    return rounded(terms / divisor(number, divided), inputs[1].dtype, None)
 
 
 def channels_first(array: np.ndarray, data_format: str) -> np.ndarray:
@@ -168,5 +294,6 @@ def thnn_fused_lstm_cell_grad_golden(
     dgates, dc_prev = thnn_fused_lstm_cell_backward(dhy, dc, cx, cy, storage)
     if not has_bias:
         return dgates, dc_prev
-    exact, _ = thnn_fused_lstm_cell_backward(dhy, dc, cx, cy, storage, dtype=np.float64)
+    dh, d = (None if array is None else array.astype(np.float64) for array in (dhy, dc))
+    exact, _ = thnn_fused_lstm_cell_backward(dh, d, *(array.astype(np.float64) for array in (cx, cy, storage)))
     return dgates, dc_prev, rounded(exact.reshape(-1, exact.shape[-1]).sum(axis=0), cx.dtype, None)

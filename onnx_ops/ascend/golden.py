@@ -63,9 +63,8 @@ def golden_source(op: Op) -> str:
         note = correspondence(op.name).note
         raise OpError(op.name, f"there is no golden function, expected an op with an operator of CANN. {note}")
     inlined = _Inlined()
-    for kernel in names:
-        _add_function(inlined, op, kernel)
-    table = "".join(f'        "{kernel}": "{kernel}_golden",\n' for kernel in names)
+    functions = {kernel: _add_function(inlined, op, kernel) for kernel in names}
+    table = "".join(f'        "{kernel}": "{function}",\n' for kernel, function in functions.items())
     imports = "".join(f"{line}\n" for line in inlined.imports_in_order())
     return (
         f'''#!/usr/bin/env python3
@@ -177,16 +176,19 @@ class _Source:
         ]
 
 
-def _add_function(inlined: _Inlined, op: Op, kernel: str) -> None:
-    """Add the golden function of a kernel, with what it uses."""
+def _add_function(inlined: _Inlined, op: Op, kernel: str) -> str:
+    """Add the golden function of a kernel, with what it uses; returns its name."""
     name = f"{kernel}_golden"
     if hasattr(definitions, name):
         inlined.add(definitions.__name__, name, name)
-        return
+        return name
     operator = correspondence(op.name).operator
     assert operator is not None
+    if kernel != kernel_name(operator.name):  # another version of the operator
+        return _add_function(inlined, op, kernel_name(operator.name))
     inlined.add(op.reference.__module__, op.reference.__name__, definition_name(op))
     inlined.definitions[name] = _translated(op, operator, name)
+    return name
 
 
 def _translated(op: Op, operator: GeOperator, name: str) -> str:

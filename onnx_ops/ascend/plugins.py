@@ -96,7 +96,7 @@ class _Parser:
         self.operator: GeOperator = known.operator
         self.origin = f"{DOMAIN}::{op.version}::{op.name}"
         in_order = list(self.operator.inputs.values()) == list(op.input_names)
-        self.is_graph = not in_order
+        self.is_graph = not in_order or bool(self.operator.divided)
 
     def registration(self) -> str:
         graph = f"\n    .ParseOpToGraphFn(Build{self.op.name})" if self.is_graph else ""
@@ -125,7 +125,7 @@ class _Parser:
             yield '  target.SetAttr("name", ge::AscendString(node->name().c_str()));'
             yield f'  target.SetAttr("original_type", ge::AscendString("{self.origin}"));'
             yield '  target.DynamicInputRegister("x", node->input_size());'
-            yield '  target.DynamicOutputRegister("y", 1);'
+            yield f'  target.DynamicOutputRegister("y", {len(self.operator.outputs)});'
         yield "  return SUCCESS;"
         yield "}"
         if self.is_graph:
@@ -207,7 +207,7 @@ class _Parser:
     # The graph
 
     def _graph(self) -> Iterator[str]:
-        """A graph of the operator, whose inputs are those of the node in another order."""
+        """A graph of the operator, whose inputs are those of the node in another order, or quotients of them."""
         yield f"Status Build{self.op.name}(const ge::Operator &source, ge::Graph &graph) {{"
         yield "  ge::AscendString name;"
         yield '  if (source.GetAttr("name", name) != ge::GRAPH_SUCCESS) {'
@@ -223,25 +223,35 @@ class _Parser:
         yield f"  if (inputs.size() < {sum(not is_optional(p) for p in self.op.schema.inputs)}) {{"
         yield "    return FAILED;"
         yield "  }"
-        yield (
-            f'  auto result = ge::OperatorFactory::CreateOperator((prefix + "result").c_str(), "{self.operator.name}");'
-        )
+        for own, other in self.operator.divided.items():
+            yield from _created(f"{own}_quotient", "DivNoNan")  # 0 / 0 is 0
+            yield f'  {own}_quotient.SetInput("x1", inputs[{self.op.input_names.index(own)}], "y");'
+            yield f'  {own}_quotient.SetInput("x2", inputs[{self.op.input_names.index(other)}], "y");'
+        yield from _created("result", self.operator.name)
         required = {p.name for p in self.op.schema.inputs if not is_optional(p)}
         for name, own in self.operator.inputs.items():
             index = self.op.input_names.index(own)
-            line = f'result.SetInput("{name}", inputs[{index}], "y");'
+            value = f"{own}_quotient" if own in self.operator.divided else f"inputs[{index}]"
+            line = f'result.SetInput("{name}", {value}, "y");'
             yield f"  {line}" if own in required else f"  if (inputs.size() > {index}) {{\n    {line}\n  }}"
         kinds: dict[str, str] = {name: a.kind for name, a in self.operator.attributes.items()}
         kinds |= {name: _kind(constant) for name, constant in self.operator.constants.items()}
+        kinds |= dict.fromkeys(self.operator.given, "Bool")
         for name, kind in kinds.items():
             yield f"  {TYPES[kind]} {name}{{}};"
             yield f'  if (source.GetAttr("{name}", {name}) != ge::GRAPH_SUCCESS) {{'
             yield "    return FAILED;"
             yield "  }"
             yield f'  result.SetAttr("{name}", {name});'
-        yield "  graph.SetInputs(inputs).SetOutputs({{result, {0}}});"
+        places = ", ".join(map(str, range(len(self.operator.outputs))))
+        yield f"  graph.SetInputs(inputs).SetOutputs({{{{result, {{{places}}}}}}});"
         yield "  return SUCCESS;"
         yield "}"
+
+
+def _created(name: str, kind: str) -> Iterator[str]:
+    """Creates an operator of the graph."""
+    yield f'  auto {name} = ge::OperatorFactory::CreateOperator((prefix + "{name}").c_str(), "{kind}");'
 
 
 def _initial(value: Any) -> str:
