@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
   Object.assign(field, { type: "search", className: "table-filter", placeholder: "Filter the rows of this page" });
   field.setAttribute("aria-label", field.placeholder);
   const longest = tables.reduce((one, other) => (other.rows.length > one.rows.length ? other : one));
-  const before = tables.length > 5 ? article.querySelector("h2") : longest;
+  const before = tables.length > 5 ? article.querySelector("h2") : (longest.closest(".md-typeset__scrollwrap") ?? longest);
   before.before(field);
   const sections = [...article.querySelectorAll("h2, h3")].map((heading) => [heading, parts(heading)]);
 
