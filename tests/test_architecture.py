@@ -37,6 +37,7 @@ TORCH = (
     "effects",
     "preserving",
     "frames",
+    "batching",
     "sizes",
     "caches",
     "explanations",

@@ -19,6 +19,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.batching import symbolic_batches
 from onnx_ops.torch.frames import Line, line_now
 
 
@@ -99,13 +100,14 @@ class Roots:
 
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
-    """A context in which len() of a tensor is its dynamic size, and attention takes a condition on it.
+    """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
-    Python's own len() makes a number of the size, and PyTorch's attention takes no SymBool, such as
-    `is_causal=x.shape[1] > 1`.
+    Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
+    `is_causal=x.shape[1] > 1`, and torch.func makes numbers of sizes.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(builtins, "len", _length))
+        stack.enter_context(symbolic_batches())
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
         for module in list(sys.modules.values()):
             found = getattr(module, "__dict__", {}).get(ATTENTION)

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import integers, op, sizes
-from onnx_ops.torch.base.table import decomposes, replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces
 
 aten = torch.ops.aten
 
 
-@translates(aten.diagonal_scatter.default)
-def _diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+@decomposes(aten.diagonal_scatter.default)
+def _diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """On the diagonal, a matrix whose rows (below the main diagonal, whose columns) each repeat one element of src."""
-    shape = sizes(self)
-    rank, first, second = len(shape), dim1 % len(shape), dim2 % len(shape)
-    rows, columns = shape[first], shape[second]
-    if min(rows, columns) < 0:
-        raise CaptureError(
-            "a diagonal is written to of a matrix whose sizes are dynamic; let dynamic_shapes not name them"
-        )
-    order = [axis for axis in range(rank) if axis not in (first, second)] + [first, second]
-    across, size = (-1, rows) if offset >= 0 else (-2, columns)
-    place = np.eye(rows, columns, offset, dtype=bool)
-    missing = size - int(place.sum())
-    padded = op.Pad(src, integers([0] * (2 * rank - 3) + [missing])) if missing else src
-    matrix = op.Unsqueeze(padded, integers([across]))
-    written = op.Where(op.Constant(value=ir.tensor(place)), matrix, op.Transpose(self, perm=order))
-    return op.Transpose(written, perm=[order.index(axis) for axis in range(rank)])
+    matrices = self.movedim((dim1, dim2), (-2, -1))
+    rows, columns = (torch.arange(size, device=self.device) for size in matrices.shape[-2:])
+    across, size = (-1, matrices.shape[-2]) if offset >= 0 else (-2, matrices.shape[-1])
+    repeated = torch.nn.functional.pad(src, [0, size - src.shape[-1]]).unsqueeze(across)
+    written = torch.where(rows.unsqueeze(1) + offset == columns, repeated, matrices)
+    return written.movedim((-2, -1), (dim1, dim2))
 
 
 @decomposes(aten.diagonal_backward.default)

@@ -1,0 +1,102 @@
+"""Losses with derivatives of torch.func, several steps beside PyTorch with other batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from captures import training_step
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+import onnx_ops
+
+SCALE = torch.tensor([0.5])
+
+
+class Solution(nn.Module):
+    """u(x, t) as a small network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def heat_equation(model: nn.Module, x: Tensor) -> Tensor:
+    """The residual u_t - laplace(u), and the Laplacian by forward over reverse mode again."""
+
+    def u(place: Tensor, t: Tensor) -> Tensor:
+        return model(torch.cat([place, t * SCALE]))[0]
+
+    def residual(row: Tensor) -> Tensor:
+        second = hessian(u)(row[:2], row[2:])
+        return grad(u, argnums=1)(row[:2], row[2:]).sum() - second.diagonal().sum()
+
+    def laplacian(row: Tensor) -> Tensor:
+        gradient = grad(lambda given: model(given)[0])
+        return vmap(lambda v: jvp(gradient, (row,), (v,))[1] @ v)(torch.eye(3)).sum()
+
+    return vmap(residual)(x).square().mean() + vmap(laplacian)(x).square().mean()
+
+
+def jacobians(model: nn.Module, x: Tensor) -> Tensor:
+    """Of the batch as a whole, which have as many rows as there are samples."""
+    whole = jacrev(lambda given: model(given).sin())(x)
+    both = jacfwd(lambda a, b: model(a * b.sin()), argnums=(0, 1))(x, 2 * x)
+    return (whole.square().sum() + both[0].sin().sum() + both[1].square().sum()) / len(x)
+
+
+def derivatives(model: nn.Module, x: Tensor) -> Tensor:
+    """Reverse over forward mode, derivatives with respect to parameters for each sample, tangents of parameters."""
+    parameters = dict(model.named_parameters())
+    curvature = vmap(jacrev(jacfwd(lambda row: model(row).sum())))(x)
+    kernel = vmap(jacrev(lambda given, row: functional_call(model, given, (row,))), (None, 0))(parameters, x)
+    _, tangent = jvp(
+        lambda given: functional_call(model, given, (x,)), (parameters,), ({n: p.cos() for n, p in parameters.items()},)
+    )
+    made = [curvature, *kernel.values(), tangent]
+    return sum((tensor.square().sum() for tensor in made), start=torch.zeros(())) / len(x)
+
+
+def diagonals(model: nn.Module, x: Tensor) -> Tensor:
+    products = model(x) @ model(x * 2).T
+    for offset in (-1, 0, 2):
+        products.diagonal(offset).copy_(x[: products.diagonal(offset).shape[0], 0])
+    return products.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "dynamic"),
+    [
+        (heat_equation, True),
+        pytest.param(heat_equation, False, marks=pytest.mark.full),
+        (jacobians, True),
+        pytest.param(derivatives, True, marks=pytest.mark.full),
+        (diagonals, True),
+    ],
+)
+def test_steps_are_those_of_pytorch(loss: Callable[..., Tensor], dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = Solution()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    capture = training_step(
+        model, loss, (torch.randn(4, 3),), optimizer, dynamic_shapes=({0: Dim("N", min=4)},) if dynamic else None
+    )
+    trainer = onnx_ops.Trainer(capture)
+    for size in (7, 4, 12, 5) if dynamic else (4, 4, 4):
+        x = torch.randn(size, 3)
+        got = trainer.step(x=x.numpy())["loss"]
+        optimizer.zero_grad()
+        wanted = loss(model, x)
+        wanted.backward()
+        optimizer.step()
+        np.testing.assert_allclose(got, wanted.item(), rtol=2e-5)
+    state = trainer.state_dict()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(state[name], parameter.detach().numpy(), rtol=0, atol=1e-5, err_msg=name)
