@@ -17,6 +17,8 @@ from onnx_ops.training.step_files import step_model
 
 HELD_OUT_LINES = 100
 """Fewer than in Python: the page evaluates them repeatedly, on one thread."""
+LINE_EPOCHS, LINES_PER_STEP = 1, 8
+"""So that the reader is trained within a minute. A step takes 30 ms of one core, of which 20 ms for any number."""
 HANDS = 12
 """Held-out images of each digit, from which the visitor composes lines."""
 
@@ -76,8 +78,8 @@ def lines_of_digits() -> Task:
     return task(
         step_model(started.model, started.state, started.inference),
         line_training.learning_rate,
-        line_training.EPOCHS,
-        line_training.TRAINING.batch_size,
+        LINE_EPOCHS,
+        LINES_PER_STEP,
         {
             "learned": line_training.TRAINING.samples(0),
             "heldOut": held_out._asdict(),

@@ -609,15 +609,12 @@ class TestLines:
 
     @pytest.mark.full
     def test_learns_to_read(self, line_page: Page) -> None:
-        """Before the first epoch is over digits stand out, as the page says."""
+        """After about a hundred steps digits stand out, as the page says."""
         line_page.click("#start")
-        deadline = time.monotonic() + 600
-        while history(line_page)["accuracies"][-1]["accuracy"] < 0.7:
-            assert time.monotonic() < deadline
-            line_page.wait_for_timeout(1000)
+        line_page.wait_for_selector("body[data-state=done]", timeout=600_000)
         points = history(line_page)["accuracies"]
-        epoch = tasks.all_tasks()["lines"].setup["stepsPerEpoch"]
-        assert next(point["step"] for point in points if point["accuracy"] > 0.2) < epoch
+        assert 50 < next(point["step"] for point in points if point["accuracy"] > 0.1) < 200
+        assert points[-1]["accuracy"] > 0.9
 
 
 @needs_packages

@@ -118,7 +118,8 @@ function describe(modelBytes) {
   element("epochs").textContent = `of ${epochs}`;
   element("held-out").textContent = ` ${count(arrays.heldOut)}`;
   const learned = count(arrays.learned);
-  const training = `${epochs} epochs of ${stepsPerEpoch} steps, with ${batchSizes(learned, stepsPerEpoch)}`;
+  const length = epochs === 1 ? "1 epoch" : `${epochs} epochs`;
+  const training = `${length} of ${stepsPerEpoch} steps, with ${batchSizes(learned, stepsPerEpoch)}`;
   const largest = Number(Math.max(...learningRates).toPrecision(3));
   if (name === "digits") {
     element("counts").textContent = `${learned / copies} training images, ${count(arrays.heldOut)} held out`;
