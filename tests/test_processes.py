@@ -351,6 +351,21 @@ else:
     raise AssertionError("no error")
 check(session())
 """,
+    "some-kernels-registered-before": """
+from onnx_ops.runtime.process import STATE
+check(onnx_ops.InferenceSession(MODEL))
+assert STATE.settled["added"] == {"aclnn_HardshrinkBackward_v1"}, "a session registers the kernels of its model alone"
+mine = ort.SessionOptions(); mine.register_custom_ops_library(extensions.get_library_path())
+try:
+    onnx_ops.register_kernels(mine)  # which registers all kernels
+except RuntimeError as error:
+    assert "onnxruntime-extensions was registered" in str(error), error
+else:
+    raise AssertionError("no error")
+assert len(STATE.settled["added"]) > 20
+onnx_ops.register_kernels(again := ort.SessionOptions())
+check(session(again)); check(session()); check(onnx_ops.InferenceSession(MODEL))
+""",
     "library-registered-before": """
 mine = ort.SessionOptions(); mine.register_custom_ops_library(extensions.get_library_path())
 for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from onnx_ops.loops.tiles import ROWS, add_outer_products, largest, multiply_til
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
-from onnx_ops.runtime import abi, absolute, host
+from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
 from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, store_fence
@@ -619,13 +618,6 @@ def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
     assert isinstance(host._library(OPS.values()), str)
     assert host._failure(onnx_ops.session_options(), host.PROBE) is None
     assert "Probe" in str(host._failure(ort.SessionOptions(), host.PROBE))
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="libraries in memory need Linux")
-def test_library_in_memory_calls_the_function() -> None:
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda a, b: 10 * a + b)
-    path = absolute.library_of("digits", ctypes.cast(function, ctypes.c_void_p).value or 0)
-    assert ctypes.CDLL(path).digits(4, 2) == 42
 
 
 # --- tiles of products, natively and as plain Python -----------------------------------------------------------------

@@ -410,27 +410,6 @@ def test_options_with_the_library_registered_by_the_user_alone(tmp_path: Path) -
     assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
 
 
-@pytest.fixture(params=["in_memory", "no_library_in_memory"])
-def only_called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether sessions register the kernels that they call alone; otherwise all, as where that is not possible."""
-    onnx_ops.session_options()
-    if request.param == "no_library_in_memory":
-        monkeypatch.setitem(STATE.settled, "entry", None)
-    return request.param == "in_memory" and sys.platform == "linux"
-
-
-def test_kernels_of_other_models_are_not_registered(only_called: bool, tmp_path: Path) -> None:
-    options = sessions.OwnOptions()
-    session = onnx_ops.InferenceSession(model(), options)
-    for _ in range(2):
-        np.testing.assert_array_equal(session.run(None, FEEDS)[0], EXPECTED)
-        session.set_providers(["CPUExecutionProvider"])  # makes the session again
-    assert nodes_that_ran(linked_bytes(), options, tmp_path) == {KERNEL_NODE}
-    other = onnx_ops.link(other_model()).SerializeToString()
-    ran = nodes_that_ran(other, options, tmp_path)
-    assert (ran == {"aclnn_Hardshrink_v1"}) is not only_called
-
-
 def other_model() -> onnx.ModelProto:
     return parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
@@ -438,7 +417,7 @@ def other_model() -> onnx.ModelProto:
     )
 
 
-def test_ops_of_other_libraries_beside_kernels(only_called: bool) -> None:
+def test_ops_of_other_libraries_beside_kernels() -> None:
     pytest.importorskip("onnxruntime_extensions")
     both = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "ai.onnx.contrib" : 1]>

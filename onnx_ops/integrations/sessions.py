@@ -105,14 +105,13 @@ def register(options: ort.SessionOptions | None, kernels: Collection[str] | None
 
     Args:
         options: session options, or None.
-        kernels: the names of those that suffice, all by default; only for new options, as others cannot be added later.
+        kernels: as for `host.register`.
     """
     try:
         host = _host()
     except ImportError as error:
         raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
-    if options is None or kernels is None or not host.register_only(options, kernels, ALL_VERSIONS):
-        options = host.register(options, ALL_VERSIONS)
+    options = host.register(options, ALL_VERSIONS, kernels)
     STATE.enter_onnxruntime()
     return options
 

@@ -10,7 +10,7 @@ from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, KernelName
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
-from onnx_ops.graph.imports import add_import, normalized
+from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.functions import ATTACHED_BY
@@ -24,8 +24,6 @@ FOR_UNUSED = ("Constant", "Identity")
 """Operators that compute outputs which no node uses, in functions that `link` adds."""
 
 KERNELS = frozenset(op.kernel_name for op in ALL_VERSIONS)
-OF_ONNXRUNTIME = ("", "ai.onnx.ml", "com.microsoft")
-"""The domains of onnxruntime's own operators."""
 
 
 def note_version(model: onnx.ModelProto) -> None:
@@ -72,16 +70,9 @@ def restore(model: onnx.ModelProto) -> bool:
     return bool(attached)
 
 
-def called_kernels(model: onnx.ModelProto) -> set[str] | None:
-    """The names of the kernels that a linked model calls; None if it has nodes of other libraries of custom ops."""
-    brought = {function_key(f) for f in model.functions}
-    kernels = set()
-    for _, node in placed_nodes(model):
-        if node.domain == KERNEL_DOMAIN and node.op_type in KERNELS:
-            kernels.add(node.op_type)
-        elif normalized(node.domain) not in OF_ONNXRUNTIME and called_key(node) not in brought:
-            return None
-    return kernels
+def called_kernels(model: onnx.ModelProto) -> set[str]:
+    """The names of the kernels that a linked model calls."""
+    return {node.op_type for _, node in placed_nodes(model) if node.domain == KERNEL_DOMAIN} & KERNELS
 
 
 def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, str], kernel: KernelName | None) -> None:

@@ -27,9 +27,6 @@ class Api(enum.IntEnum):
     """Indices in OrtApi."""
 
     CreateStatus = 0
-    CreateCustomOpDomain = 26
-    CustomOpDomain_Add = 27
-    AddCustomOpDomain = 28
     GetTensorMutableData = 51
     CastTypeInfoToTensorInfo = 55
     SetTensorElementType = 58
@@ -67,9 +64,6 @@ class Api(enum.IntEnum):
 CType: TypeAlias = type["C._SimpleCData[Any]"]
 SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.CreateStatus: (INT, C.c_char_p),
-    Api.CreateCustomOpDomain: (C.c_char_p, VP),
-    Api.CustomOpDomain_Add: (VP, VP),
-    Api.AddCustomOpDomain: (VP, VP),
     Api.GetTensorMutableData: (VP, VP),
     Api.CastTypeInfoToTensorInfo: (VP, VP),
     Api.CreateTensorTypeAndShapeInfo: (VP,),

@@ -24,7 +24,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from onnx_ops.loops.primitives import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
 from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
-from onnx_ops.runtime.absolute import library_of
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.kernels import Parts, attributes_at, compile_kernel
@@ -52,6 +51,8 @@ from onnx_ops.runtime.records import PYTHON
 from onnx_ops.runtime.signatures import COMPUTE
 
 PROBE = kernel_name("Probe", 1)
+COMPLETE = kernel_name("Complete", 1)
+"""Another op without effect, which is added after all kernels."""
 OF_EXTENSIONS = "StringUpper"
 """An op of onnxruntime-extensions itself."""
 PROVIDER = keep(C.create_string_buffer(b"CPUExecutionProvider"))
@@ -71,16 +72,16 @@ _fresh = itertools.count()
 
 
 class _Struct:
-    """A registered OrtCustomOp: an op (None: the probe) for one combination of dtypes.
+    """A registered OrtCustomOp: an op (None: one of PROBE and COMPLETE) for one combination of dtypes.
 
     Attributes:
         dtypes: dtypes of the inputs that determine those of outputs, by name.
         outputs: dtypes of the outputs, 0 if set by shape inference.
     """
 
-    def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int]) -> None:
+    def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int], name: str = "") -> None:
         self.op = op
-        self.name = C.create_string_buffer((op.kernel_name if op else PROBE).encode())
+        self.name = C.create_string_buffer((op.kernel_name if op else name).encode())
         self.native = CustomOp(
             version=API_VERSION,
             KernelComputeV2=compile_native(compute, COMPUTE),
@@ -330,10 +331,6 @@ def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
 # --- registration --------------------------------------------------------------------------------------------------
 
 
-def _all_structs(ops: Iterable[Op]) -> list[_Struct]:
-    return [_Struct(None, {}, [TensorProto.FLOAT]), *itertools.chain.from_iterable(map(_structs_of, ops))]
-
-
 def _structs_of(op: Op) -> list[_Struct]:
     """One per combination of dtypes of the inputs that determine those of outputs.
 
@@ -372,8 +369,12 @@ def _library_path() -> str | None:
     return next((str(file) for file in files if file.exists()), None)
 
 
-def _added(ops: Iterable[Op]) -> str:
-    """Add all kernels to the library of onnxruntime-extensions; returns its path, or raises KernelsUnavailableError."""
+def _opened() -> tuple[str, Callable[[int], bool]]:
+    """The library of onnxruntime-extensions with the probe added: its path, and the function that adds an OrtCustomOp.
+
+    Raises:
+        KernelsUnavailableError: there is none, or kernels do not run.
+    """
     path = _library_path()
     if path is None:
         raise KernelsUnavailableError("onnxruntime-extensions is not installed")
@@ -382,36 +383,63 @@ def _added(ops: Iterable[Op]) -> str:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"onnxruntime-extensions supports no external kernels here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
-    structs = _all_structs(ops)
-    _structs.update((C.addressof(struct.native), struct) for struct in structs)
-    for address in _structs:
-        add(address)
+    _add(add, [_Struct(None, {}, [TensorProto.FLOAT], PROBE)])
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
     if failure := _failure(options, PROBE):
         raise KernelsUnavailableError(f"onnxruntime {ort.__version__} does not take the kernels: {failure}")
-    return path
+    return path, add
 
 
-def _register_once(ops: Iterable[Op]) -> None:
+def _add(add: Callable[[int], bool], structs: Iterable[_Struct]) -> None:
+    for struct in structs:
+        address = C.addressof(struct.native)
+        _structs[address] = struct
+        add(address)
+
+
+def _open_once(ops: Iterable[Op]) -> None:
     with STATE.registering:
         if "library" not in STATE.settled:
-            STATE.settled["ops"] = tuple(ops)
+            STATE.settled["ops"], STATE.settled["added"] = tuple(ops), set()
             try:
-                STATE.settled["library"] = _added(ops), ""
+                STATE.settled["library"] = _opened(), ""
             except Exception as error:  # whatever the error, function bodies run without kernels
                 expected = isinstance(error, KernelsUnavailableError)
                 STATE.settled["library"] = None, str(error) if expected else f"{type(error).__name__}: {error}"
 
 
-def _library(ops: Iterable[Op]) -> str:
-    """`_added`, once per process."""
+def _add_once(kernels: Collection[str]) -> None:
+    (_, add), _ = STATE.settled["library"]
+    with STATE.registering:
+        missing = {op.kernel_name: op for op in _operators() if op.kernel_name not in STATE.settled["added"]}
+        for name in missing.keys() & kernels:
+            _add(add, _structs_of(missing.pop(name)))
+            STATE.settled["added"].add(name)
+        if not missing and COMPLETE not in STATE.settled["added"]:
+            _add(add, [_Struct(None, {}, [TensorProto.FLOAT], COMPLETE)])
+            STATE.settled["added"].add(COMPLETE)
+
+
+def _library(ops: Iterable[Op], kernels: Collection[str] | None = None) -> str:
+    """The path of the library of onnxruntime-extensions, with kernels added once per process.
+
+    Args:
+        ops: all ops; ignored after the first call in the process.
+        kernels: the names of those to add; all by default.
+
+    Raises:
+        KernelsUnavailableError: as `_opened`.
+    """
     if "library" not in STATE.settled:
-        aside(functools.partial(_register_once, ops))  # an interrupt would leave only some of the kernels added
-    path, reason = STATE.settled["library"]
-    if path is None:
+        aside(functools.partial(_open_once, ops))
+    library, reason = STATE.settled["library"]
+    if library is None:
         raise KernelsUnavailableError(reason)
-    return str(path)
+    wanted = {op.kernel_name for op in _operators()} if kernels is None else kernels
+    if not STATE.settled["added"].issuperset(wanted):
+        aside(functools.partial(_add_once, wanted))  # an interrupt would leave only some of an op's kernels added
+    return str(library[0])
 
 
 def _failure(options: ort.SessionOptions, op_type: str, dtype: int = TensorProto.FLOAT) -> str | None:
@@ -450,99 +478,37 @@ def is_registered() -> bool:
     return "library" in STATE.settled and STATE.settled["library"][0] is not None
 
 
-def register(options: ort.SessionOptions | None, ops: Iterable[Op]) -> ort.SessionOptions:
+def register(
+    options: ort.SessionOptions | None, ops: Iterable[Op], kernels: Collection[str] | None = None
+) -> ort.SessionOptions:
     """SessionOptions, new ones by default, with the kernels registered once.
 
     Args:
         options: modified and returned.
         ops: the ops; ignored after the first call in the process.
+        kernels: the names of those that suffice, all by default; only for new options, with which others cannot be
+            registered later. A session spends up to 0.1 ms on each op that is registered with its options, those of
+            onnxruntime-extensions and those that were registered before included.
 
     Raises:
         KernelsUnavailableError: the kernels cannot be registered in this process.
         RuntimeError: onnxruntime-extensions was registered with these options before the kernels were added to it; a
             library can be registered only once.
     """
-    path = _library(ops)
+    path = _library(ops, kernels)
     with STATE.registering:
         registered: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault("options", weakref.WeakSet())
         if options is None:
             options = ort.SessionOptions()
-        elif options in registered or _failure(options, PROBE) is None:
-            return options
-        elif _failure(options, OF_EXTENSIONS, TensorProto.STRING) is None:
-            raise RuntimeError(
-                "onnx_ops cannot add its kernels to these SessionOptions: onnxruntime-extensions was registered with"
-                " them before. Leave that to onnx_ops.register_kernels, which registers both"
-            )
+        elif kernels is None:
+            if options in registered or _failure(options, COMPLETE) is None:
+                return options
+            if _failure(options, OF_EXTENSIONS, TensorProto.STRING) is None:
+                raise RuntimeError(
+                    "onnx_ops cannot add its kernels to these SessionOptions: onnxruntime-extensions was registered"
+                    " with them before. Leave that to onnx_ops.register_kernels, which registers both"
+                )
         options.register_custom_ops_library(path)
-        registered.add(options)
+        if kernels is None:
+            registered.add(options)
         return options
-
-
-def register_only(options: ort.SessionOptions, kernels: Iterable[str], ops: Iterable[Op]) -> bool:
-    """Register some kernels, without the other ones and the ops of onnxruntime-extensions.
-
-    A session spends up to 0.1 ms on each op that is registered with its options, also on those that it has no nodes of.
-
-    Args:
-        options: new ones, which are modified. Other kernels cannot be registered with them later.
-        kernels: their names.
-        ops: as for `register`.
-
-    Returns:
-        Whether they are registered; where libraries in memory cannot be loaded, only `register` is possible.
-
-    Raises:
-        KernelsUnavailableError: as `register`.
-    """
-    _library(ops)
-    wanted = frozenset(kernels)
-    with STATE.registering:
-        entry = _entry()
-        if entry is None:
-            return False
-        api: OrtApi = STATE.settled["api"]
-        return not api(Api.AddCustomOpDomain, entry.address_of(options), _domain(api, wanted))
-
-
-class _Entry:
-    """A library of custom ops that registers none: its function stores its arguments, OrtSessionOptions and OrtApiBase.
-
-    The function is the method of a dict: in a function of Python an interrupt could be raised, and lost.
-    """
-
-    def __init__(self) -> None:
-        self._arguments: dict[int, int] = {}
-        function = keep(C.CFUNCTYPE(VP, VP, VP)(self._arguments.__setitem__))
-        self.path = library_of("RegisterCustomOps", C.cast(function, VP).value or 0)
-
-    def address_of(self, options: ort.SessionOptions) -> int:
-        """The address of the OrtSessionOptions."""
-        self._arguments.clear()  # of a call that was interrupted
-        options.register_custom_ops_library(self.path)
-        (address,) = self._arguments
-        return address
-
-
-def _entry() -> _Entry | None:
-    """The library, made once per process; None where it cannot be loaded."""
-    if "entry" not in STATE.settled:
-        try:
-            STATE.settled["entry"] = _Entry()
-        except OSError:
-            STATE.settled["entry"] = None
-    entry: _Entry | None = STATE.settled["entry"]
-    return entry
-
-
-def _domain(api: OrtApi, kernels: frozenset[str]) -> int:
-    """An OrtCustomOpDomain of some kernels, which is never freed: session options refer to it."""
-    domains: dict[frozenset[str], int] = STATE.settled.setdefault("domains", {})
-    if kernels not in domains:
-        domain = api.word(Api.CreateCustomOpDomain, KERNEL_DOMAIN.encode())
-        assert domain
-        for address, struct in _structs.items():
-            if struct.name.value.decode() in kernels:
-                api(Api.CustomOpDomain_Add, domain, address)
-        domains[kernels] = domain
-    return domains[kernels]
