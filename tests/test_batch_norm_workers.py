@@ -122,7 +122,7 @@ def test_expected_values_are_those_of_torch(counts: tuple[int, ...], later: tupl
 
 
 def with_kernels(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Outputs:
-    session = onnx_ops.InferenceSession(model, backends.kernel_options(), providers=["CPUExecutionProvider"])
+    session = backends.kernel_session(model)
     return backends.run_outputs(session, feeds)
 
 

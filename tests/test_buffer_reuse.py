@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 import pytest
-from backends import assert_same_bits, kernel_options, options, run_outputs
+from backends import assert_same_bits, kernel_session, options, run_outputs
 from onnx import NodeProto, ValueInfoProto, helper
 
 import onnx_ops
@@ -56,7 +56,7 @@ def session_of(
     graph = helper.make_graph(nodes, "reuse", inputs, outputs)
     opsets = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-    return onnx_ops.InferenceSession(model, session_options or kernel_options())
+    return onnx_ops.InferenceSession(model, session_options) if session_options else kernel_session(model)
 
 
 # What is declared

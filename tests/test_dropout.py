@@ -159,7 +159,7 @@ def test_gradient_passes_where_the_forward_pass_did() -> None:
     """Two dropouts of one seed, of which one function body serves both, have masks of their own."""
     model = onnx.parser.parse_model(STEP)
     sessions = {
-        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "kernel": backends.kernel_session(model),
         "portable": ort.InferenceSession(onnx_ops.link(model).SerializeToString(), backends.options()),
         "inlined": ort.InferenceSession(onnx_ops.inline(model).SerializeToString(), backends.options()),
     }

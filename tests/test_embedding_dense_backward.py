@@ -19,7 +19,7 @@ OP = record.OP
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "kernel": backends.kernel_session(model),
         "portable": ort.InferenceSession(linked, backends.options()),
         "inlined": ort.InferenceSession(inlined, backends.options()),
     }

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnxruntime as ort
 import pytest
-from backends import assert_same_bits, kernel_options, key_of, model_of, run_outputs
+from backends import assert_same_bits, kernel_session, key_of, model_of, run_outputs
 
-import onnx_ops
 from models.single_op import onnx_element_type
 from tests.ops import RECORDS
 from tests.ops._shared.arrays import FLOATS
@@ -105,7 +104,7 @@ def test_same_bits_in_place(op: str, dtype: DType) -> None:
     for call in calls_of(op, dtype):
         key = key_of(call)
         if key not in sessions:
-            sessions[key] = onnx_ops.InferenceSession(model_of(call), kernel_options(THREADS))
+            sessions[key] = kernel_session(model_of(call), THREADS)
         session = sessions[key]
         apart = run_outputs(session, call.given)
         for number, pairs in enumerate(IN_PLACE[op]):

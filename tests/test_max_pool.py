@@ -21,7 +21,7 @@ from tests.ops._shared.max_pool import Setting
 def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
     linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
     return {
-        "kernel": onnx_ops.InferenceSession(model, backends.kernel_options()),
+        "kernel": backends.kernel_session(model),
         "portable": ort.InferenceSession(linked, backends.options()),
         "inlined": ort.InferenceSession(inlined, backends.options()),
     }

@@ -152,7 +152,7 @@ def test_session_creation(op: str) -> None:
 
 def refused_as_a_session_is_made(row: Row) -> None:
     with pytest.raises(Exception, match=row.op) as raised:
-        onnx_ops.InferenceSession(model_of(row), backends.kernel_options())
+        backends.kernel_session(model_of(row))
     row.judge(str(raised.value))
 
 
@@ -184,7 +184,7 @@ AT_RUN = {
 
 @functools.lru_cache(maxsize=64)
 def session_of(model: bytes) -> ort.InferenceSession:
-    return onnx_ops.InferenceSession(model, backends.kernel_options())
+    return backends.kernel_session(model)
 
 
 @pytest.mark.parametrize("known", AT_RUN)

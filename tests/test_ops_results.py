@@ -141,7 +141,7 @@ def test_same_bits_for_any_number_of_threads(record: Record, dtype: DType) -> No
     for call in record.large(dtype):
         model, expected = backends.model_of(call), check_call(KERNEL, call)
         for threads in (1, 2, 3):
-            session = onnx_ops.InferenceSession(model, backends.kernel_options(threads))
+            session = backends.kernel_session(model, threads)
             for _ in range(2):
                 for name, array in backends.run_outputs(session, call.given).items():
                     backends.assert_same_bits(array, expected[name])

@@ -270,7 +270,7 @@ def test_inference(node: Node, self_contained: SelfContained, tmp_path: Path) ->
         trainer.step(**steps.batch(seed=seed))
         here.step(**steps.batch(seed=seed))
         here.export(tmp_path / "classifier.onnx")
-        session = onnx_ops.InferenceSession(str(tmp_path / "classifier.onnx"), backends.kernel_options())
+        session = backends.kernel_session(str(tmp_path / "classifier.onnx"))
         x = steps.batch(5, seed=9)["x"]
         (expected,) = session.run(None, {"x": x})
         assert_near(trainer.infer(x=x), {"probabilities": expected})
