@@ -108,7 +108,7 @@ def _set(options: Options, threads: int, optimise: bool = True) -> Options:
 
 
 def kernel_session(model: Any, threads: int = 1) -> onnx_ops.InferenceSession:
-    """A session with the settings of `options` and the kernels of its model alone, in half the time of all."""
+    """A session with the settings of `options`, which registers the kernels of its model."""
     return onnx_ops.InferenceSession(model, _set(OwnOptions(), threads), providers=["CPUExecutionProvider"])
 
 
