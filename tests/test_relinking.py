@@ -364,3 +364,29 @@ def test_model_without_nodes_tells_nothing() -> None:
     )
     assert not onnx_ops.link(proto).metadata_props
     assert inspect(proto).linked is Linked.UNNEEDED
+
+
+# --- functions that are kept from one model to the next ---------------------------------------------------------------
+
+
+def test_functions_are_copied_to_each_model() -> None:
+    first = onnx_ops.link(model())
+    expected = first.SerializeToString()
+    for function in first.functions:
+        function.node[0].op_type = "Spoilt"
+    assert onnx_ops.link(model()).SerializeToString() == expected
+
+
+def test_attributes_that_differ_in_sign_of_zero_have_their_own_body() -> None:
+    for value in (0.0, -0.0):
+        linked = onnx_ops.link(
+            parser.parse_model(
+                f"""<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+                graph (float[2,3] g, float[2,3] x) => (float[2,3] o) {{
+                    o = aclnn.ThresholdBackward <threshold: float = {value}> (g, x)
+                }}"""
+            )
+        )
+        (body,) = (f for f in linked.functions if f.domain == "ai.onnx.contrib")
+        constants = [a.t for n in body.node if n.op_type == "Constant" for a in n.attribute]
+        assert np.float32(value).tobytes() in [onnx.numpy_helper.to_array(constant).tobytes() for constant in constants]

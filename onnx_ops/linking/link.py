@@ -7,8 +7,10 @@ the second function. Nodes of the domain stay, but list all declared outputs of 
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -74,21 +76,21 @@ def link_with_calls(
     for op in used:
         materialize_omitted(op, _of(op, found), insertions, names)
     opset, imported = opset_of(linked), domain_version(linked)
-    attached = []
+    attached: list[onnx.FunctionProto] = []
     for op in used:
         check_opset(op, opset)
         own = _of(op, found)
         spell_out_attributes(op, own)
-        body = _body(op, own)
-        if body.misfits:
-            resolve_dtypes(op, own, body.misfits, insertions, names)
-            body = _body(op, own)
-        if misfit := body.misfit():
-            several = [site.label for site in own if len(combinations(op, site)) > 1]
-            raise LinkError(f"{misfit}: {', '.join(filter(None, several))}" if several else misfit)
-        declare_outputs(own, len(body.outputs))
         version = versions(linked).get(KERNEL_DOMAIN, 1)
-        attached.extend([body_function(op, body, opset), op_function(op, body, version, opset)])
+        made = _attached(_Uses.of(op, own), version, opset)
+        if made.misfits:
+            resolve_dtypes(op, own, made.misfits, insertions, names)
+            made = _attached(_Uses.of(op, own), version, opset)
+        if made.misfit:
+            several = [site.label for site in own if len(combinations(op, site)) > 1]
+            raise LinkError(f"{made.misfit}: {', '.join(filter(None, several))}" if several else made.misfit)
+        declare_outputs(own, made.outputs)
+        attached.extend(made.functions)
     for site in found:  # a function with inserted nodes, or one that never imported the domain
         add_import(site.place.importer, DOMAIN, imported)
         if insertions.has(site.place):
@@ -109,9 +111,58 @@ def _of(op: Op, found: Iterable[Site]) -> list[Site]:
     return [site for site in found if site.node.op_type == op.name]
 
 
-def _body(op: Op, own: Iterable[Site]) -> Body:
-    """The body for all calls; for a call of unknown types if there is none, as in a function that is never called."""
-    calls = {call.key: call for site in own for call in site.calls}
-    wanted = {name for site in own for name, given in zip(op.output_names, site.node.output, strict=False) if given}
-    unknown = op.call([TensorType()] * len(op.input_names), op.required_attributes)
-    return Body(op, list(calls.values()) or [unknown], wanted)
+@dataclass(frozen=True)
+class _Uses:
+    """The uses of an op in a model, from which its functions follow.
+
+    Attributes:
+        op: the op.
+        calls: all calls; a call of unknown types if there is none, as in a function that is never called.
+        wanted: the outputs that a node has.
+        key: equal for uses with equal functions, besides the name of the kernel.
+    """
+
+    op: Op = field(compare=False)
+    calls: Sequence[Call] = field(compare=False)
+    wanted: frozenset[str]
+    key: tuple[Hashable, ...]
+
+    @classmethod
+    def of(cls, op: Op, own: Iterable[Site]) -> _Uses:
+        calls = {call.key: call for site in own for call in site.calls}
+        wanted = {name for site in own for name, given in zip(op.output_names, site.node.output, strict=False) if given}
+        unknown = op.call([TensorType()] * len(op.input_names), op.required_attributes)
+        # As text, for 0.0 == -0.0 and 1 == 1.0.
+        attributes = str([call.attributes for call in calls.values()])
+        return cls(op, list(calls.values()) or [unknown], frozenset(wanted), (op.kernel_name, attributes, *calls))
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """The functions of an op, or why one body cannot serve all of its uses.
+
+    Attributes:
+        misfits, misfit: as of the body.
+        outputs: the number of outputs that the functions declare.
+        functions: the function body, and the op as a function; none if there is a misfit.
+    """
+
+    misfits: Mapping[str, Sequence[str]]
+    misfit: str | None
+    outputs: int
+    functions: Sequence[onnx.FunctionProto]
+
+
+@functools.lru_cache(maxsize=256)
+def _attached(uses: _Uses, version: int, opset: int) -> _Attached:
+    """Write the functions; kept, as models of one process often use an op alike, such as the steps of a trainer.
+
+    Args:
+        uses: the uses of an op.
+        version: imported version of the domain of kernels.
+        opset: imported version of the default domain.
+    """
+    op, body = uses.op, Body(uses.op, uses.calls, uses.wanted)
+    misfit = body.misfit()
+    functions = () if misfit else (body_function(op, body, opset), op_function(op, body, version, opset))
+    return _Attached(body.misfits, misfit, len(body.outputs), functions)
