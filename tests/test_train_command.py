@@ -210,19 +210,22 @@ main()
 def test_interrupted_training_goes_on_with_the_same_bits(
     evaluated: Path, data: Path, held_out: Path, tmp_path: Path
 ) -> None:
-    """In the middle of an epoch, by each of the signals; with validation, a schedule and logs."""
-    more = ["--epochs", "6", "--batch-size", "4", "--validation", held_out, "--schedule", "cosine", "--warm-up", "8"]
+    """In the middle of an epoch, by each of the signals; with validation, a schedule and logs.
 
-    def options(name: str) -> list[str | Path]:
-        (tmp_path / name).mkdir()
-        folder = tmp_path / name
-        return ["--best", folder / "best", "--log", folder / "log.csv", "--log", folder / "log.jsonl", *more]
+    Options that are left out are those of the beginning.
+    """
+    settings = ["--batch-size", "4", "--schedule", "cosine", "--warm-up", "8", "--learning-rate", "0.7"]
+
+    def options(folder: Path) -> list[str | Path]:
+        folder.mkdir()
+        files = ["--best", folder / "best", "--log", folder / "log.csv", "--log", folder / "log.jsonl"]
+        return [*files, "--epochs", "6", "--validation", held_out]
 
     whole, parts = tmp_path / "whole" / "last", tmp_path / "parts" / "last"
-    said = train(evaluated, data, whole, *options("whole"))
-    resumed = [*options("parts"), "--resume"]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        command = [sys.executable, "-c", SLOW, "train", evaluated, data, "--out", parts, *resumed, "--json"]
+    said = train(evaluated, data, whole, *options(whole.parent), *settings)
+    resumed = [*options(parts.parent), "--resume"]
+    for number, more in ((signal.SIGINT, settings), (signal.SIGTERM, [])):
+        command = [sys.executable, "-c", SLOW, "train", evaluated, data, "--out", parts, *resumed, *more, "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             for _ in range(7):
