@@ -74,14 +74,15 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", marked(WITH_A_STEP, *needs_torch))
 def test_example_trains_with_the_captured_step(
-    name: str, captured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, captured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(captured, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert WITH_A_STEP[name](run(name))
-    printed = capsys.readouterr().out
+    printed, logged = capfd.readouterr()
     assert printed
     assert "False" not in printed
+    assert "[W:onnxruntime" not in logged
 
 
 @pytest.mark.full
