@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.core.step_format import AVERAGES_COUNT, average_name
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.pairs import as_real
 from onnx_ops.torch.optimizers.arithmetic import lerp, number
 from onnx_ops.torch.tracing import Tensors
 
@@ -44,7 +45,7 @@ class Averaging:
     def state(self) -> Tensors:
         """Copies of the averages and their count, by the names of the step's inputs."""
         count = {AVERAGES_COUNT: self.averaged.n_averaged.detach().clone()}
-        return count | {average_name(name): tensor.detach().clone() for name, tensor in self._averages.items()}
+        return count | {average_name(name): as_real(tensor.detach()).clone() for name, tensor in self._averages.items()}
 
     def updated(self, values: Tensors, reached: Tensors) -> Tensors:
         """The averages after a step.

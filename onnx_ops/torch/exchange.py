@@ -13,6 +13,7 @@ from onnx_ops.core.step_format import AVERAGED, AVERAGES_COUNT, average_name, le
 from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Optimizers, ParameterGroup, groups_of, named_parameters
 from onnx_ops.torch.steps import named_tensors
 
@@ -57,7 +58,8 @@ def load_into_torch(
             tensor.copy_(value)
     for group, rate in zip(groups, rates, strict=True):
         group.optimizer.param_groups[group.place]["lr"] = rate
-    for entry, value in reached:
+    for entry, found in reached:
+        value = as_like(found, entry.parameter) if found.dim() else found
         own = entry.group.optimizer.state[entry.parameter]
         before = own.get(entry.key)
         own[entry.key] = type(before)(value.item()) if isinstance(before, int | float) else value
@@ -126,10 +128,11 @@ def _averaged(state: State, averaged: AveragedModel) -> dict[str, torch.Tensor]:
 
 
 def _fitting(state: State, name: str, like: torch.Tensor) -> torch.Tensor:
-    """An array of the state as a tensor; CaptureError if its shape is not that of `like`."""
-    if state[name].shape != tuple(like.shape):
-        raise CaptureError(f"'{name}' has shape {state[name].shape}, expected {tuple(like.shape)}")
-    return to_tensor(state[name])
+    """An array of the state as a tensor, complex where `like` is; CaptureError if its shape is not that of `like`."""
+    shape = tuple(as_real(like).shape)
+    if state[name].shape != shape:
+        raise CaptureError(f"'{name}' has shape {state[name].shape}, expected {shape}")
+    return as_like(to_tensor(state[name]), like)
 
 
 def _rate(state: State, group: int, groups: int) -> np.ndarray:

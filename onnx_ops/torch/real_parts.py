@@ -76,9 +76,9 @@ class RealParts(Interpreter):
             result = super().run_node(n)
             if tree_any(is_complex, result):
                 raise CaptureError(
-                    "an argument, parameter, buffer or output of the step is complex, which onnxruntime cannot compute"
-                    " with: give it real and imaginary part, as torch.view_as_real returns them, and make a complex"
-                    " tensor of it in the model or loss by torch.view_as_complex"
+                    "an argument or output of the step is complex, which onnxruntime cannot compute with: give it real"
+                    " and imaginary part, as torch.view_as_real returns them, and make a complex tensor of it in the"
+                    " model or loss by torch.view_as_complex"
                 )
             return result
         args, kwargs = self.fetch_args_kwargs_from_env(n)

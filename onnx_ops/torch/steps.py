@@ -15,6 +15,7 @@ import torch
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.effects import Effects, storage_of
 from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.recomputation import ordered_recomputation
@@ -134,12 +135,13 @@ class JointStep:
         self._check_names()
 
     def state(self) -> Tensors:
-        """The current parameters and buffers, in the model's memory, and a seed of 0."""
+        """The current parameters and buffers, in the model's memory, and a seed of 0; complex ones as (..., 2)."""
         values = {**self.parameters, **self.buffers, SEED: torch.zeros((), dtype=torch.int64)}
-        return {name: tensor.detach() for name, tensor in values.items()}
+        return {name: as_real(tensor.detach()) for name, tensor in values.items()}
 
-    def _registered(self) -> list[str]:
-        return [*self.parameters, *self.buffers]
+    def _registered(self, values: Tensors) -> Tensors:
+        """The parameters and buffers as the model has them, of values as `state` returns them."""
+        return {name: as_like(values[name], own) for name, own in (self.parameters | self.buffers).items()}
 
     def argument_values(self) -> Tensors:
         """Copies of the tensors among the arguments."""
@@ -172,7 +174,7 @@ class JointStep:
         leaves = {n: t.clone() if changed is None or n in changed else t for n, t in leaves.items()}
         for name, tensor in (self.parameters | self.arguments).items():
             leaves[name].requires_grad_(tensor.requires_grad)
-        given = {name: leaves[name] if name in leaves else values[name].clone() for name in self._registered()}
+        given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)
         arguments = {name: leaves[name] for name in self.arguments}
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
@@ -231,13 +233,13 @@ class JointStep:
             )
         ]
         for name in info.changed:
-            if after[name].shape != values[name].shape:
+            if after[name].shape != given[name].shape:
                 raise CaptureError(
-                    f"the step changes the shape of the buffer '{name}' from {tuple(values[name].shape)} to"
+                    f"the step changes the shape of the buffer '{name}' from {tuple(given[name].shape)} to"
                     f" {tuple(after[name].shape)}, which state of a graph cannot: if the first call of the model gives"
                     " it its shape, call the model once before the capture"
                 )
-        outputs |= {NEXT + name: after[name].detach() for name in info.changed}
+        outputs |= {NEXT + name: as_real(after[name].detach()) for name in info.changed}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1
         return outputs
@@ -279,7 +281,8 @@ class JointStep:
         Returns:
             The tensors in the result: `output`, or `output.<path>` for several.
         """
-        named = {f"model.{name}": values[name].clone() for name in (*self.parameters, *self.buffers)}
+        copies = {name: values[name].clone() for name in (*self.parameters, *self.buffers)}
+        named = {f"model.{name}": tensor for name, tensor in self._registered(copies).items()}
         arguments = replaced(call.arguments, values)
         # Some models compute tensors from parameters when their mode changes: they have to use the given parameters.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
@@ -299,7 +302,7 @@ class JointStep:
             name: values[name].detach().clone().requires_grad_(tensor.requires_grad)
             for name, tensor in (self.parameters | self.arguments).items()
         }
-        given = {name: leaves[name] if name in leaves else values[name].clone() for name in self._registered()}
+        given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)
 
         def loss(model: torch.nn.Module, *args: Any) -> Any:
             return self._loss(model.train().eval(), *args)
@@ -339,7 +342,7 @@ class JointStep:
         kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
             for name, parameter in self.parameters.items():
-                parameter.data.copy_(values[name])
+                as_real(parameter.data).copy_(values[name])
             yield
         finally:
             for name, parameter in self.parameters.items():

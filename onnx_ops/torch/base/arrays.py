@@ -9,13 +9,15 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from onnx_ops.torch.base.pairs import as_real
+
 LARGE = 2**16
 """Bytes from which on a tensor of zeros has pages of its own."""
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor's elements, in its memory if it is contiguous."""
-    tensor = tensor.detach().cpu().contiguous()
+    """A tensor's elements, in its memory if it is contiguous; those of a complex tensor as (..., 2)."""
+    tensor = as_real(tensor.detach()).cpu().contiguous()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
@@ -28,7 +30,7 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor. A large one of zeros takes no memory until it is written to."""
-    if tensor.nbytes < LARGE or tensor.any():
+    if tensor.nbytes < LARGE or tensor.is_complex() or tensor.any():
         return tensor.detach().clone()
     # New pages of the system: numpy.zeros may take freed memory, and write to it.
     flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE}

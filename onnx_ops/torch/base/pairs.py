@@ -28,6 +28,16 @@ def parts(value: Any) -> tuple[Any, Any]:
     return value, 0
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """A tensor as it is state of a step: a complex one as (..., 2), as torch.view_as_real returns it."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `as_real`: complex where `like` is."""
+    return torch.view_as_complex(tensor) if like.is_complex() else tensor
+
+
 def is_complex(value: Any) -> bool:
     """Whether a value is a Pair, or a complex tensor, number or dtype."""
     if isinstance(value, Tensor):

@@ -50,4 +50,4 @@ def _root_mean_square(tensor: torch.Tensor) -> torch.Tensor:
     return number(torch.linalg.vector_norm(tensor)) / math.sqrt(tensor.numel())
 
 
-ADAFACTOR = Rule(_initial, _update, shared=frozenset({CLOCK}))
+ADAFACTOR = Rule(_initial, _update, shared=frozenset({CLOCK}), elementwise=False)

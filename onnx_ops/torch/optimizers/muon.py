@@ -54,4 +54,4 @@ def _scale(adjustment: str | None, rows: int, columns: int) -> float:
     return math.sqrt(max(1, rows / columns))
 
 
-MUON = Rule(_initial, _update, narrow=True)
+MUON = Rule(_initial, _update, narrow=True, elementwise=False)

@@ -11,6 +11,7 @@ import torch
 from onnx_ops.core.step_format import learning_rate_name, optimizer_name
 from onnx_ops.torch.base.arrays import copied
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.pairs import as_real
 from onnx_ops.torch.optimizers.rule import CLOCK, Group, Rule, State
 from onnx_ops.torch.optimizers.rules import rule_of
 
@@ -37,11 +38,17 @@ class ParameterGroup:
         """The state of a parameter before the first step.
 
         Raises:
-            CaptureError: the rule does not return a dict of tensors by name.
+            CaptureError: the rule does not return a dict of tensors by name; a complex parameter, for a rule that is
+                not elementwise.
         """
+        if parameter.is_complex() and not self.rule.elementwise:
+            raise CaptureError(
+                f"{type(self.optimizer).__name__} has a complex parameter of shape {tuple(parameter.shape)}, expected"
+                " real ones: its update of an element depends on others, or is not known not to"
+            )
         who = f"the initial state of {type(self.optimizer).__name__}"
         with torch.no_grad():
-            state = self.rule.initial(parameter.detach(), self.options)
+            state = self.rule.initial(as_real(parameter.detach()), self.options)
         if not isinstance(state, Mapping):
             raise CaptureError(f"{who} is {type(state).__name__}, expected a dict of tensors")
         for key, value in state.items():
@@ -161,7 +168,7 @@ class Plan:
 
     def rates(self) -> State:
         """The learning rates as scalars, by input; float64 if a parameter is float64, else float32."""
-        double = any(tensor.dtype is torch.float64 for tensor in self._parameters)
+        double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in self._parameters)
         dtype = torch.float64 if double else torch.float32
         rates = [torch.tensor(float(group.options["lr"]), dtype=dtype) for group in self.groups]
         return {learning_rate_name(i, len(rates)): rate for i, rate in enumerate(rates)}
@@ -210,7 +217,7 @@ def _current_state(group: ParameterGroup, name: str, parameter: torch.Tensor) ->
     for key, initial in state.items():
         value = current.get(key)
         if value is not None:
-            found = torch.as_tensor(value).detach()
+            found = as_real(torch.as_tensor(value).detach())
             if found.shape != initial.shape or (found.dim() and found.dtype is not initial.dtype):
                 raise CaptureError(
                     f"the state '{key}' of the {type(group.optimizer).__name__} for '{name}' is {_text(found)},"

@@ -31,6 +31,8 @@ class Rule:
         internal: keys that the optimizer itself does not have.
         narrow: whether the update rounds to 16 bits, whatever the dtype of the parameter.
         of_defaults: options that the optimizer reads from its defaults, whatever a group has.
+        elementwise: whether the update of an element depends on no other one, so that complex parameters are updated as
+            torch.view_as_real returns them.
     """
 
     initial: Initial
@@ -39,6 +41,7 @@ class Rule:
     internal: frozenset[str] = frozenset()
     narrow: bool = False
     of_defaults: tuple[str, ...] = ()
+    elementwise: bool = True
 
 
 def clock() -> torch.Tensor:

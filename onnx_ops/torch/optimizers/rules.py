@@ -70,7 +70,7 @@ def register_optimizer(optimizer: Kind, *, initial: Initial, update: Update, sha
         raise CaptureError(f"torch.optim.{optimizer.__name__} has a rule already; register a subclass")
     if isinstance(shared, str):
         raise CaptureError(f"`shared` is the string '{shared}', expected a collection of keys, such as ('{shared}',)")
-    _registered[optimizer] = Rule(initial, update, shared=frozenset(shared))
+    _registered[optimizer] = Rule(initial, update, shared=frozenset(shared), elementwise=False)
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule:

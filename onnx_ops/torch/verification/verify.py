@@ -22,6 +22,7 @@ from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.freed_memory import return_freed_memory
+from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
@@ -180,8 +181,8 @@ class Updates:
 
     def _averages(self, averaged: AveragedModel, reached: Tensors) -> Arrays:
         """The averages after an update from these parameters and buffers, by the names of the graph's outputs."""
-        own = [name for name, _ in self._model.named_parameters()], [name for name, _ in self._model.named_buffers()]
-        parameters, buffers = ([reached[name] for name in names] for names in own)
+        own = self._model.named_parameters(), self._model.named_buffers()
+        parameters, buffers = ([as_like(reached[name], tensor) for name, tensor in named] for named in own)
         source = SimpleNamespace(parameters=lambda: iter(parameters), buffers=lambda: iter(buffers))
         averaged.update_parameters(source)
         found = {average_name(name): tensor for name, tensor in averages_of(averaged).items()}
@@ -210,7 +211,11 @@ class _Twin:
         names = {parameter: name for name, parameter in joint.parameters.items()}
         self._groups = {names[p]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.state: dict[str, dict[str, Any]] = {
-            member.name: copy.deepcopy(optimizer.state.get(joint.parameters[member.name], {})) for member in members
+            member.name: {
+                key: copy.deepcopy(as_real(value) if isinstance(value, torch.Tensor) else value)
+                for key, value in optimizer.state.get(joint.parameters[member.name], {}).items()
+            }
+            for member in members
         }
         alone = type(optimizer).__module__.startswith("torch.optim.")
         self.rounds = [[member] for member in members] if alone else [list(members)]
