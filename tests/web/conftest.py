@@ -11,14 +11,21 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 
 
 @pytest.fixture(scope="session")
-def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """onnxruntime-web in Node, or the package that is the parameter, which must be well when the tests are over."""
+def processes() -> Iterator[dict[str, Node]]:
+    """The Node processes, by package of onnxruntime, which must be well when the tests are over."""
+    started: dict[str, Node] = {}
+    yield started
+    assert all(node.close() == 0 for node in started.values())
+
+
+@pytest.fixture(scope="session")
+def node(request: pytest.FixtureRequest, processes: dict[str, Node]) -> Node:
+    """onnxruntime-web in Node, or the package that is the parameter."""
     runtime = getattr(request, "param", WEB_PACKAGE)
     missing = what_is_missing(runtime)
     if missing:
         pytest.skip(missing)
-    yield the_node(runtime)
-    assert the_node(runtime).close() == 0
+    return processes.setdefault(runtime, the_node(runtime))
 
 
 @pytest.fixture(scope="module")
