@@ -17,7 +17,7 @@ CONSUMER = """
 import * as ort from "onnxruntime-web";
 import { StepError, Trainer, type Reported, type TensorType } from "onnx-ops-trainer";
 
-const trainer = await Trainer.create(ort, new Uint8Array(), { weights: new Blob([]), checkFinite: false });
+const trainer = await Trainer.create(ort, new Uint8Array(), { weights: new Blob([]), executionProviders: ["webgpu"] });
 const types: Record<string, TensorType> = trainer.batchInputs;
 const batch = { x: new ort.Tensor("float32", new Float32Array(3), [1, 3]) };
 const reported: Reported<ort.Tensor> = await trainer.step(batch);

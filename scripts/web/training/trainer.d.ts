@@ -42,7 +42,12 @@ export interface TrainerOptions {
    * one floating number. Steps that scale their loss are not checked: they skip the update instead.
    */
   checkFinite?: boolean;
-  /** Options of onnxruntime's InferenceSession.create. */
+  /**
+   * Where the step runs, onnxruntime's default if undefined: `["webgpu"]` for the GPU in onnxruntime-web, in which nodes
+   * without a GPU kernel run on the CPU.
+   */
+  executionProviders?: readonly (string | { readonly name: string })[];
+  /** Further options of onnxruntime's InferenceSession.create. */
   sessionOptions?: object;
 }
 
@@ -60,7 +65,7 @@ export class Trainer<T extends TensorLike = TensorLike> {
    * @param ort The module onnxruntime-web or onnxruntime-node.
    * @param file The bytes of a step's file.
    * @throws StepError: the file is no training step, or has types that JavaScript does not have; weights that do not
-   *   belong to it.
+   *   belong to it; WebGPU is requested and missing.
    */
   static create<T extends TensorLike>(ort: Runtime<T>, file: Bytes, options?: TrainerOptions): Promise<Trainer<T>>;
 
@@ -77,7 +82,8 @@ export class Trainer<T extends TensorLike = TensorLike> {
    * @param batch A tensor for each of `batchInputs`, by name.
    * @returns The reported outputs, including the loss.
    * @throws StepError: names, types or shapes of the tensors are wrong; dimensions of the same name differ, or are outside
-   *   the bounds of the capture; indices are out of range; a condition of the step is violated; the loss is not finite.
+   *   the bounds of the capture; indices are out of range; a condition of the step is violated; the loss is not finite;
+   *   the GPU reports an error.
    */
   step(batch?: Record<string, T>): Promise<Reported<T>>;
 

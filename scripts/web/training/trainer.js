@@ -21,6 +21,7 @@ import { filtered, mapped } from "./objects.js";
 import { checkRanges } from "./ranges.js";
 import { openStep } from "./step_file.js";
 import { bytesOfTensor, checkTensors, ownData } from "./tensors.js";
+import { checkWebgpu, checkedRun, hasWebgpu } from "./webgpu.js";
 
 export { StepError } from "./errors.js";
 
@@ -33,6 +34,7 @@ const FLOATS = ["float16", "float32", "float64"];
  */
 export class Trainer {
   #ort;
+  #device;
   #step;
   #session;
   #options;
@@ -41,15 +43,20 @@ export class Trainer {
   #state;
   #busy = false;
 
-  static async create(ort, file, { weights = null, checkFinite = true, sessionOptions = {} } = {}) {
+  static async create(ort, file, { weights = null, checkFinite = true, executionProviders, sessionOptions = {} } = {}) {
+    const options = executionProviders === undefined ? sessionOptions : { ...sessionOptions, executionProviders };
+    const onGpu = hasWebgpu(options.executionProviders ?? []);
     const { model, ...step } = await openStep(file, weights);
-    const session = await ort.InferenceSession.create(model, sessionOptions);
-    return new Trainer(ort, step, session, sessionOptions, checkFinite);
+    if (onGpu) await checkWebgpu();
+    const session = await ort.InferenceSession.create(model, options);
+    const device = onGpu ? await ort.env.webgpu.device : null;
+    return new Trainer(ort, step, session, options, checkFinite, device);
   }
 
   /** Use `create`. */
-  constructor(ort, step, session, options, checkFinite) {
+  constructor(ort, step, session, options, checkFinite, device) {
     this.#ort = ort;
+    this.#device = device;
     this.#step = step;
     this.#session = session;
     this.#options = options;
@@ -69,7 +76,7 @@ export class Trainer {
   async step(batch = {}) {
     return this.#alone(async () => {
       await this.#checkBatch("the batch", this.batchInputs, batch);
-      const reported = await this.#session.run({ ...this.#state, ...batch });
+      const reported = await this.#run(this.#session, { ...this.#state, ...batch });
       try {
         await checkConditions(this.#step.record.conditions, reported);
         await this.#checkLoss(reported);
@@ -95,7 +102,7 @@ export class Trainer {
       const wanted = this.#reported().filter((name) => !name.startsWith(GRADIENT));
       const conditions = Object.keys(this.#step.outputs).filter((name) => [CONDITIONS, CONDITION_NUMBERS].includes(name));
       const fetches = [...wanted, ...conditions];
-      const reported = await this.#session.run({ ...this.#state, ...batch }, fetches);
+      const reported = await this.#run(this.#session, { ...this.#state, ...batch }, fetches);
       const misnamed = fetches.find((name) => !Object.hasOwn(reported, name));
       if (misnamed !== undefined) {
         throw new StepError(
@@ -231,6 +238,11 @@ export class Trainer {
 
   // Runs
 
+  async #run(session, ...given) {
+    const run = () => session.run(...given);
+    return this.#device === null ? run() : checkedRun(this.#device, run);
+  }
+
   /** The names of the outputs that steps return, the loss first. */
   #reported() {
     const internal = (name) => name.startsWith(NEXT) || [CONDITIONS, CONDITION_NUMBERS].includes(name);
@@ -249,7 +261,7 @@ export class Trainer {
       await this.#checkBatch(what, this.#ownInputs(types), inputs);
       this.#graphs[name] ??= await this.#ort.InferenceSession.create(model, this.#options);
       const taken = filtered(this.#state, (one) => Object.hasOwn(types, one));
-      const found = await this.#graphs[name].run({ ...taken, ...inputs });
+      const found = await this.#run(this.#graphs[name], { ...taken, ...inputs });
       await checkConditions(this.#step.record.conditions, found);
       return found;
     });
