@@ -26,7 +26,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ascend": {"core", "ops", "arrays"},
     "fitting": {"core", "graph", "training"},
     "torch": {"core", "graph", "ops", "linking", "runtime", "integrations", "training"},
-    "cli": {"core", "graph", "ops", "linking", "runtime", "integrations", "training", "arrays", "ascend", "fitting"},
+    "cli": {
+        "core",
+        "graph",
+        "ops",
+        "linking",
+        "runtime",
+        "integrations",
+        "training",
+        "arrays",
+        "ascend",
+        "fitting",
+        "torch",
+    },
 }
 
 # The files and folders of onnx_ops/torch: each imports from itself and from those before it.
@@ -68,6 +80,8 @@ TORCH = (
     "verification",
     "forward",
     "capture",
+    "importing",
+    "migration",
 )
 
 # What is imported inside functions, by the folder that does: Numba takes a second to load, and what makes sessions may
@@ -76,7 +90,7 @@ TORCH = (
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
     "fitting": {"datasets", "pyarrow", "rich", "tensorboard"},
-    "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
+    "cli": {"onnx_ops", "onnx", "rich", "matplotlib", "torch"},
     "": {"onnx_ops.cli", "mpi4py"},
 }
 

@@ -141,6 +141,10 @@ TABLES: dict[str, dict[str, str]] = {
             " evaluation=False, specialize=False)"
         ),
         "load_into_torch": "(state, model, optimizer=None, averaged=None)",
+        "migrate": (
+            "(model, loss, optimizer, *, output=None, trainable=None, clip_grad_norm=None, opset_version=21,"
+            " check=True, evaluation=True)"
+        ),
         "register_optimizer": "(optimizer, *, initial, update, shared=())",
         "state_from_torch": "(state, model, optimizer=None, averaged=None)",
         "training_step": (

@@ -9,6 +9,7 @@ import onnxruntime as ort
 import typer
 
 from onnx_ops.cli import arrays, ascend, commands, trained
+from onnx_ops.cli.migration import migrate
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
@@ -61,6 +62,7 @@ app.command("compile")(commands.compile_kernels)
 app.command()(train)
 app.command()(trained.evaluate)
 app.command()(trained.export)
+app.command()(migrate)
 app.command()(arrays.run)
 app.command()(arrays.compare)
 app.command()(ascend.plugin)

@@ -14,6 +14,7 @@ for _package in ("torch", "onnxscript"):
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, gradients, training_step
 from onnx_ops.torch.exchange import load_into_torch, state_from_torch
+from onnx_ops.torch.migration import migrate
 from onnx_ops.torch.optimizers.master_weights import MasterWeights
 from onnx_ops.torch.optimizers.rules import register_optimizer
 from onnx_ops.torch.substitution import whole_ops
@@ -25,6 +26,7 @@ __all__ = [
     "MasterWeights",
     "gradients",
     "load_into_torch",
+    "migrate",
     "register_optimizer",
     "state_from_torch",
     "training_step",

@@ -59,3 +59,10 @@ def test_the_guide_to_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run(DOCS / "fine-tuning.md")
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*torchvision:UserWarning")
+def test_the_guide_from_onnxruntime_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(DOCS / "from-onnxruntime-training.md")
+    assert (tmp_path / "trained.onnx").exists()
