@@ -220,8 +220,9 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
-            f"{_restricted(found[1], where)}: by int(), range() or math, a number in view or reshape, or a tensor of"
-            " that size. Use x.shape[0], torch.arange and -1, or let dynamic_shapes not name it"
+            f"{_restricted(found[1], where)}: by int(), range() or math, a loop over the tensor, a number in view or"
+            " reshape, or a tensor of that size. Use x.shape[0], torch.arange and -1, torch.vmap or operators on the"
+            " whole tensor in place of a loop, or let dynamic_shapes not name it"
         )
     if found := re.search(r"guard (\d+) <= (\S+) and \S+ <= IntInfinity", str(error)):
         return (

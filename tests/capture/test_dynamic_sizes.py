@@ -173,7 +173,11 @@ def test_the_line_that_makes_a_number_of_a_size_is_named() -> None:
     def by_condition(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).sum() if x.shape[0] > 3 else model(x).mean()
 
-    for loss, said in ((by_range, "makes the number 6 of it"), (by_condition, "right only where it is 4 or more")):
+    def by_rows(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stack([model(row).sum() for row in x]).mean()
+
+    number = "makes the number 6 of it"
+    for loss, said in ((by_range, number), (by_rows, number), (by_condition, "right only where it is 4 or more")):
         with pytest.raises(CaptureError, match=rf"x\.size\(\)\[0\].* {said} \(at .*{lines_of(loss)}"):
             compared(nn.Linear(8, 8), loss, [(6, 8)], Dim("N"))
 

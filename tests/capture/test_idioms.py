@@ -89,6 +89,22 @@ def test_axes_of_other_sizes_are_not_squeezed() -> None:
     gradients(nn.Linear(3, 3), loss, (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N")},))
 
 
+def test_scattered_from_a_part_of_the_source() -> None:
+    """The index of losses of entmax is smaller than the source; a constant, as the gradient of PyTorch needs equals."""
+    source = torch.linspace(-1, 1, 45).reshape(9, 5)
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        made = model(x).softmax(1)
+        index = torch.stack([labels, (labels + 1) % 3], 1)
+        made = made.scatter_add(1, labels.unsqueeze(1), torch.full_like(made, -1.0))
+        made = made + made.scatter_add(1, index, source) + made.scatter(1, index, source)
+        return made.scatter_reduce(1, index, source, "sum").square().mean()
+
+    torch.manual_seed(0)
+    dims = {0: Dim("N", max=9)}
+    gradients(nn.Linear(3, 3), loss, (torch.randn(4, 3), torch.tensor([0, 2, 1, 1])), dynamic_shapes=(dims, dims))
+
+
 def test_diagonals_that_are_written() -> None:
     """The derivatives of torch.func write to the diagonal of a basis."""
 

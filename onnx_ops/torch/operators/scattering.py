@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.torch.base.table import decomposes, replaces
 
@@ -54,6 +55,27 @@ def _index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     shape[dim] = -1
     added = source if alpha == 1 else source * alpha
     return self.scatter_add(dim, index.to(torch.int64).reshape(shape).expand_as(added), added)
+
+
+def _of_index(index: Tensor, src: Tensor) -> Tensor:
+    """The part of src that is scattered, from the first of its elements on; src itself if that is all of it."""
+    for axis, size in enumerate(index.shape):
+        if not statically_known_true(size == src.shape[axis]):
+            src = src.narrow(axis, 0, size)
+    return src
+
+
+def _scatters(operator: Any) -> None:
+    """Pass an operator no src that is larger than its index, which ONNX does not permit."""
+
+    @decomposes(operator)
+    def scatter(self: Tensor, dim: int, index: Tensor, src: Tensor, *rest: Any, **options: Any) -> Any:
+        used = _of_index(index, src) if index.dim() == src.dim() else src
+        return NotImplemented if used is src else operator(self, dim, index, used, *rest, **options)
+
+
+for _operator in (aten.scatter_add.default, aten.scatter.src, aten.scatter.reduce, aten.scatter_reduce.two):
+    _scatters(_operator)
 
 
 @decomposes(aten.unfold_backward.default)
