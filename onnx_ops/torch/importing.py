@@ -626,6 +626,13 @@ def _array_slice(
     return x[tuple(_slices(x.ndim, starts, ends, axes, steps))]
 
 
+def _array_expand(node: Node, x: np.ndarray, shape: np.ndarray) -> Value:
+    """An array, or a tensor of a dynamic size."""
+    if shape.dtype.kind == "O":
+        return _expand(node, x, shape)
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(sizes(shape))))
+
+
 def _known_filled(node: Node, shape: np.ndarray) -> Value:
     """An array if it is a vector of shape operations, else a tensor."""
     if shape.size == 1 and shape.dtype.kind != "O":
@@ -653,6 +660,7 @@ ON_ARRAYS: dict[str, Callable[..., Any]] = {
     ),
     "Unsqueeze": lambda node, x, given: np.expand_dims(x, tuple(sizes(given))),
     "Reshape": lambda node, x, shape: x.reshape(sizes(shape)),
+    "Expand": _array_expand,
     "Cast": lambda node, x: _cast(x, helper.tensor_dtype_to_np_dtype(node.get("to"))),
     "CastLike": lambda node, x, like: _cast(x, like.dtype),
     "ReduceProd": lambda node, x, given=None: np.prod(x, keepdims=bool(node.get("keepdims", 1))),

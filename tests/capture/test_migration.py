@@ -243,6 +243,7 @@ NODES = [
     "y = GroupNormalization <num_groups = 3> (x, v3, v3)",
     "flat = Flatten (x) y = Gemm <alpha = 0.5, beta = 2.0, transB = 1> (flat, g, v2)",
     "y = MatMul (x, square)",
+    "z = Constant <value_floats = [0.5]> () i = Constant <value_ints = [2]> () b = Expand (z, i) y = Conv (x, w, b)",
     "i = Constant <value_ints = [0, -1, 20]> () y = Reshape (x, i)",
     "i = Constant <value_ints = [1, -2]> () y = Unsqueeze (x, i)",
     "i = Constant <value_ints = [1, 3]> () y = ReduceMean <keepdims = 0> (x, i)",
