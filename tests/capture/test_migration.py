@@ -240,7 +240,7 @@ NODES = [
     "y = LayerNormalization <epsilon = 0.1> (x, v, v)",
     "y = LayerNormalization <axis = 2> (x, m)",
     "y = InstanceNormalization <epsilon = 0.1> (x, v3, v3)",
-    "y = GroupNormalization <num_groups = 3> (x, v3, v3)",
+    "y = GroupNormalization <num_groups = 3, epsilon = 0.1> (x, v3, v3)",
     "flat = Flatten (x) y = Gemm <alpha = 0.5, beta = 2.0, transB = 1> (flat, g, v2)",
     "y = MatMul (x, square)",
     "z = Constant <value_floats = [0.5]> () i = Constant <value_ints = [2]> () b = Expand (z, i) y = Conv (x, w, b)",
