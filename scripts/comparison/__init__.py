@@ -1,0 +1,1 @@
+"""What onnx_ops, PyTorch and other ways to train ONNX models can do: `python -m scripts.comparison` runs it."""
