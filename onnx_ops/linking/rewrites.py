@@ -34,14 +34,21 @@ def materialize_omitted(op: Op, own: Sequence[Site], insertions: Insertions, nam
             made = _default_nodes(op, site.node, name, default, names)
             insertions.before(site.place, site.node, made)
             site.node.input[index] = made[-1].output[0]
-            site.calls = [call.with_input(name, _default_type(call, default)) for call in site.calls]
+            site.calls = [call.with_input(name, _default_type(op, call, name)) for call in site.calls]
 
 
-def _default_type(call: Call, default: Default) -> TensorType:
+def _default_type(op: Op, call: Call, name: str) -> TensorType:
+    default = op.signature.defaults[name]
     shape = call.shape(default.like) if default.like else ()
     if default.axis is not None and shape is not None:
         shape = shape[default.axis : default.axis + 1]
-    return TensorType(call.dtype(default.dtype_of) if default.dtype_of else TensorProto.FLOAT, shape)
+    return TensorType(call.dtype(default.dtype_of) if default.dtype_of else _dtype_made(op, name), shape)
+
+
+def _dtype_made(op: Op, name: str) -> int:
+    """The dtype in which the default of an input is written: float, or bool for a mask."""
+    dtypes = op.signature.inputs[op.input_names.index(name)].dtypes
+    return int(TensorProto.FLOAT if TensorProto.FLOAT in dtypes else dtypes[0])
 
 
 def _has_input(node: onnx.NodeProto, index: int) -> bool:
@@ -57,7 +64,8 @@ def _default_nodes(op: Op, node: onnx.NodeProto, name: str, default: Default, na
     first = next(filter(None, node.output))
     out = names.new(f"{first}_{name}_filled")
     if default.like is None:
-        made = [helper.make_node("Constant", [], [out], value_float=default.value)]
+        scalar = helper.make_tensor("value", _dtype_made(op, name), [], [default.value])
+        made = [helper.make_node("Constant", [], [out], value=scalar)]
     else:
         shape = names.new(f"{out}_shape")
         span: dict[str, Any] = {} if default.axis is None else {"start": default.axis, "end": default.axis + 1}

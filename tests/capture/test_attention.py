@@ -60,6 +60,9 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     ),
     "grouped": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], FLOATS, enable_gqa=True),
     "dropped": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], MASK, 0.3, enable_gqa=True),
+    "dropped_once": lambda q, k, v: scaled_dot_product_attention(
+        q, k, scaled_dot_product_attention(k, k, v), dropout_p=0.3
+    ),
     "grouped_apart": lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :1], enable_gqa=True),
 }
 OPS = {"FlashAttentionScore", "FlashAttentionScoreGrad"}
