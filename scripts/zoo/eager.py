@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from onnx_ops.core.step_format import optimizer_name
 from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.base.pairs import as_real
 from scripts.zoo.entries import Case, Entry
 
 MOMENTUM = 0.9
@@ -73,7 +74,7 @@ class Training:
 
     def __init__(self, entry: Entry, dtype: torch.dtype = torch.float32) -> None:
         self.case, self.dtype = build(entry), dtype
-        self.model = self.case.model.to(dtype) if dtype != torch.float32 else self.case.model
+        self.model = self.case.model if dtype == torch.float32 else self.case.model._apply(self._of_dtype)
         self.optimizer = optimizer(self.case)
 
     def step(self, batch: Batch) -> dict[str, np.ndarray]:
@@ -91,7 +92,7 @@ class Training:
             momentum = self.optimizer.state.get(parameter, {}).get(BUFFER)
             if momentum is not None:
                 found[optimizer_name(BUFFER, name)] = momentum
-        return {name: tensor.detach().numpy().copy() for name, tensor in found.items()}
+        return {name: as_real(tensor.detach()).numpy().copy() for name, tensor in found.items()}
 
     def disturb(self, amount: float, seed: int = 0) -> None:
         """Change parameters by relative changes up to `amount`; zeros become small numbers, as they hide gradients."""
@@ -120,6 +121,12 @@ class Training:
             {name: tensor.numpy() for name, tensor in tensors(given)},
             [tensor.numpy() for _, tensor in tensors(result)],
         )
+
+    def _of_dtype(self, tensor: Tensor) -> Tensor:
+        """A parameter or buffer in the dtype, a complex one in the complex dtype of that precision."""
+        if tensor.is_complex():
+            return tensor.to(self.dtype.to_complex())
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _cast(self, batch: Batch) -> Batch:
         return cast(batch, self.dtype)
