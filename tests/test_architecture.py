@@ -90,7 +90,7 @@ TORCH = (
 LATE: dict[str, set[str]] = {
     "integrations": {"onnx_ops.runtime", "onnx.reference"},
     "fitting": {"datasets", "pyarrow", "rich", "tensorboard"},
-    "cli": {"onnx_ops", "onnx", "rich", "matplotlib", "torch"},
+    "cli": {"onnx_ops", "onnx", "rich", "matplotlib"},
     "": {"onnx_ops.cli", "mpi4py"},
 }
 

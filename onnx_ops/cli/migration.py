@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from onnx_ops.cli.inspection import REFUSALS
 from onnx_ops.cli.terminal import AsJson, compiling_status, counted, fail, make_console, print_json, print_wrapped
-
-if TYPE_CHECKING:
-    import torch
 
 
 def migrate(
@@ -49,14 +46,15 @@ def migrate(
     JSON: step (the file); parameters and state, lists of names; inputs, of name, dtype and shape.
     """
     try:
-        from onnx_ops.torch import migrate as migrated
+        from onnx_ops.torch.migration import migrate as migrated
+        from onnx_ops.torch.migration import optimizer_named
     except ImportError as problem:
         fail(str(problem), as_json)
     from onnx_ops.core.types import dtype_name, shape_text
     from onnx_ops.training.trainer import Trainer
 
     try:
-        make = _optimizer(optimizer, settings or [])
+        make = optimizer_named(optimizer, dict(map(_setting, settings or [])))
         with compiling_status():
             capture = migrated(
                 model,
@@ -81,26 +79,6 @@ def migrate(
     print_wrapped(console, f"Wrote {out}: {counted(len(parameters), 'tensor')} of weights: {', '.join(parameters)}.")
     for name, dtype, shape in inputs:
         print_wrapped(console, f"{name}: {dtype} {shape_text(shape)}")
-
-
-def _optimizer(name: str, settings: list[str]) -> Any:
-    """What makes an optimizer of torch.optim, by its name without regard to case."""
-    import torch
-
-    known = {
-        own.lower(): kind
-        for own, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    }
-    if name.lower() not in known:
-        listed = ", ".join(sorted(kind.__name__ for kind in known.values()))
-        raise ValueError(f"no optimizer '{name}' in torch.optim, expected one of {listed}")
-    arguments = dict(map(_setting, settings))
-
-    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return known[name.lower()](parameters, **arguments)
-
-    return make
 
 
 def _setting(text: str) -> tuple[str, Any]:

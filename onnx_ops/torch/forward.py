@@ -183,7 +183,10 @@ class Forward:
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])
-        return model_proto(exported)
+        proto = model_proto(exported)
+        for value in graph.initializers.values():  # onnxscript's rewrite rules keep the last graph, and its constants
+            value.const_value = None
+        return proto
 
 
 def make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -108,6 +109,19 @@ def migrate(
     assert capture.inference is not None
     _name_outputs(capture.inference.graph, module.output_names)
     return capture
+
+
+def optimizer_named(name: str, arguments: Mapping[str, Any]) -> Callable[[Iterable[torch.nn.Parameter]], Optimizers]:
+    """What makes an optimizer of torch.optim, by its name without regard to case; ValueError for another name."""
+    known = {
+        own.lower(): kind
+        for own, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    if name.lower() not in known:
+        listed = ", ".join(sorted(kind.__name__ for kind in known.values()))
+        raise ValueError(f"no optimizer '{name}' in torch.optim, expected one of {listed}")
+    return functools.partial(known[name.lower()], **arguments)
 
 
 def _name_parameters(function: Callable[..., Any], names: Iterable[str]) -> None:

@@ -6,8 +6,6 @@ which rounds differently.
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -45,7 +43,7 @@ ROUNDS = 3
 def simplify(model: ir.Model) -> None:
     """Fold constants, eliminate common subexpressions, and remove nodes without effect or use, in place."""
     common.InlinePass()(model)
-    rules = rewriter.pattern.RewriteRuleSet(copy.deepcopy(RULES))  # which keep the last graph they were applied to
+    rules = rewriter.pattern.RewriteRuleSet(RULES)
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
         fuse_transposes(model)

@@ -232,14 +232,15 @@ class JointStep:
                 or info.effects.wrote(tensor)
             )
         ]
-        for name in info.changed:
-            if after[name].shape != given[name].shape:
+        changed_state = {name: as_real(after[name].detach()) for name in info.changed}
+        for name, tensor in changed_state.items():
+            if tensor.shape != values[name].shape:  # not that of `given`, which may have been resized in place
                 raise CaptureError(
-                    f"the step changes the shape of the buffer '{name}' from {tuple(given[name].shape)} to"
-                    f" {tuple(after[name].shape)}, which state of a graph cannot: if the first call of the model gives"
+                    f"the step changes the shape of the buffer '{name}' from {tuple(values[name].shape)} to"
+                    f" {tuple(tensor.shape)}, which state of a graph cannot: if the first call of the model gives"
                     " it its shape, call the model once before the capture"
                 )
-        outputs |= {NEXT + name: as_real(after[name].detach()) for name in info.changed}
+        outputs |= {NEXT + name: tensor for name, tensor in changed_state.items()}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1
         return outputs

@@ -32,7 +32,7 @@ def assert_printed(printed: str, shown: str) -> None:
     words = "".join(
         "(?:.*\n)*?" if line == "..." else number.join(map(re.escape, NUMBER.split(line))) + "\n"
         for line in shown.splitlines()
-    )
+    ).replace(r"\ MB", r"\ [MG]B")  # of the memory that is needed, to which the process of the tests adds its own
     found = re.fullmatch(words, printed)
     assert found is not None, printed
     for text, wanted in zip(found.groups(), NUMBER.findall(shown), strict=True):
