@@ -80,6 +80,7 @@ def test_the_table_has_sizes_in_units_of_the_parameters(bench_memory: Any) -> No
 
 
 @needs_peaks
+@pytest.mark.full
 def test_the_sides_make_the_same_steps_and_the_trainer_without_torch(bench_memory: Any, tmp_path: Path) -> None:
     parameters = bench_memory.capture(Files(tmp_path, WARM_UP))
     assert parameters == (4 * 4 + 4) * 4

@@ -227,6 +227,7 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.full
 def test_scaling_measures_all_numbers_of_workers() -> None:
     command = [MPIEXEC, "-n", "2", sys.executable, "-m", "scripts.scaling"]
     told = ["--networks", "64-64-10", "--samples", "4", "--rounds", "1", "--seconds", "0.01"]

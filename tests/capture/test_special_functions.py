@@ -99,6 +99,7 @@ def test_digits_where_pytorch_has_fewer() -> None:
         np.testing.assert_allclose(array, wanted, rtol=2e-15, atol=4e-16)
 
 
+@pytest.mark.full
 def test_distributions() -> None:
     """Log-probabilities and entropies, with gradients with respect to parameters and samples."""
 

@@ -35,7 +35,7 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=["matrix", "batches"])
+@pytest.mark.parametrize("shape", [pytest.param((4,), id="matrix", marks=pytest.mark.full), (2, 3)])
 def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = Network().to(dtype)

@@ -53,6 +53,7 @@ def test_what_rounding_makes_of_a_step_is_compared_in_float64(tmp_path: Path, mo
     assert list(result.failures()) == ["export"]
 
 
+@pytest.mark.full
 def test_a_wrong_step_is_wrong_in_float64_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = checking._trainer
 
