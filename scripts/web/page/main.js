@@ -95,7 +95,7 @@ const handlers = {
       means.push(last.reduce((sum, value) => sum + value, 0) / last.length);
     }
     history.accuracies.push(...message.accuracies);
-    outcome = message.outcome;
+    outcome = message.outcome ?? outcome;
     history.predictions = outcome.predictions;
     speed = message.stepsPerSecond;
     draw();

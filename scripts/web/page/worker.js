@@ -42,6 +42,7 @@ let state;
 let interval = 0; // ms between steps
 let due = 0; // when the next step may begin
 let reported = 0; // time of the last report
+let measured = 0; // time of the last evaluation
 let measuring = 0; // ms of the last evaluation
 let clock; // time and step from which the speed is measured
 let losses = [];
@@ -84,7 +85,7 @@ async function obey({ type, stepsPerSecond, image, width }) {
     restartClock();
     enter("running");
   } else if (type === "pause" && state === "running") {
-    await report();
+    await measure();
     enter("paused");
   } else if (type === "reset") {
     await begin();
@@ -105,7 +106,7 @@ async function begin() {
   accuracies = [];
   restartClock();
   enter("ready");
-  await report();
+  await measure();
 }
 
 function enter(next) {
@@ -129,20 +130,27 @@ async function work() {
     steps++;
     due = Math.max(due + interval, now - REPORT_INTERVAL); // does not catch up after the computer was suspended
     const pause = Math.max(REPORT_INTERVAL, measuring / MEASURING_SHARE);
-    if (steps % setup.stepsPerEpoch === 0 || performance.now() > reported + pause) await report();
+    if (steps % setup.stepsPerEpoch === 0 || performance.now() > measured + pause) await measure();
+    else if (performance.now() > reported + REPORT_INTERVAL) report();
   }
   if (steps === total) enter("done");
 }
 
-/** Sends the losses since the last report, and the evaluation on the held-out samples. */
-async function report() {
+/** Evaluates on the held-out samples, and reports. */
+async function measure() {
   const began = performance.now();
   const { heldOut } = setup.arrays;
   const outcome = task.evaluate(await trainer.infer(tensors({ [task.input]: heldOut[task.input] })), heldOut, setup);
   accuracies.push({ step: steps, accuracy: outcome.accuracy });
   await readLine();
+  measured = performance.now();
+  measuring = measured - began;
+  report(outcome);
+}
+
+/** Sends the losses since the last report, and the outcome of an evaluation if there is a new one. */
+function report(outcome) {
   reported = performance.now();
-  measuring = reported - began;
   const stepsPerSecond = (1000 * (steps - clock.steps)) / (reported - clock.time);
   postMessage({ type: "progress", losses, accuracies, outcome, stepsPerSecond });
   losses = [];
