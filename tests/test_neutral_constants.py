@@ -64,6 +64,26 @@ def test_constants_have_their_effect(graph: str) -> None:
         np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": x})[0], wanted, err_msg=call)
 
 
+@pytest.mark.parametrize("values", [(1 + 1e-9, 2.0), (2.0, 1 + 1e-9)])
+def test_branches_may_share_the_name_of_a_constant(values: tuple[float, float]) -> None:
+    branch = """graph () => (double[n] NAME) { c = Constant<value = double {VALUE}>() a = Neg(x) NAME = Mul(a, c) }"""
+    one, other = (
+        branch.replace("graph ()", f"{name} ()").replace("NAME", name).replace("VALUE", repr(value))
+        for name, value in zip(("p", "q"), values, strict=True)
+    )
+    text = f"""{HEAD} graph (double[n] x, bool first) => (double[n] y) {{
+        b = If(first) <then_branch = {one}, else_branch = {other}> y = Neg(b)
+    }}"""
+    x = np.array([1.0, 3.0])
+    for first in (True, False):
+        model = onnx.parser.parse_model(text)
+        protect_constants(model)
+        (y,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x, "first": np.array(first)}
+        )
+        np.testing.assert_array_equal(y, x * values[not first])
+
+
 def test_other_constants_stay() -> None:
     nodes = "a = Neg(x) b = Mul(a, c) d = Add(b, c) e = Mul(d, i) f = Add(e, o) y = Mul(f, v)"
     constants = "double c = {1.5}, double i = {1}, double o = {0}, double[2] v = {1.000000001, 1}"

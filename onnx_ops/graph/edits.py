@@ -42,15 +42,19 @@ class Names:
 
 
 class Insertions:
-    """Nodes to insert before others; collected, since each insertion moves the nodes after it."""
+    """Nodes to insert before others; collected, since each insertion moves the nodes after it.
+
+    Graphs and nodes are compared by identity, and kept, since protobuf makes another Python object of a message, maybe
+    with the identity of this one, once nothing refers to it.
+    """
 
     def __init__(self) -> None:
-        self._containers: dict[int, tuple[Container, dict[int, list[onnx.NodeProto]]]] = {}
+        self._containers: dict[int, tuple[Container, dict[int, tuple[onnx.NodeProto, list[onnx.NodeProto]]]]] = {}
 
     def before(self, place: Place, node: onnx.NodeProto, made: Sequence[onnx.NodeProto]) -> None:
         """Insert nodes before a node of this place."""
         _, wanted = self._containers.setdefault(id(place.container), (place.container, {}))
-        wanted.setdefault(id(node), []).extend(made)
+        wanted.setdefault(id(node), (node, []))[1].extend(made)
 
     def has(self, place: Place) -> bool:
         """Whether nodes are inserted into this place."""
@@ -61,6 +65,6 @@ class Insertions:
         for place in reversed(list(places(model))):
             container, wanted = self._containers.get(id(place.container), (None, {}))
             if container is not None:
-                nodes = [n for node in container.node for n in (*wanted.get(id(node), ()), node)]
+                nodes = [n for node in container.node for n in (*wanted.get(id(node), (node, ()))[1], node)]
                 del container.node[:]
                 container.node.extend(nodes)

@@ -7,6 +7,7 @@ float32, in which 1 + 1e-9 is 1 and 1e-46 is 0.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_ops.graph.edits import Insertions, Names
+from onnx_ops.graph.functions import Key, function_key
 from onnx_ops.graph.imports import normalized
 from onnx_ops.graph.walk import Place, placed_nodes, places
 
@@ -33,7 +35,10 @@ def is_neutral_in_float32(op_type: str, constant: np.ndarray) -> bool:
 
 def protect_constants(model: onnx.ModelProto) -> None:
     """Pass such constants through a sequence of one tensor, which onnxruntime does not fold, in place."""
-    constants = {(id(place.importer), name): array for place in places(model) for name, array in _scalars(place)}
+    constants: defaultdict[tuple[Key | None, str], list[np.ndarray]] = defaultdict(list)  # branches may share a name
+    for place in places(model):
+        for name, array in _scalars(place):
+            constants[_scope(place), name].append(array)
     if not constants:
         return
     names, insertions = Names.of(model), Insertions()
@@ -41,8 +46,7 @@ def protect_constants(model: onnx.ModelProto) -> None:
         if node.op_type not in NEUTRAL or normalized(node.domain):
             continue
         for index, name in enumerate(node.input):
-            constant = constants.get((id(place.importer), name))
-            if constant is not None and is_neutral_in_float32(node.op_type, constant):
+            if any(is_neutral_in_float32(node.op_type, value) for value in constants.get((_scope(place), name), ())):
                 first, sequence, protected = (names.new(f"{name}_{what}") for what in ("first", "list", "protected"))
                 made = [
                     helper.make_node("Constant", [], [first], value_int=0),
@@ -52,6 +56,11 @@ def protect_constants(model: onnx.ModelProto) -> None:
                 insertions.before(place, node, made)
                 node.input[index] = protected
     insertions.apply(model)
+
+
+def _scope(place: Place) -> Key | None:
+    """The function in which the names of this place are defined; None is the graph."""
+    return None if isinstance(place.importer, onnx.ModelProto) else function_key(place.importer)
 
 
 def _scalars(place: Place) -> Iterator[tuple[str, np.ndarray]]:
