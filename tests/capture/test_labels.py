@@ -132,6 +132,7 @@ LOOKUPS: dict[str, Loss] = {
     ),
     "computed": lambda w, t: functional.embedding(t + 1 - 1, w),
     "either_end": lambda w, t: w[t],
+    "one_hot": lambda w, t: functional.one_hot(t, ROWS).to(w.dtype) @ w,
     "two_axes": lambda w, t: w[t, t[:, :1].clamp(0, WIDTH - 1)],
     "gather": lambda w, t: w.gather(0, t[:, :WIDTH]),
     "index_select": lambda w, t: w.index_select(0, t[0]),

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
 from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.table import replaces
 
 
 def _clipped(target: Any, classes: Any, ignore_index: int | None = None) -> Any:
@@ -49,6 +51,15 @@ def known_or_ignored(target: Tensor, scores: Tensor, ignore_index: int) -> tuple
     """As `checked`, for scores (N, C, ...) or (C); labels equal to ignore_index remain."""
     labels, factor = checked(target, scores.shape[1 if scores.dim() > 1 else 0], scores.dtype, ignore_index)
     return torch.where(target == ignore_index, target, labels), factor
+
+
+@replaces(functional.one_hot)
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        return functional.one_hot(tensor)
+    classes = torch.arange(num_classes, device=tensor.device)
+    found = classes.index_select(0, tensor.reshape(-1)).reshape(tensor.shape)  # refuses labels that are out of range
+    return (found.unsqueeze(-1) == classes).to(torch.int64)
 
 
 def scaled(value: Tensor, factor: Tensor) -> Tensor:
