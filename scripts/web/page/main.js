@@ -83,8 +83,9 @@ const handlers = {
     if (state === "ready") {
       Object.assign(history, { losses: [], accuracies: [], predictions: [] });
       means = [];
-    } else {
-      draw(); // the state "ready" is drawn with its first predictions, which follow
+    } else { // the state "ready" is drawn with its first predictions, which follow
+      drawButtons(); // at once: frames are rare while a slow machine trains
+      draw();
     }
   },
 
