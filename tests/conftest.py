@@ -1,8 +1,11 @@
 """Settings that all tests share."""
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import onnxruntime as ort
 import pytest
 from hypothesis import settings
 from known_failures import expect_known_failures
@@ -11,6 +14,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models` and `scripts`
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")
+
+# Threads that spin while they wait for work take processor time from the other test processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch and OpenBLAS are imported, here and in child processes
+SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+options_of_onnxruntime = ort.SessionOptions.__init__
+
+
+def _without_spinning(options: ort.SessionOptions, *args: Any) -> None:
+    options_of_onnxruntime(options, *args)
+    for entry in SPINNING:
+        options.add_session_config_entry(entry, "0")
+
+
+ort.SessionOptions.__init__ = _without_spinning
+
+
+@pytest.fixture
+def spinning_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Session options as onnxruntime makes them, whose threads spin."""
+    monkeypatch.setattr(ort.SessionOptions, "__init__", options_of_onnxruntime)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

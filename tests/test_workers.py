@@ -334,6 +334,7 @@ def test_some_worker_needs_a_sample() -> None:
         together(2, work)
 
 
+@pytest.mark.usefixtures("spinning_sessions")
 def test_sessions_of_workers_leave_the_cores_to_each_other() -> None:
     """Unless they are given options: those stay as they are."""
 
