@@ -104,7 +104,11 @@ class _Cache(caching.NullCache):
     def load_overload(self, signature: Signature, target_context: CPUContext) -> CompileResult | None:
         target_context.refresh()
         payload = _payload((self._function, signature))
-        return None if payload is None else CompileResult._rebuild(target_context, *pickle.loads(payload))
+        if payload is None:
+            return None
+        result = CompileResult._rebuild(target_context, *pickle.loads(payload))
+        result.library._shared_module = None  # LLVM's form of the code, into which nothing else is linked
+        return result
 
     def save_overload(self, signature: Signature, result: CompileResult) -> None:
         try:
