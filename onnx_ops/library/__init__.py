@@ -1,0 +1,1 @@
+"""The ops as a shared library that runs without Python."""

@@ -1,0 +1,157 @@
+"""The C source of the checks of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FunctionType
+
+from onnx.defs import OpSchema
+
+from onnx_ops.core.errors import OpError
+from onnx_ops.core.op import Op
+from onnx_ops.core.types import TensorType
+from onnx_ops.library.translation import classes
+from onnx_ops.library.translation.body import Body, MethodUnknown
+from onnx_ops.library.translation.errors import TranslationError
+from onnx_ops.library.translation.program import RUNTIME_NAMES, Program, text
+
+ATTRIBUTE_KINDS = {
+    OpSchema.AttrType.INT: "i",
+    OpSchema.AttrType.FLOAT: "f",
+    OpSchema.AttrType.INTS: "I",
+    OpSchema.AttrType.FLOATS: "F",
+}
+HEAD = """#include <math.h>
+
+#include "values.h"
+
+#define K(number) (constants + (number))
+typedef oo_value V;
+typedef oo_state S;
+"""
+
+
+def source(ops: Sequence[Op]) -> str:
+    """C source of the checks, shape inference and choice of kernels of ops, for native/checks.c.
+
+    Raises:
+        TranslationError: Python that is not translated, with its line.
+    """
+    program = Program()
+    entries = {
+        "call": program.function(Op.call),
+        "infer": program.function(Op.infer),
+        "text": program.function(OpError.__str__),
+    }
+    selves = [program.constant(op) for op in ops]
+    names = [[program.constant(name) for name in op.schema.attributes] for op in ops]
+    assert classes.fields_of(TensorType) == ("dtype", "shape")
+    tensor_type = program.kind(TensorType)
+    bodies = _bodies(program)
+    methods = [_method(program, name) for name in program.invoked]
+    parts = [
+        HEAD,
+        _names(program),
+        f"static const oo_object constants[{len(program.constants)}];",
+        "\n".join(f"static V {name}(S *s, const V *a);" for name in program.functions.values()),
+        _constants(program),
+        _classes(program),
+        *methods,
+        *bodies,
+        _ops(ops, selves, names),
+        "const oo_program oo_translated = {ops, "
+        + ", ".join([str(tensor_type), *(entries[name] for name in ("call", "infer", "text"))])
+        + "};\n",
+    ]
+    return "\n".join(parts)
+
+
+def _bodies(program: Program) -> list[str]:
+    """The C functions; those that call methods of classes which are met later are written again."""
+    found: dict[str, str] = {}
+    while program.wanted:
+        before = len(program.functions), len(program.seen)
+        waiting: dict[FunctionType, MethodUnknown] = {}
+        while program.wanted:
+            function = program.wanted.pop(0)
+            try:
+                found[program.functions[function]] = Body(program, function).written()
+            except MethodUnknown as error:
+                waiting[function] = error
+        program.complete()
+        if waiting and before == (len(program.functions), len(program.seen)):
+            raise next(iter(waiting.values()))
+        program.wanted += waiting
+    while program.complete():
+        pass
+    return [found[name] for name in program.functions.values()]
+
+
+def _names(program: Program) -> str:
+    names = [name for name in program.names if name not in RUNTIME_NAMES]
+    lines = [f"    OO_NAME_{name}{' = OO_NAMES' if i == 0 else ''}," for i, name in enumerate(names)]
+    return "\n".join(["enum {", *lines, "};\n"])
+
+
+def _constants(program: Program) -> str:
+    items: list[str] = []
+    lines = []
+    for constant in program.constants:
+        fields = constant.fields
+        if constant.items:
+            fields += f", .as.items = items + {len(items)}"
+            items += [item or "NULL" for item in constant.items]
+        lines.append(f"    {{{fields}}},")
+    head = [f"static const V items[{len(items)}] = {{", *_filled(items), "};\n"]
+    return "\n".join([*head, "static const oo_object constants[] = {", *lines, "};\n"])
+
+
+def _filled(items: Sequence[str]) -> list[str]:
+    return ["    " + ", ".join(items[i : i + 12]) + "," for i in range(0, len(items), 12)]
+
+
+def _classes(program: Program) -> str:
+    lines, rows = [], []
+    for number, kind in enumerate(program.kinds):
+        members = [program.constant(member) for member in classes.members_of(kind)]
+        names = () if members else classes.fields_of(kind)
+        fields = [f"OO_NAME_{name}" if name in program.names else "-1" for name in names]
+        properties = {n: own for n in program.used if (own := classes.property_of(kind, n))}
+        parts = [str(int(classes.is_named_tuple(kind)))]
+        for what, c_type, values in (
+            ("fields", "const int16_t", fields),
+            ("members", "const V", members),
+            ("properties", "const int16_t", [f"OO_NAME_{n}" for n in properties]),
+            ("code", "oo_code *const", [program.function(own) for own in properties.values()]),
+        ):
+            if values:
+                lines.append(f"static {c_type} {what}{number}[] = {{{', '.join(values)}}};")
+            parts += [str(len(values))] if what != "code" else []
+            parts.append(f"{what}{number}" if values else "NULL")
+        rows.append(f"    {{{', '.join(parts)}}}, /* {kind.__qualname__} */")
+    return "\n".join([*lines, "\nconst oo_class oo_classes[] = {", *rows, "};\n"])
+
+
+def _method(program: Program, name: str) -> str:
+    """The function that calls the method of a name of the class of its first argument."""
+    lines = [f"static V m_{name}(S *s, const V *a) {{"]
+    for kind, method in program.methods(name).items():
+        if kind in program.kinds and method in program.functions:
+            test = f"a[0]->kind == OO_RECORD && a[0]->type == {program.kinds[kind]}"
+            lines.append(f"    if ({test}) return {program.functions[method]}(s, a);")
+    return "\n".join([*lines, '    oo_fail(s, "AttributeError: no such method");', "}\n"])
+
+
+def _ops(ops: Sequence[Op], selves: Sequence[str], names: Sequence[Sequence[str]]) -> str:
+    lines, rows = [], []
+    for i, (op, self, own) in enumerate(zip(ops, selves, names, strict=True)):
+        kinds = ""
+        for name, attribute in op.schema.attributes.items():
+            if attribute.type not in ATTRIBUTE_KINDS:
+                raise TranslationError(f"{op.name}: attribute '{name}' has a type that is not translated")
+            kinds += ATTRIBUTE_KINDS[attribute.type]
+        if own:
+            lines.append(f"static const V attributes{i}[] = {{{', '.join(own)}}};")
+        counts = f"{len(op.input_names)}, {len(op.output_names)}, {len(own)}"
+        rows.append(f"    {{{self}, {counts}, {f'attributes{i}' if own else 'NULL'}, {text(kinds)}}}, /* {op.name} */")
+    return "\n".join([*lines, "\nstatic const oo_op ops[] = {", *rows, "};\n"])
