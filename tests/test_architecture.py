@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"core", "loops"},
     "integrations": {"core", "graph", "ops", "linking", "runtime"},
     "arrays": {"core", "graph", "ops", "linking", "integrations", "training"},
-    "library": {"core", "loops", "ops", "runtime"},
+    "library": {"core", "loops", "ops", "runtime", "integrations"},
     "training": {"core", "loops", "graph", "ops", "linking", "runtime", "integrations"},
     "ascend": {"core", "ops", "arrays"},
     "fitting": {"core", "graph", "training"},

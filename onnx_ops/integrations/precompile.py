@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from onnx import TensorProto
@@ -45,11 +45,11 @@ def precompile() -> None:
         raise OSError(problem() or "what was compiled has vanished from the cache")
 
 
-def all_functions() -> list[Any]:
-    """The native functions of all kernels."""
+def all_functions(ops: Iterable[Op] = ALL_VERSIONS) -> list[Any]:
+    """The native functions of all kernels of ops."""
     from onnx_ops.runtime.kernels import functions_of
 
-    calls = ((op, call) for op in ALL_VERSIONS for call in _calls(op))
+    calls = ((op, call) for op in ops for call in _calls(op))
     return list(dict.fromkeys(function for op, call in calls for function in functions_of(op, call)))
 
 

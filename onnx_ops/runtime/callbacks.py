@@ -9,7 +9,7 @@ raised when the call returns to the user. The new thread has the stack size that
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from numba import njit, types
@@ -17,7 +17,7 @@ from numba.core.typing import Signature
 
 from onnx_ops.loops.records import MAX_INPUTS, MAX_OUTPUTS
 from onnx_ops.runtime.abi import I64, INVALID_ARGUMENT, VP, Api, OrtCustomOp
-from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.compiler import Function, compile_native
 from onnx_ops.runtime.memory import i8_at, kernel_at, python_at, stack
 from onnx_ops.runtime.native import OPTIONS, call
 
@@ -162,28 +162,35 @@ def _words(count: int) -> Signature:
     return types.int64(*[types.int64] * count)
 
 
+FUNCTIONS: Mapping[str, Function] = {
+    "GetName": (name, _words(1)),
+    "GetExecutionProviderType": (provider, _words(1)),
+    "GetInputType": (input_type, _words(2)),
+    "GetInputTypeCount": (input_count, _words(1)),
+    "GetOutputType": (output_type, _words(2)),
+    "GetOutputTypeCount": (output_count, _words(1)),
+    "GetInputCharacteristic": (input_characteristic, _words(2)),
+    "GetOutputCharacteristic": (output_characteristic, _words(2)),
+    "GetInputMemoryType": (nothing, _words(2)),
+    "GetVariadicInputMinArity": (nothing, _words(2)),
+    "GetVariadicInputHomogeneity": (nothing, _words(2)),
+    "GetVariadicOutputMinArity": (nothing, _words(2)),
+    "GetVariadicOutputHomogeneity": (nothing, _words(2)),
+    "GetStartVersion": (one, _words(1)),
+    "GetEndVersion": (last_version, _words(1)),
+}
+"""The callbacks that read the struct, by field of OrtCustomOp."""
+REQUESTS: Mapping[str, Function] = {
+    "CreateKernelV2": (create_kernel, _words(4)),
+    "InferOutputShapeFn": (infer_output_shape, _words(2)),
+}
+"""Those that run Python."""
+
+
 @functools.cache
 def addresses() -> dict[str, int]:
     """Addresses of the callbacks by field of OrtCustomOp, except KernelCompute and KernelDestroy."""
-    return {
-        "GetName": compile_native(name, _words(1)),
-        "GetExecutionProviderType": compile_native(provider, _words(1)),
-        "GetInputType": compile_native(input_type, _words(2)),
-        "GetInputTypeCount": compile_native(input_count, _words(1)),
-        "GetOutputType": compile_native(output_type, _words(2)),
-        "GetOutputTypeCount": compile_native(output_count, _words(1)),
-        "GetInputCharacteristic": compile_native(input_characteristic, _words(2)),
-        "GetOutputCharacteristic": compile_native(output_characteristic, _words(2)),
-        "GetInputMemoryType": compile_native(nothing, _words(2)),
-        "GetVariadicInputMinArity": compile_native(nothing, _words(2)),
-        "GetVariadicInputHomogeneity": compile_native(nothing, _words(2)),
-        "GetVariadicOutputMinArity": compile_native(nothing, _words(2)),
-        "GetVariadicOutputHomogeneity": compile_native(nothing, _words(2)),
-        "CreateKernelV2": compile_native(create_kernel, _words(4)),
-        "InferOutputShapeFn": compile_native(infer_output_shape, _words(2)),
-        "GetStartVersion": compile_native(one, _words(1)),
-        "GetEndVersion": compile_native(last_version, _words(1)),
-    }
+    return {field: compile_native(*function) for field, function in {**FUNCTIONS, **REQUESTS}.items()}
 
 
 def address_of_fail() -> int:

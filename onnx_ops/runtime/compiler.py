@@ -95,6 +95,19 @@ def _payload(function: Function) -> bytes | None:
     return payload if DIGEST(payload).digest() == digest else None
 
 
+def optimized(function: Function) -> tuple[str, bytes]:
+    """The optimized code of a function in the cache, as LLVM bitcode, and the name of the function in it.
+
+    Raises:
+        OSError: the cache does not have it.
+    """
+    payload = _payload(function)
+    if payload is None:
+        raise OSError(cache.problem() or f"the cache has no code of {function[0].__name__}")
+    (_, _, (_, code)), description, *_ = pickle.loads(payload)
+    return description.llvm_func_name, code
+
+
 class _Cache(caching.NullCache):
     """Numba's interface to the cache of one function, with one file for each signature."""
 

@@ -20,11 +20,11 @@ import ctypes as C
 import functools
 import importlib.machinery
 import importlib.util
-import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,14 @@ from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.core.errors import KernelsUnavailableError, OpError, at_node, is_of_onnxruntime, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
-from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.primitives import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
 from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded
 from onnx_ops.runtime.callbacks import ARGUMENTS, ASKER, KIND, WORDS, CustomOp
 from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.declarations import Declaration, declarations
 from onnx_ops.runtime.kernels import Parts, attributes_at, compile_kernel
 from onnx_ops.runtime.launch import compute
 from onnx_ops.runtime.process import ANSWER, STATE, aside, keep, libc, thread_attributes
@@ -65,44 +66,40 @@ SAFE_OUTPUTS = (1, 31)
 """This version returns an error if the shape of an omitted output is set. 1.23 ends the process; versions in between
 are untested."""
 
-_fresh = itertools.count()
+_fresh = count()
 
 
 # --- custom ops ------------------------------------------------------------------------------------------------------
 
 
 class _Struct:
-    """A registered OrtCustomOp: an op (None: one of PROBE and COMPLETE) for one combination of dtypes.
+    """A registered OrtCustomOp: of an op, or one of PROBE and COMPLETE (None)."""
 
-    Attributes:
-        dtypes: dtypes of the inputs that determine those of outputs, by name.
-        outputs: dtypes of the outputs, 0 if set by shape inference.
-    """
-
-    def __init__(self, op: Op | None, dtypes: Mapping[str, int], outputs: Sequence[int], name: str = "") -> None:
+    def __init__(self, op: Op | None, declared: Declaration) -> None:
         self.op = op
-        self.name = C.create_string_buffer((op.kernel_name if op else name).encode())
+        self.name = C.create_string_buffer(declared.kernel_name.encode())
         self.native = CustomOp(
             version=API_VERSION,
             KernelComputeV2=compile_native(compute, COMPUTE),
             KernelDestroy=C.cast(libc().free, VP).value,
             name=C.addressof(self.name),
             provider=C.addressof(PROVIDER),
-            inputs=len(op.input_names) if op else 1,
-            outputs=len(outputs),
+            inputs=len(declared.input_types),
+            outputs=len(declared.output_types),
             python=_python().ctypes.data,
             **callbacks.addresses(),
-            **(reuse.addresses(reuse.pairs_of(op, dtypes, outputs)) if op else {}),
+            **(reuse.addresses(reuse.pairs_of(op, declared)) if op else {}),
         )
-        optional = [is_optional(parameter) for parameter in op.schema.inputs] if op else [False]
-        optional_outputs = [is_optional(parameter) for parameter in op.schema.outputs] if op else [False]
-        types = [dtypes.get(name, 0) for name in op.input_names] if op else [TensorProto.FLOAT]
-        self.native.optional[: len(optional)] = optional
-        self.native.input_type[: len(types)] = types
-        self.native.output_type[: len(outputs)] = outputs
-        self.native.optional_output[: len(outputs)] = optional_outputs
-        if any(optional) and ORT_VERSION < SAFE_SHAPE_INFERENCE:
+        self.native.optional[: self.native.inputs] = declared.optional_inputs
+        self.native.input_type[: self.native.inputs] = declared.input_types
+        self.native.output_type[: self.native.outputs] = declared.output_types
+        self.native.optional_output[: self.native.outputs] = declared.optional_outputs
+        if any(declared.optional_inputs) and ORT_VERSION < SAFE_SHAPE_INFERENCE:
             self.native.InferOutputShapeFn = None
+
+
+def _without_effect(name: str) -> _Struct:
+    return _Struct(None, Declaration(name, [TensorProto.FLOAT], [False], [TensorProto.FLOAT], [False]))
 
 
 _structs: dict[int, _Struct] = STATE.settled.setdefault("structs", {})
@@ -332,32 +329,7 @@ def _array(api: OrtApi, context: int, index: int) -> np.ndarray:
 
 
 def _structs_of(op: Op) -> list[_Struct]:
-    """One per combination of dtypes of the inputs that determine those of outputs.
-
-    onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
-    outputs are those without that input come first.
-    """
-    typed = op.signature.typed_inputs
-    required = [name for name in typed if name not in op.signature.defaults]
-    combinations = []
-    for mixture in itertools.product(FLOATS, repeat=len(typed)):
-        dtypes = dict(zip(typed, mixture, strict=True))
-        outputs = _output_types(op, dtypes)
-        differs = len(required) < len(typed) and outputs != _output_types(op, {n: dtypes[n] for n in required})
-        combinations.append((differs, _Struct(op, dtypes, outputs)))
-    return [struct for _, struct in sorted(combinations, key=lambda pair: pair[0])]
-
-
-def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
-    """The dtypes of the outputs for dtypes of some inputs; 0 if determined by attributes."""
-    optional = {p.name for p in op.schema.inputs if is_optional(p)}
-    tensors = [
-        TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
-        for name in op.input_names
-    ]
-    outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
-    pairs = zip(op.output_names, outputs, strict=True)
-    return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in pairs]
+    return [_Struct(op, declared) for declared in declarations(op)]
 
 
 def _library_path() -> str | None:
@@ -383,7 +355,7 @@ def _opened() -> tuple[str, Callable[[int], bool]]:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"onnxruntime-extensions supports no external kernels here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
-    _add(add, [_Struct(None, {}, [TensorProto.FLOAT], PROBE)])
+    _add(add, [_without_effect(PROBE)])
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
     if failure := _failure(options, PROBE):
@@ -417,7 +389,7 @@ def _add_once(kernels: Collection[str]) -> None:
             _add(add, _structs_of(missing.pop(name)))
             STATE.settled["added"].add(name)
         if not missing and COMPLETE not in STATE.settled["added"]:
-            _add(add, [_Struct(None, {}, [TensorProto.FLOAT], COMPLETE)])
+            _add(add, [_without_effect(COMPLETE)])
             STATE.settled["added"].add(COMPLETE)
 
 

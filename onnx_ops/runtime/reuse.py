@@ -9,7 +9,6 @@ get no `op`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -19,7 +18,8 @@ from numba.extending import intrinsic, models, register_model
 
 from onnx_ops.core.op import Op
 from onnx_ops.loops.in_place import in_place_pairs
-from onnx_ops.runtime.compiler import compile_native
+from onnx_ops.runtime.compiler import Function, compile_native
+from onnx_ops.runtime.declarations import Declaration
 from onnx_ops.runtime.native import WORD
 from onnx_ops.runtime.pointers import pointer_at, store
 
@@ -64,24 +64,25 @@ def release(inputs, outputs):
     """ReleaseMayInplace: the arrays are constants."""
 
 
-@functools.cache
-def addresses(pairs: Pairs) -> dict[str, int]:
-    """Addresses of the functions by field of OrtCustomOp."""
+def functions(pairs: Pairs) -> dict[str, Function]:
+    """The functions by field of OrtCustomOp."""
     if not pairs:
         return {}
     return {
-        "GetMayInplace": compile_native(may_inplace, types.int64(_Constants(pairs), types.int64)),
-        "ReleaseMayInplace": compile_native(release, types.void(types.int64, types.int64)),
+        "GetMayInplace": (may_inplace, types.int64(_Constants(pairs), types.int64)),
+        "ReleaseMayInplace": (release, types.void(types.int64, types.int64)),
     }
 
 
-def pairs_of(op: Op, dtypes: Mapping[str, int], outputs: Sequence[int]) -> Pairs:
-    """The inputs whose memory outputs may have, by index.
+@functools.cache
+def addresses(pairs: Pairs) -> dict[str, int]:
+    """Addresses of the functions by field of OrtCustomOp."""
+    return {field: compile_native(*function) for field, function in functions(pairs).items()}
 
-    Args:
-        dtypes: of the inputs that determine those of outputs, by name.
-        outputs: dtypes of the outputs, 0 if unknown.
-    """
-    kinds = [dtypes.get(given.like or given.name, 0) for given in op.signature.inputs]
+
+def pairs_of(op: Op, declared: Declaration) -> Pairs:
+    """The inputs whose memory outputs may have, by index."""
+    types_of = dict(zip(op.input_names, declared.input_types, strict=True))
+    kinds = [types_of[given.like or given.name] for given in op.signature.inputs]
     indices = ((op.input_names.index(name), op.output_names.index(output)) for name, output in in_place_pairs(op))
-    return tuple((i, k) for i, k in indices if kinds[i] != 0 and kinds[i] == outputs[k])
+    return tuple((i, k) for i, k in indices if kinds[i] != 0 and kinds[i] == declared.output_types[k])

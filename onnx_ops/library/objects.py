@@ -1,0 +1,202 @@
+"""Object code of compiled functions, for processors that may differ from this one.
+
+Numba compiles for the processor that its environment variables name, so each level has a process of its own
+(`python -m onnx_ops.library.objects`), which fills the kernel cache on all cores and writes object files from the
+optimized LLVM IR that is kept there. Of that IR an object has the function and a C function that calls it, but not the
+one that Numba makes for callbacks, which needs Python.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core.registry import cpu_target
+
+from onnx_ops.core.errors import Error
+from onnx_ops.runtime.ahead import compile_ahead
+from onnx_ops.runtime.compiler import Function, compile_native, optimized
+from onnx_ops.runtime.loops.compilation import available_cores
+
+
+class LibraryError(Error, RuntimeError):
+    """The library cannot be built."""
+
+
+V2 = "+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3"
+V3 = f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+V4 = f"{V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of processor that code is made for.
+
+    Attributes:
+        name: part of the names of symbols.
+        needs: level of the x86-64 psABI that a processor must have to run the code; "" for any.
+        cpu: its name in LLVM; None for the processor of this machine.
+        features: LLVM's names of its features, each with a +.
+    """
+
+    name: str
+    needs: str = ""
+    cpu: str | None = None
+    features: str = ""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables by which Numba compiles for it."""
+        own = {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features} if self.cpu else {}
+        return {"NUMBA_DISABLE_INTEL_SVML": "1", **own}
+
+
+LEVELS: Mapping[str, Sequence[Level]] = {
+    "x86_64": (
+        Level("baseline", "v2", "x86-64-v2", V2),
+        Level("v3", "v3", "x86-64-v3", V3),
+        Level("v4", "v4", "x86-64-v4", V4),
+    ),
+    "aarch64": (Level("baseline", "", "generic", "+neon"),),
+}
+"""By architecture, the lowest first: the levels of the x86-64 psABI, and ARMv8-A."""
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Other names of architectures."""
+
+
+def levels() -> Sequence[Level]:
+    """The levels of this machine's architecture.
+
+    Raises:
+        LibraryError: there are none.
+    """
+    machine = platform.machine().lower()
+    architecture = ARCHITECTURES.get(machine, machine)
+    if architecture not in LEVELS:
+        raise LibraryError(f"no levels of {machine} are known, expected one of {', '.join(LEVELS)}; use --cpu native")
+    return LEVELS[architecture]
+
+
+def native() -> Level:
+    """This very processor."""
+    own = llvm.get_host_cpu_features()
+    machine = platform.machine().lower()
+    known = LEVELS.get(ARCHITECTURES.get(machine, machine), ())
+    needs = [level.needs for level in known if all(own.get(name[1:]) for name in level.features.split(","))]
+    return Level("native", needs[-1] if needs else "")
+
+
+def symbol(level: Level, number: int, function: Function) -> str:
+    """The name of a function in the library."""
+    return f"oo_{level.name}_{number}_{function[0].__name__}"
+
+
+def write_objects(folder: Path, functions: Sequence[Function], level: Level) -> list[Path]:
+    """Write an object file of each function to a folder.
+
+    Raises:
+        LibraryError: a function cannot be compiled, or needs more than the C library.
+    """
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "onnx_ops.library.objects"],
+        input=pickle.dumps((folder, functions, level)),
+        capture_output=True,
+        env={**os.environ, **level.environment, "PYTHONPATH": paths},
+    )
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise LibraryError(f"functions cannot be compiled for {level.cpu or 'this processor'}: {last}")
+    return [_path(folder, level, number, function) for number, function in enumerate(functions)]
+
+
+def _path(folder: Path, level: Level, number: int, function: Function) -> Path:
+    return folder / f"{symbol(level, number, function)}.o"
+
+
+# --- in the process of a level ---------------------------------------------------------------------------------------
+
+OF_C = re.compile(
+    r"(a?(cos|sin|tan)h?|atan2|cbrt|erfc?|exp(2|m1)?|fabs|fm(a|ax|in|od)|hypot|lgamma|log(10|1p|2)?|pow|sqrt|tgamma"
+    r"|ceil|floor|nearbyint|rint|round|trunc)f?|malloc|free|mem(cpy|move|set)"
+)
+"""What functions may call: of libm and libc."""
+OF_NUMBA = frozenset({"NRT_MemInfo_call_dtor", "numba_frexp", "numba_frexpf", "numba_ldexp", "numba_ldexpf"})
+"""C functions of Numba that `native/support.c` has."""
+
+
+def emitted(function: Function, name: str) -> bytes:
+    """Position-independent object code of a function, with the C signature, under a name that only the library sees.
+
+    Raises:
+        LibraryError: it calls what is in neither libm nor libc.
+    """
+    compile_native(*function)
+    own_name, code = optimized(function)
+    module = llvm.parse_bitcode(code)
+    module.link_in(llvm.parse_assembly(str(_exported(function, own_name, name, module.triple, module.data_layout))))
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != name:
+            value.linkage = "internal"
+    module.get_function(name).visibility = "hidden"
+    machine = _target_machine()
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    module.verify()
+    called = (*module.functions, *module.global_variables)
+    names = {value.name for value in called if value.is_declaration and not value.name.startswith("llvm.")} - OF_NUMBA
+    if unknown := sorted(name for name in names if not OF_C.fullmatch(name)):
+        raise LibraryError(f"{function[0].__module__}.{function[0].__name__} needs {', '.join(unknown)}")
+    return bytes(machine.emit_object(module))
+
+
+def _exported(function: Function, own_name: str, name: str, triple: str, layout: str) -> ir.Module:
+    """A module with a C function that calls one of Numba, which returns a status, and its result by a pointer."""
+    signature, context = function[1], cpu_target.target_context
+    module = ir.Module(name)
+    module.triple, module.data_layout = triple, layout
+    types = [context.get_value_type(kind) for kind in (signature.return_type, *signature.args)]
+    inner = ir.Function(module, context.call_conv.get_function_type(signature.return_type, signature.args), own_name)
+    outer = ir.Function(module, ir.FunctionType(types[0], types[1:]), name)
+    builder = ir.IRBuilder(outer.append_basic_block())
+    _, result = context.call_conv.call_function(builder, inner, signature.return_type, signature.args, outer.args)
+    builder.ret(result)
+    return module
+
+
+def _target_machine() -> llvm.TargetMachine:
+    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default")
+
+
+def _write(task: tuple[Function, str, Path]) -> None:
+    function, name, path = task
+    path.write_bytes(emitted(function, name))
+
+
+def _main() -> None:
+    folder, functions, level = pickle.load(sys.stdin.buffer)
+    compile_ahead(functions)
+    tasks = [
+        (function, symbol(level, number, function), _path(folder, level, number, function))
+        for number, function in enumerate(functions)
+    ]
+    with ProcessPoolExecutor(available_cores(), get_context("spawn")) as pool:
+        list(pool.map(_write, tasks, chunksize=8))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,102 @@
+"""The tables of a library as C: its ops, what they declare to onnxruntime, and their functions for each processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from onnx.defs import OpSchema
+
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import is_optional
+from onnx_ops.library.functions import COMPUTE_FUNCTION
+from onnx_ops.library.objects import Level, symbol
+from onnx_ops.loops.records import attributes_of, offset
+from onnx_ops.runtime import callbacks, reuse
+from onnx_ops.runtime.compiler import Function
+from onnx_ops.runtime.declarations import Declaration, declarations
+
+KINDS = {
+    OpSchema.AttrType.INT: "i",
+    OpSchema.AttrType.FLOAT: "f",
+    OpSchema.AttrType.INTS: "I",
+    OpSchema.AttrType.FLOATS: "F",
+}
+
+
+def tables(ops: Sequence[Op], functions: Sequence[Function], levels: Iterable[Level]) -> str:
+    """A C source with the tables of `native/library.h`.
+
+    Args:
+        ops: those of the library.
+        functions: as `functions.functions(ops)`.
+        levels: those that functions are compiled for, the lowest first.
+    """
+    numbers = {function: number for number, function in enumerate(functions)}
+    return "\n".join(
+        ['#include "library.h"\n', *_operators(ops), *_declarations(ops, numbers), *_levels(functions, levels)]
+    )
+
+
+def _operators(ops: Sequence[Op]) -> Iterator[str]:
+    for i, op in enumerate(ops):
+        if op.schema.attributes:
+            yield f"static const oo_attribute_info attributes_{i}[] = {{{_listed(_attributes(op))}}};"
+    yield "const oo_operator oo_operators[] = {"
+    for i, op in enumerate(ops):
+        optional = [int(is_optional(parameter)) for parameter in op.schema.outputs]
+        some = int(any(is_optional(parameter) for parameter in op.schema.inputs))
+        counts = (len(op.input_names), len(op.output_names), len(op.schema.attributes))
+        attributes = f"attributes_{i}" if op.schema.attributes else "NULL"
+        yield f'    {{"{op.name}", {_listed(counts)}, {{{_listed(optional)}}}, {some}, {attributes}}},'
+    yield "};\n"
+
+
+def _attributes(op: Op) -> Iterator[str]:
+    layout = attributes_of(op.schema)
+    for name, attribute in op.schema.attributes.items():
+        kind = KINDS[attribute.type]
+        length = offset(layout, f"{name}_count") if kind.isupper() else 0
+        yield f"{{\"{name}\", '{kind}', {offset(layout, name)}, {length}}}"
+
+
+def _declarations(ops: Sequence[Op], numbers: Mapping[Function, int]) -> Iterator[str]:
+    yield "oo_declaration oo_declarations[] = {"
+    for i, op in enumerate(ops):
+        for declared in declarations(op):
+            own = reuse.functions(reuse.pairs_of(op, declared))
+            places = [numbers[own[name]] if own else -1 for name in ("GetMayInplace", "ReleaseMayInplace")]
+            yield f"    {{{{{_fields(declared)}}}, {i}, {_listed(places)}}},"
+    yield "};\nconst int64_t oo_declaration_count = sizeof oo_declarations / sizeof *oo_declarations;\n"
+    yield "const oo_callback oo_callbacks[] = {"
+    for field, function in {"KernelComputeV2": COMPUTE_FUNCTION, **callbacks.FUNCTIONS}.items():
+        yield f"    {{offsetof(oo_custom_op, {field}), {numbers[function]}}},"
+    yield "};\nconst int64_t oo_callback_count = sizeof oo_callbacks / sizeof *oo_callbacks;\n"
+
+
+def _fields(declared: Declaration) -> str:
+    lists = {
+        "input_type": declared.input_types,
+        "optional": map(int, declared.optional_inputs),
+        "output_type": declared.output_types,
+        "optional_output": map(int, declared.optional_outputs),
+    }
+    counts = f".inputs = {len(declared.input_types)}, .outputs = {len(declared.output_types)}"
+    values = ", ".join(f".{name} = {{{_listed(numbers)}}}" for name, numbers in lists.items())
+    return f'.name = (void *)"{declared.kernel_name}", {counts}, {values}'
+
+
+def _levels(functions: Sequence[Function], levels: Iterable[Level]) -> Iterator[str]:
+    rows = []
+    for level in levels:
+        symbols = [symbol(level, number, function) for number, function in enumerate(functions)]
+        yield from (f'extern __attribute__((visibility("hidden"))) void {name}(void);' for name in symbols)
+        yield f"static void *const functions_{level.name}[] = {{"
+        yield from (f"    (void *){name}," for name in symbols)
+        yield "};\n"
+        rows.append(f'{{"{level.name}", "{level.needs}", functions_{level.name}}}')
+    yield f"const oo_level oo_levels[] = {{{_listed(reversed(rows))}}};"
+    yield f"const int64_t oo_level_count = {len(rows)};\n"
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))

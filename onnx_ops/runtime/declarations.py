@@ -1,0 +1,61 @@
+"""The combinations of dtypes for which an op is declared to onnxruntime, one OrtCustomOp each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx_ops.core.op import Op
+from onnx_ops.core.schema import is_optional
+from onnx_ops.core.types import FLOATS, TensorType
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an OrtCustomOp declares.
+
+    Attributes:
+        kernel_name: name of the custom op.
+        input_types: dtypes of the inputs, 0 for any.
+        optional_inputs: whether each may be omitted.
+        output_types: dtypes of the outputs, 0 if set by shape inference.
+        optional_outputs: whether each may be omitted.
+    """
+
+    kernel_name: str
+    input_types: Sequence[int]
+    optional_inputs: Sequence[bool]
+    output_types: Sequence[int]
+    optional_outputs: Sequence[bool]
+
+
+def declarations(op: Op) -> list[Declaration]:
+    """One per combination of dtypes of the inputs that determine those of outputs.
+
+    onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
+    outputs are those without that input come first.
+    """
+    typed = op.signature.typed_inputs
+    required = [name for name in typed if name not in op.signature.defaults]
+    optional, optional_outputs = ([is_optional(p) for p in ps] for ps in (op.schema.inputs, op.schema.outputs))
+    combinations = []
+    for mixture in itertools.product(FLOATS, repeat=len(typed)):
+        dtypes = dict(zip(typed, mixture, strict=True))
+        outputs = _output_types(op, dtypes)
+        differs = len(required) < len(typed) and outputs != _output_types(op, {n: dtypes[n] for n in required})
+        inputs = [dtypes.get(name, 0) for name in op.input_names]
+        combinations.append((differs, Declaration(op.kernel_name, inputs, optional, outputs, optional_outputs)))
+    return [declared for _, declared in sorted(combinations, key=lambda pair: pair[0])]
+
+
+def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
+    """The dtypes of the outputs for dtypes of some inputs; 0 if determined by attributes."""
+    optional = {p.name for p in op.schema.inputs if is_optional(p)}
+    tensors = [
+        TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
+        for name in op.input_names
+    ]
+    outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
+    pairs = zip(op.output_names, outputs, strict=True)
+    return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in pairs]
