@@ -16,6 +16,9 @@ import onnx_ops
 from onnx_ops.core.errors import at_node
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
+from onnx_ops.loops.records import KERNEL, attributes_of, offset
+from onnx_ops.runtime import kernels
+from onnx_ops.runtime.records import LOOP
 
 Array = np.ndarray
 NATIVE = Path(onnx_ops.__file__).parent / "library" / "native"
@@ -47,6 +50,23 @@ class Attribute(C.Structure):
     ]
 
 
+class Place(C.Structure):
+    _fields_ = [("loop", C.c_int), ("offset", C.c_int64), ("function", C.c_int64)]
+
+
+class List(C.Structure):
+    _fields_ = [("offset", C.c_int64), ("data", C.c_void_p), ("bytes", C.c_int64)]
+
+
+class Parts(C.Structure):
+    _fields_ = [
+        *((name, C.c_void_p) for name in ("kernel", "loop", "attributes")),
+        *((name, C.c_int64) for name in ("kernel_bytes", "loop_bytes", "attributes_bytes", "functions", "lists")),
+        ("function", C.POINTER(Place)),
+        ("list", C.POINTER(List)),
+    ]
+
+
 class Call(C.Structure):
     _fields_ = [
         ("op", C.c_int64),
@@ -66,7 +86,7 @@ def built(source: str, folder: Path) -> Path:
     """A shared object of the checks."""
     (folder / "translated.c").write_text(source)
     library = folder / "checks.so"
-    files = [folder / "translated.c", *sorted(NATIVE.glob("values.c")), *sorted(NATIVE.glob("checks.c"))]
+    files = [folder / "translated.c", *(NATIVE / f"{name}.c" for name in ("arrays", "checks", "values"))]
     command = ["cc", "-std=c11", "-O1", "-fPIC", "-shared", *WARNINGS, f"-I{NATIVE}", *map(str, files), "-lm"]
     subprocess.run([*command, "-o", str(library)], check=True)
     return library
@@ -122,6 +142,33 @@ class Checks:
         try:
             text = self._library.oo_check_arrays(C.c_void_p(arena), C.byref(call), LABEL.encode())
             return text.decode() if text else None
+        finally:
+            self._library.oo_arena_free(arena)
+
+    def kernel(
+        self,
+        op: Op,
+        types: Sequence[TensorType | None],
+        attributes: Mapping[str, Any],
+        wanted: Sequence[bool],
+    ) -> kernels.Parts:
+        """The kernel of a call, in which the address of a function is its number plus 1, and those of lists are 0."""
+        call, _kept = self._call(op, types, attributes, wanted)
+        parts = Parts()
+        arena = self._library.oo_arena_new()
+        try:
+            text = self._library.oo_kernel(C.c_void_p(arena), C.byref(call), C.byref(parts))
+            assert text is None, text
+            records = [bytearray(C.string_at(parts.kernel, parts.kernel_bytes))]
+            records.append(bytearray(C.string_at(parts.loop, parts.loop_bytes) if parts.loop else b""))
+            for place in parts.function[: parts.functions]:
+                C.c_int64.from_buffer(records[place.loop], place.offset).value = place.function + 1
+            layout = attributes_of(op.schema)
+            own = np.frombuffer(C.string_at(parts.attributes, parts.attributes_bytes), layout)
+            names = {offset(layout, name): name for name in op.schema.attributes}
+            lists = {names[item.offset]: C.string_at(item.data, item.bytes) for item in parts.list[: parts.lists]}
+            loop = np.frombuffer(records[1], LOOP) if parts.loop else None
+            return kernels.Parts(np.frombuffer(records[0], KERNEL), loop, own, lists)
         finally:
             self._library.oo_arena_free(arena)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,26 +10,37 @@ import extreme_attributes
 import numpy as np
 import pytest
 from native_checks import Checks, answer, built, compiler, stored
+from onnx.defs import OpSchema
 
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
+from onnx_ops.integrations import precompile
+from onnx_ops.integrations.precompile import all_functions
 from onnx_ops.library.translation import source
 from onnx_ops.ops import ALL_VERSIONS, OPS
+from onnx_ops.runtime import kernels
+from onnx_ops.runtime.loops import compilation
 from tests.ops import RECORDS
 from tests.ops._shared.record import Call
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no compiler of C")
 SEED = 0
+functions = functools.cache(all_functions)
 SIZES = (0, 1, 2, 3, 5, 2**31, 2**48, 2**62, 2**63 - 1)
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory: pytest.TempPathFactory) -> Checks:
-    return Checks(built(source(ALL_VERSIONS), tmp_path_factory.mktemp("checks")), ALL_VERSIONS)
+def translated() -> str:
+    return source(ALL_VERSIONS, functions())
 
 
-def test_the_source_is_the_same_each_time() -> None:
-    assert source(ALL_VERSIONS) == source(ALL_VERSIONS)
+@pytest.fixture(scope="module")
+def checks(translated: str, tmp_path_factory: pytest.TempPathFactory) -> Checks:
+    return Checks(built(translated, tmp_path_factory.mktemp("checks")), ALL_VERSIONS)
+
+
+def test_the_source_is_the_same_each_time(translated: str) -> None:
+    assert source(ALL_VERSIONS, functions()) == translated
 
 
 def calls_of(name: str) -> Iterator[Call]:
@@ -96,6 +108,87 @@ def test_extreme_attributes(checks: Checks) -> None:
         types, attributes = types_of(op, call), stored(op, call.attributes)
         assert_same(checks, op, types, attributes, wanted_of(op, call))
         assert_same(checks, op, changed(rng, types), attributes, wanted_of(op, call))
+
+
+def test_sizes_whose_product_python_alone_holds(checks: Checks) -> None:
+    """Up to 2^504 elements, and padded planes of up to 2^99."""
+    for size in (2**47, 2**48, 2**48 + 1, 2**62, 2**63 - 1):
+        for rank in range(1, 9):
+            assert_same(checks, OPS["Hardshrink"], [TensorType(1, (size,) * rank)], {}, [True])
+    most = 2**31 - 1
+    op = OPS["DepthwiseConv2DBackpropInput"]
+    types = [TensorType(1, (1, 1, 1, 1, 1)), TensorType(1)]
+    for pad in (0, 1, most):
+        assert_same(checks, op, types, {"input_size": [1, most, most, most], "pads": [pad] * 6}, [True])
+    op = OPS["Convolution"]
+    for length in (1, 2**16, 2**46, 2**48):
+        types = [TensorType(1, (1, 1, length, 1, 1)), TensorType(1, (1, 1, 1, 1, 1)), None]
+        assert_same(checks, op, types, {"padding": [most] * 3}, [True])
+
+
+def spoilt(rng: np.random.Generator, array: Any) -> Any:
+    """A copy of an array of which some numbers are others."""
+    if array is None or array.size == 0 or rng.random() < 0.5:
+        return array
+    other = array.copy()
+    limits = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
+    values = [-1, 0, 1, 2, 7, 100, *((limits.min, limits.max) if limits else (0.5, np.nan, -np.inf, 65504.0))]
+    for _ in range(1 + rng.integers(3)):
+        place = np.unravel_index(rng.integers(array.size), array.shape)
+        value = values[rng.integers(len(values))]
+        other[place] = value if limits is None or value >= limits.min else 3
+    return other
+
+
+@pytest.mark.parametrize(
+    "name", [op.name for op in OPS.values() if op.check_values is not OPS["Hardshrink"].check_values]
+)
+def test_values(checks: Checks, name: str) -> None:
+    """Calls of the records, and each with other numbers in its tensors."""
+    op, rng, refused = OPS[name], np.random.default_rng(SEED), 0
+    for call in calls_of(name):
+        arrays, attributes = [call.inputs.get(name) for name in op.input_names], stored(op, call.attributes)
+        for own in (arrays, *([spoilt(rng, array) for array in arrays] for _ in range(3))):
+            found = answer(functools.partial(op.check_arrays, own, attributes, wanted_of(op, call)))
+            expected = found if isinstance(found, str) else None
+            assert checks.check_arrays(op, own, attributes, wanted_of(op, call)) == expected, (call, own)
+            refused += expected is not None and " at " in expected
+    assert refused > 20
+
+
+@pytest.fixture
+def by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a native function is its number plus 1; the machine has neither caches nor cores."""
+    numbers = {function: number for number, function in enumerate(functions(), 1)}
+    for module in (kernels, compilation):
+        monkeypatch.setattr(module, "compile_native", lambda *function: numbers[function])
+    for name in ("cache_bytes", "available_cores"):
+        monkeypatch.setattr(compilation, name, lambda: 0)
+
+
+@pytest.mark.parametrize("op", ALL_VERSIONS, ids=lambda op: op.kernel_name)
+@pytest.mark.usefixtures("by_number")
+def test_kernels(checks: Checks, op: Op) -> None:
+    """Of all combinations of dtypes, attributes and outputs that have kernels of their own."""
+    rng = np.random.default_rng(SEED)
+    for call in precompile._calls(op):
+        attributes = stored(op, call.attributes)
+        for name, attribute in op.schema.attributes.items():
+            if attribute.type == OpSchema.AttrType.FLOAT:
+                attributes[name] = float(np.float32(rng.uniform(0.1, 0.9)))
+        wanted = [call.wants(name) for name in op.output_names]
+        types = list(call.inputs.values())
+        expected = kernels.compile_kernel(op, op.call(types, attributes, wanted))
+        expected.kernel["op"] = ALL_VERSIONS.index(op)
+        found = checks.kernel(op, types, attributes, wanted)
+        for record in ("kernel", "loop", "attributes"):
+            own, other = getattr(found, record), getattr(expected, record)
+            assert (own is None) == (other is None)
+            if own is not None:
+                assert own.dtype == other.dtype
+                differing = [n for n in own.dtype.names or () if not np.array_equal(own[n], other[n])]
+                assert not differing, (call, {n: (own[n], other[n]) for n in differing})
+        assert found.lists == expected.lists
 
 
 def numbers() -> Iterator[float]:

@@ -5,7 +5,6 @@ A dimension is an int, a name (symbolic) or None (unknown); a shape is a tuple o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,7 +39,11 @@ def shape_text(shape: Shape) -> str:
 
 def too_large(shape: Shape | None) -> bool:
     """Whether the known dimensions of a shape are those of more than MAX_ELEMENTS elements."""
-    return math.prod(max(d, 1) for d in shape or () if isinstance(d, int)) > MAX_ELEMENTS
+    elements = 1
+    for dim in shape or ():
+        if isinstance(dim, int):
+            elements = min(elements * max(dim, 1), MAX_ELEMENTS + 1)
+    return elements > MAX_ELEMENTS
 
 
 @dataclass(frozen=True)

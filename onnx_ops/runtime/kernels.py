@@ -13,12 +13,13 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
 from onnx_ops.loops.loop import Loop, Tasks
-from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
+from onnx_ops.loops.records import KERNEL, MAX_OUTPUTS, WORD_TYPES, attributes_of
 from onnx_ops.runtime.abi import encoded
 from onnx_ops.runtime.compiler import Function, compile_native, listing
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.numbers import LOAD, STORE, load, store
 from onnx_ops.runtime.native import DOUBLE
+from onnx_ops.runtime.records import LOOP
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
 ALIGNMENT = 8
@@ -79,31 +80,9 @@ class Parts:
 
 def compile_kernel(op: Op, call: Call) -> Parts:
     """The compiled kernel of a call with known dtypes."""
-    declared = op.kernel(call)
-    kernel, loop = np.zeros(1, KERNEL), None
-    if isinstance(declared, Loop):
-        functions, loop = compilation.functions(declared), compilation.record(declared, len(op.output_names))
-    else:
-        assert isinstance(declared, Tasks)
-        functions = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
-        for name, alone in (("begin", declared.begin), ("finish", declared.finish)):
-            if alone:
-                functions[name] = compile_native(alone, ALONE)
-        if declared.prepare:
-            functions["prepare"] = compile_native(declared.prepare, TASK)
-        functions["read"] = compile_native(load, LOAD[DOUBLE])
-        functions["write"] = compile_native(store, STORE[DOUBLE])
-    for name, address in functions.items():
-        kernel[name] = address
-    kernel["inputs"], kernel["outputs"] = len(op.input_names), len(op.output_names)
-    kernel["element_type"][0, : len(op.input_names)] = [call.dtype(name) or 0 for name in op.input_names]
-    missing = [op.signature.defaults[name].value if name in op.signature.defaults else 0.0 for name in op.input_names]
-    kernel["default"][0, : len(missing)] = missing
-    outputs = [
-        (tensor.dtype or 0) if call.wants(name) else 0
-        for name, tensor in zip(op.output_names, op.infer(call), strict=True)
-    ]
-    kernel["output_type"][0, : len(outputs)] = outputs
+    kernel, loop = fields_of(op, call)
+    if loop is not None:
+        loop |= {"cache": compilation.cache_bytes(), "cores": compilation.available_cores()}
     attributes, lists = np.zeros(1, attributes_of(op.schema)), {}
     for name, attribute in op.schema.attributes.items():
         value = call.attributes[name]
@@ -112,7 +91,45 @@ def compile_kernel(op: Op, call: Call) -> Parts:
         else:
             lists[name] = _list_bytes(attribute.type, value)
             attributes[f"{name}_count"] = len(value)
-    return Parts(kernel, loop, attributes, lists)
+    return Parts(_record(KERNEL, kernel), None if loop is None else _record(LOOP, loop), attributes, lists)
+
+
+def fields_of(op: Op, call: Call) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The fields of the records KERNEL and LOOP of a call with known dtypes, None in place of those for `Tasks`.
+
+    Addresses of functions are among them, but nothing that the process or the machine determines.
+    """
+    declared, loop = op.kernel(call), None
+    if isinstance(declared, Loop):
+        kernel, loop = compilation.functions(declared), compilation.fields(declared, len(op.output_names))
+    else:
+        assert isinstance(declared, Tasks)
+        kernel = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
+        for name, alone in (("begin", declared.begin), ("finish", declared.finish)):
+            if alone:
+                kernel[name] = compile_native(alone, ALONE)
+        if declared.prepare:
+            kernel["prepare"] = compile_native(declared.prepare, TASK)
+        kernel["read"] = compile_native(load, LOAD[DOUBLE])
+        kernel["write"] = compile_native(store, STORE[DOUBLE])
+    defaults = op.signature.defaults
+    outputs = zip(op.output_names, op.infer(call), strict=True)
+    types = [(tensor.dtype or 0) if call.wants(name) else 0 for name, tensor in outputs]
+    return {
+        **kernel,
+        "inputs": len(op.input_names),
+        "element_type": compilation.padded([call.dtype(name) or 0 for name in op.input_names]),
+        "default": compilation.padded([defaults[n].value if n in defaults else 0.0 for n in op.input_names]),
+        "outputs": len(op.output_names),
+        "output_type": [*types, *[0] * (MAX_OUTPUTS - len(types))],
+    }, loop
+
+
+def _record(layout: np.dtype, fields: Mapping[str, Any]) -> np.ndarray:
+    made = np.zeros(1, layout)
+    for name, value in fields.items():
+        made[name] = value
+    return made
 
 
 def functions_of(op: Op, call: Call) -> list[Function]:

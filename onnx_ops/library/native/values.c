@@ -150,7 +150,7 @@ int oo_is_true(oo_state *s, oo_value x) {
     case OO_FLOAT: return x->as.number != 0;
     case OO_STR: case OO_TUPLE: case OO_LIST: case OO_SET: case OO_DICT: return x->count != 0;
     case OO_RECORD: return oo_classes[x->type].is_tuple ? x->count != 0 : 1;
-    case OO_FUNCTION: case OO_OPAQUE: return 1;
+    case OO_FUNCTION: case OO_OPAQUE: case OO_NATIVE: return 1;
     case OO_ARRAY: oo_fail(s, "ValueError: the truth value of an array is ambiguous");
     default: return oo_integer_of(s, x) != 0;
     }
@@ -230,6 +230,18 @@ oo_value oo_member(oo_state *s, int type, oo_value value) {
     oo_fail(s, "ValueError: no such member of an enumeration");
 }
 
+oo_value oo_native(oo_state *s, oo_value function, oo_value signature) {
+    for (int i = 0; i < oo_translated.natives; i++) {
+        const oo_pair *own = &oo_translated.native[i];
+        if (own->function == function && own->signature == signature) {
+            oo_object *x = made(s, OO_NATIVE, 0, 0);
+            x->as.integer = own->number;
+            return x;
+        }
+    }
+    oo_fail(s, "KeyError: a native function is missing");
+}
+
 oo_value oo_called(oo_state *s, oo_value function, const oo_value *arguments) {
     if (function->kind != OO_FUNCTION || function->as.code == NULL) oo_fail(s, "TypeError: not callable");
     return function->as.code(s, arguments);
@@ -272,7 +284,10 @@ oo_value oo_add(oo_state *s, oo_value a, oo_value b) {
     return whole(s, wraps, out);
 }
 
+static int has_arrays(oo_value a, oo_value b) { return a->kind == OO_ARRAY || b->kind == OO_ARRAY; }
+
 oo_value oo_subtract(oo_state *s, oo_value a, oo_value b) {
+    if (has_arrays(a, b)) return oo_elementwise(s, '-', 2, (oo_value[]){a, b});
     if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_number_of(s, a) - oo_number_of(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_sub_overflow(x, y, &out);
@@ -280,6 +295,7 @@ oo_value oo_subtract(oo_state *s, oo_value a, oo_value b) {
 }
 
 oo_value oo_multiply(oo_state *s, oo_value a, oo_value b) {
+    if (has_arrays(a, b)) return oo_elementwise(s, '*', 2, (oo_value[]){a, b});
     if (is_integer(a) && (b->kind == OO_TUPLE || b->kind == OO_LIST)) return oo_multiply(s, b, a);
     if (a->kind == OO_TUPLE || a->kind == OO_LIST) {
         oo_value out = oo_new(s, (oo_kind)a->kind, 0, 0, NULL);
@@ -312,6 +328,7 @@ oo_value oo_and(oo_state *s, oo_value a, oo_value b) {
 }
 
 oo_value oo_or(oo_state *s, oo_value a, oo_value b) {
+    if (has_arrays(a, b)) return oo_elementwise(s, '|', 2, (oo_value[]){a, b});
     if (a->kind == OO_DICT && b->kind == OO_DICT) {
         oo_value out = oo_new(s, OO_DICT, 0, a->count, a->as.items);
         oo_merge(s, out, b);
@@ -319,6 +336,18 @@ oo_value oo_or(oo_state *s, oo_value a, oo_value b) {
     }
     oo_integer either = oo_integer_of(s, a) | oo_integer_of(s, b);
     return a->kind == OO_BOOL && b->kind == OO_BOOL ? oo_bool(either != 0) : oo_int(s, either);
+}
+
+oo_value oo_add_to(oo_state *s, oo_value a, oo_value b) {
+    if (a->kind != OO_LIST) return oo_add(s, a, b);
+    oo_extend(s, a, b);
+    return a;
+}
+
+oo_value oo_or_to(oo_state *s, oo_value a, oo_value b) {
+    if (a->kind != OO_DICT) return oo_or(s, a, b);
+    oo_merge(s, a, b);
+    return a;
 }
 
 oo_value oo_negative(oo_state *s, oo_value a) {
@@ -337,19 +366,13 @@ static oo_value tuple_of_sizes(oo_state *s, const oo_tensor *array) {
     return x;
 }
 
-static int64_t size_of(const oo_tensor *array) {
-    int64_t size = 1;
-    for (int64_t i = 0; i < array->rank; i++) size *= array->dims[i].size;
-    return size;
-}
-
 oo_value oo_attribute_of(oo_state *s, oo_value x, int name) {
     if (x->kind == OO_ARRAY) {
         switch (name) {
         case OO_NAME_shape: return tuple_of_sizes(s, x->as.array);
         case OO_NAME_ndim: return oo_int(s, x->as.array->rank);
         case OO_NAME_dtype: return oo_int(s, x->as.array->dtype);
-        case OO_NAME_size: return oo_int(s, size_of(x->as.array));
+        case OO_NAME_size: return oo_int(s, oo_size_of(x->as.array));
         }
     }
     if (x->kind == OO_MEMBER && name == OO_NAME_value) return oo_int(s, x->as.member.value);
@@ -401,6 +424,7 @@ static int64_t index_of(oo_state *s, oo_value key, int64_t count) {
 }
 
 oo_value oo_item(oo_state *s, oo_value x, oo_value key) {
+    if (x->kind == OO_ARRAY) return oo_item_of_array(s, x, key);
     if (has_items(x) && x->kind != OO_SET) return x->as.items[index_of(s, key, x->count)];
     if (x->kind != OO_DICT) oo_fail(s, "TypeError: not subscriptable");
     int64_t place = place_of(s, key, x);
@@ -416,8 +440,11 @@ static int64_t bound(oo_state *s, oo_value x, int64_t count, int64_t missing) {
 }
 
 oo_value oo_slice(oo_state *s, oo_value x, oo_value begin, oo_value end) {
-    if (x->kind != OO_TUPLE && x->kind != OO_LIST) oo_fail(s, "TypeError: not sliced");
-    int64_t first = bound(s, begin, x->count, 0), last = bound(s, end, x->count, x->count);
+    int is_array = x->kind == OO_ARRAY && x->as.array->rank > 0;
+    if (!is_array && x->kind != OO_TUPLE && x->kind != OO_LIST) oo_fail(s, "TypeError: not sliced");
+    int64_t count = is_array ? x->as.array->dims[0].size : x->count;
+    int64_t first = bound(s, begin, count, 0), last = bound(s, end, count, count);
+    if (is_array) return oo_slice_of_array(s, x, first, last);
     return oo_new(s, (oo_kind)x->kind, 0, last > first ? last - first : 0, x->as.items + first);
 }
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
+import numpy as np
+
 from onnx_ops.core.errors import OpError
 from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.errors import TranslationError
@@ -29,6 +31,8 @@ ARITHMETIC: dict[type[ast.operator], str] = {
     ast.BitAnd: "oo_and",
     ast.BitOr: "oo_or",
 }
+IN_PLACE: dict[type[ast.operator], str] = {ast.Add: "oo_add_to", ast.BitOr: "oo_or_to"}
+"""Operators whose augmented assignments change lists and dictionaries."""
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Eq: "oo_equal(s, {0}, {1})",
     ast.NotEq: "!oo_equal(s, {0}, {1})",
@@ -41,6 +45,8 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Is: "oo_is({0}, {1})",
     ast.IsNot: "!oo_is({0}, {1})",
 }
+ORDERS: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.Gt: ">", ast.LtE: "l", ast.GtE: "g"}
+"""Comparisons that arrays have."""
 MISSING = object()
 """In place of the constant that an expression is not."""
 
@@ -103,9 +109,10 @@ class Body:
             line = self._line + getattr(self._at, "lineno", 1) - 1
             raise type(error)(f"{self._file}:{line}: {self._function.__qualname__}: {error}") from error
         if not isinstance(body[-1], ast.Return | ast.Raise):
-            self.emit("return oo_none;")
+            self.emit(f"return {'yielded' if self._yields else 'oo_none'};")
         head = [f"static V {self._name}(S *s, const V *a) {{"]
         head += [f"    V {name}_ = a[{i}];" for name, i in parameters.items() if f"{name}_" in self._read]
+        head += ["    V yielded = oo_new(s, OO_LIST, 0, 0, NULL);"] if self._yields else []
         head += [f"    V {name}_ = NULL;" for name in locals_]
         unread = [f"{name}_" for name in locals_ if f"{name}_" not in self._read]
         head += [
@@ -115,9 +122,16 @@ class Body:
         return "\n".join([*head, *self._lines, "}\n"])
 
     def _check_scopes(self, body: Sequence[ast.stmt]) -> None:
-        for node in (inner for statement in body for inner in ast.walk(statement)):
-            if isinstance(node, ast.Yield | ast.YieldFrom | ast.Await | ast.Lambda | ast.FunctionDef | ast.ClassDef):
-                self.refuse(node, "generators and inner functions are not translated")
+        nodes = [inner for statement in body for inner in ast.walk(statement)]
+        yields = [node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)]
+        self._yields = bool(yields)
+        for node in nodes:
+            if isinstance(node, ast.Raise | ast.Assert | ast.Return) and self._yields:
+                self.refuse(node, "a generator is evaluated at once, so that it must not end early")
+            if isinstance(node, ast.Yield) and node not in yields:
+                self.refuse(node, "what a generator is sent is not translated")
+            if isinstance(node, ast.YieldFrom | ast.Await | ast.Lambda | ast.FunctionDef | ast.ClassDef):
+                self.refuse(node, "inner functions are not translated")
             if isinstance(node, ast.Global | ast.Nonlocal | ast.Import | ast.ImportFrom | ast.Delete):
                 self.refuse(node, "this statement is not translated")
 
@@ -170,22 +184,23 @@ class Body:
         match node:
             case ast.Expr(ast.Constant()) | ast.Pass():
                 pass
+            case ast.Expr(ast.Yield(value)) if value:
+                self.emit(f"oo_append(s, yielded, {self.value(value)});")
             case ast.Expr(value):
                 self.emit(f"(void){self.value(value)};")
             case ast.Return(value):
                 self.emit(f"return {self.value(value) if value else 'oo_none'};")
-            case ast.Assign([target], value):
-                self._assign(target, self.value(value))
+            case ast.Assign(targets, value):
+                own = self.value(value) if len(targets) == 1 else self.kept(self.value(value))
+                for target in targets:
+                    self._assign(target, own)
             case ast.AnnAssign(target, _, value):
                 if value:
                     self._assign(target, self.value(value))
-            case ast.AugAssign(ast.Name() as target, operator, value):
-                if type(operator) not in ARITHMETIC:
-                    self.refuse(node, "this operator is not translated")
-                if isinstance(operator, ast.BitOr | ast.Add):  # in place for dictionaries and lists
-                    self.refuse(node, "this operator may change a value in place, which is not translated")
+            case ast.AugAssign(ast.Name() as target, operator, value) if type(operator) in ARITHMETIC:
+                function = IN_PLACE.get(type(operator), ARITHMETIC[type(operator)])
                 left = self._variable(target)
-                self._assign(target, self.kept(f"{ARITHMETIC[type(operator)]}(s, {left}, {self.value(value)})"))
+                self._assign(target, self.kept(f"{function}(s, {left}, {self.value(value)})"))
             case ast.If(test, body, orelse):
                 condition = self.condition(test)
                 self._branches(condition, body, orelse)
@@ -221,6 +236,15 @@ class Body:
 
     @contextlib.contextmanager
     def _loop(self, iterable: ast.expr) -> Iterator[str]:
+        if isinstance(iterable, ast.Call) and self.constant_of(iterable.func) is np.argwhere:
+            (argument,) = iterable.args
+            mask, index = self.value(argument), self.fresh()
+            following = f"oo_next_place(s, {mask}, {index} + 1)"
+            with self.block(
+                f"for (int64_t {index} = oo_next_place(s, {mask}, 0); {index} >= 0; {index} = {following})"
+            ):
+                yield self.kept(f"oo_place_at(s, {mask}, {index})")
+            return
         items = self.kept(f"oo_items_of(s, {self.value(iterable)})")
         index = self.fresh()
         with self.block(f"for (int64_t {index} = 0; {index} < {items}->count; {index}++)"):
@@ -324,6 +348,9 @@ class Body:
                 return self.kept(f"oo_negative(s, {self.value(operand)})")
             case ast.BoolOp(operator, values):
                 return self._first_of(operator, values)
+            case ast.Compare(left, [operator], [right]) if type(operator) in ORDERS:
+                a, b = self.value(left), self.value(right)
+                return self.kept(f"oo_compared(s, '{ORDERS[type(operator)]}', {a}, {b})")
             case ast.Compare() | ast.UnaryOp(ast.Not()):
                 return self.kept(f"oo_bool({self.condition(node)})")
             case ast.IfExp(test, body, orelse):

@@ -15,6 +15,7 @@ import numpy as np
 from onnx import helper
 
 from onnx_ops.library.translation.program import Program
+from onnx_ops.runtime.compiler import compile_native
 
 
 class Writer(Protocol):
@@ -65,6 +66,8 @@ BUILTINS: dict[Any, Builtin] = {
     np.asarray: Builtin("oo_same"),
     np.float32: Builtin("oo_float32"),
     np.maximum: Builtin("oo_maximum", 2, 2),
+    np.arange: Builtin("oo_arange"),
+    np.where: Builtin("oo_where", 3, 3),
     np.floor: Builtin("oo_floor"),
     helper.np_dtype_to_tensor_dtype: Builtin("oo_same"),
 }
@@ -76,6 +79,9 @@ METHODS = {
     "pop": Builtin("oo_pop", 1, 2, ["oo_none"]),
     "append": Builtin("oo_append_to", 2, 2),
     "join": Builtin("oo_join", 2, 2),
+    "tolist": Builtin("oo_to_list"),
+    "item": Builtin("oo_only"),
+    "reshape": Builtin("oo_reshape", 2, 2),
     "index": Builtin("oo_index", 2, 2),
     "removeprefix": Builtin("oo_remove_prefix", 2, 2),
     "removesuffix": Builtin("oo_remove_suffix", 2, 2),
@@ -173,6 +179,12 @@ def _attribute_value(body: Writer, node: ast.Call) -> str:
     return body.kept(f"oo_attribute_of(s, {body.value(proto)}, {body.program.name('value')})")
 
 
+def _native(body: Writer, node: ast.Call) -> str:
+    """The number of a native function."""
+    function, signature = (body.value(argument) for argument in node.args)
+    return body.kept(f"oo_native(s, {function}, {signature})")
+
+
 SPECIAL: dict[Any, Callable[[Writer, ast.Call], str]] = {
     min: _extreme("oo_min_of"),
     max: _extreme("oo_max_of"),
@@ -183,5 +195,6 @@ SPECIAL: dict[Any, Callable[[Writer, ast.Call], str]] = {
     map: _map,
     dataclasses.replace: _replace,
     helper.get_attribute_value: _attribute_value,
+    compile_native: _native,
 }
 """Functions whose calls are written in other ways."""

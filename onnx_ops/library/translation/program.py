@@ -15,7 +15,7 @@ from numba.core.typing import Signature
 from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.errors import TranslationError
 
-RUNTIME_NAMES = ("name", "value", "shape", "ndim", "dtype", "size")
+RUNTIME_NAMES = ("name", "value", "shape", "ndim", "dtype", "size", "attributes")
 """Names of attributes with numbers that native/values.h defines."""
 SINGLETONS: dict[Any, str] = {None: "oo_none", False: "oo_false", True: "oo_true"}
 MOST = 2**62
@@ -114,9 +114,13 @@ class Program:
             self.constants.append(constant)
         return self._numbers[key]
 
+    def met(self, value: Any) -> str | None:
+        """The C expression of a constant, None if it is not among them."""
+        return self._numbers.get(self._key(value))
+
     def _key(self, value: Any) -> Any:
         if isinstance(value, enum.Enum):
-            return enum.Enum, value
+            return type(value), value
         if isinstance(value, int | str | np.integer):
             return type(value).__name__, value
         if isinstance(value, float | np.floating):
@@ -151,7 +155,8 @@ class Program:
             return self._record(value)
         kinds: dict[type, str] = {tuple: "OO_TUPLE", list: "OO_LIST", set: "OO_SET", frozenset: "OO_SET"}
         if type(value) in kinds:
-            items = [self.constant(item) for item in value]
+            ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            items = [self.constant(item) for item in ordered]
             return Constant(value, f".kind = {kinds[type(value)]}, .count = {len(items)}", [*items])
         if isinstance(value, Mapping):
             pairs = [self.constant(item) for pair in value.items() for item in pair]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 
+import numpy as np
 from onnx.defs import OpSchema
 
 from onnx_ops.core.errors import OpError
@@ -13,14 +15,16 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.body import Body, MethodUnknown
 from onnx_ops.library.translation.errors import TranslationError
-from onnx_ops.library.translation.program import RUNTIME_NAMES, Program, text
+from onnx_ops.library.translation.program import RUNTIME_NAMES, Program
+from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
+from onnx_ops.loops.records import offset as offset_of
+from onnx_ops.runtime import kernels
+from onnx_ops.runtime.compiler import Function
+from onnx_ops.runtime.records import LOOP
 
-ATTRIBUTE_KINDS = {
-    OpSchema.AttrType.INT: "i",
-    OpSchema.AttrType.FLOAT: "f",
-    OpSchema.AttrType.INTS: "I",
-    OpSchema.AttrType.FLOATS: "F",
-}
+WORDS = {"int64": "i", "float64": "d", "float32": "f"}
+LISTS = {OpSchema.AttrType.INTS: "I", OpSchema.AttrType.FLOATS: "F"}
+"""Kinds of fields, as native/values.h has them."""
 HEAD = """#include <math.h>
 
 #include "values.h"
@@ -31,24 +35,33 @@ typedef oo_state S;
 """
 
 
-def source(ops: Sequence[Op]) -> str:
+def source(ops: Sequence[Op], functions: Sequence[Function]) -> str:
     """C source of the checks, shape inference and choice of kernels of ops, for native/checks.c.
+
+    Args:
+        ops: what calls are of, by number.
+        functions: the native functions with their signatures, by number.
 
     Raises:
         TranslationError: Python that is not translated, with its line.
     """
     program = Program()
-    entries = {
-        "call": program.function(Op.call),
-        "infer": program.function(Op.infer),
-        "text": program.function(OpError.__str__),
-    }
+    entries = [
+        program.function(own) for own in (Op.call, Op.infer, Op.check_arrays, kernels.fields_of, OpError.__str__)
+    ]
     selves = [program.constant(op) for op in ops]
-    names = [[program.constant(name) for name in op.schema.attributes] for op in ops]
     assert classes.fields_of(TensorType) == ("dtype", "shape")
     tensor_type = program.kind(TensorType)
+    layouts = [_layout(program, "of_kernel", KERNEL), _layout(program, "of_loop", LOOP)]
+    layouts += [_attributes(program, op) for op in ops]
     bodies = _bodies(program)
     methods = [_method(program, name) for name in program.invoked]
+    rows = [
+        f"    {{{self}, {len(op.input_names)}, {len(op.output_names)}, {layout.text}}}, /* {op.name} */"
+        for self, layout, op in zip(selves, layouts[2:], ops, strict=True)
+    ]
+    pairs = ((program.met(f), program.met(signature)) for f, signature in functions)
+    natives = [f"    {{{f}, {signature}, {i}}}," for i, (f, signature) in enumerate(pairs) if f and signature]
     parts = [
         HEAD,
         _names(program),
@@ -58,12 +71,54 @@ def source(ops: Sequence[Op]) -> str:
         _classes(program),
         *methods,
         *bodies,
-        _ops(ops, selves, names),
-        "const oo_program oo_translated = {ops, "
-        + ", ".join([str(tensor_type), *(entries[name] for name in ("call", "infer", "text"))])
-        + "};\n",
+        *(layout.fields for layout in layouts),
+        *["static const oo_op ops[] = {", *rows, "};"],
+        *["static const oo_pair natives[] = {", *natives, "};"],
+        "const oo_program oo_translated = {",
+        f"    ops, {tensor_type}, {layouts[0].text}, {layouts[1].text},",
+        f"    {len(natives)}, natives, {', '.join(entries)},\n}};\n",
     ]
     return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A layout of a record in C: the definition of its fields, and its own initializer."""
+
+    fields: str
+    text: str
+
+
+def _layout(program: Program, name: str, layout: np.dtype, lists: Mapping[str, str] | None = None) -> _Layout:
+    """The layout of a record; `lists`: kinds of the fields that are addresses of lists."""
+    rows = []
+    for field, (kind, offset, *_) in (layout.fields or {}).items():
+        base, shape = kind.subdtype or (kind, (1,))
+        counted = field.removesuffix("_count")
+        if lists and (counted in lists and field != counted):
+            continue
+        own, count = WORDS[base.name], shape[0]
+        if lists and field in lists:
+            own, count = lists[field], offset_of(layout, f"{field}_count")
+        rows.append(f"{{{program.constant(field)}, '{own}', {offset}, {count}}}")
+    return _Layout(
+        "\n".join([f"static const oo_field {name}[] = {{", *(f"    {row}," for row in rows), "};\n"]),
+        f"{{{layout.itemsize}, {len(rows)}, {name}}}",
+    )
+
+
+def _attributes(program: Program, op: Op) -> _Layout:
+    """The layout of the record of an op's attributes."""
+    lists = {}
+    for name, attribute in op.schema.attributes.items():
+        if attribute.type not in LISTS | WORD_TYPES:
+            raise TranslationError(f"{op.name}: attribute '{name}' has a type that is not translated")
+        if attribute.type in LISTS:
+            lists[name] = LISTS[attribute.type]
+    layout = attributes_of(op.schema)
+    if not op.schema.attributes:
+        return _Layout("", f"{{{layout.itemsize}, 0, NULL}}")
+    return _layout(program, f"of_{op.kernel_name}", layout, lists)
 
 
 def _bodies(program: Program) -> list[str]:
@@ -140,18 +195,3 @@ def _method(program: Program, name: str) -> str:
             test = f"a[0]->kind == OO_RECORD && a[0]->type == {program.kinds[kind]}"
             lines.append(f"    if ({test}) return {program.functions[method]}(s, a);")
     return "\n".join([*lines, '    oo_fail(s, "AttributeError: no such method");', "}\n"])
-
-
-def _ops(ops: Sequence[Op], selves: Sequence[str], names: Sequence[Sequence[str]]) -> str:
-    lines, rows = [], []
-    for i, (op, self, own) in enumerate(zip(ops, selves, names, strict=True)):
-        kinds = ""
-        for name, attribute in op.schema.attributes.items():
-            if attribute.type not in ATTRIBUTE_KINDS:
-                raise TranslationError(f"{op.name}: attribute '{name}' has a type that is not translated")
-            kinds += ATTRIBUTE_KINDS[attribute.type]
-        if own:
-            lines.append(f"static const V attributes{i}[] = {{{', '.join(own)}}};")
-        counts = f"{len(op.input_names)}, {len(op.output_names)}, {len(own)}"
-        rows.append(f"    {{{self}, {counts}, {f'attributes{i}' if own else 'NULL'}, {text(kinds)}}}, /* {op.name} */")
-    return "\n".join([*lines, "\nstatic const oo_op ops[] = {", *rows, "};\n"])

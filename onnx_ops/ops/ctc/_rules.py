@@ -86,7 +86,7 @@ def labels_of_samples(targets: np.ndarray, target_lengths: np.ndarray) -> Iterat
     """Labels of each sample, from padded (N, S) or concatenated targets."""
     offset = 0
     for n, length in enumerate(target_lengths.tolist()):
-        yield targets[n, :length] if targets.ndim == 2 else targets[offset : offset + length]
+        yield targets[n][:length] if targets.ndim == 2 else targets[offset : offset + length]
         offset += length
 
 

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numba import njit, types
 
 from onnx_ops.core.space import Role
@@ -21,13 +20,25 @@ from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
 from onnx_ops.runtime.memory import LINE, free, job_at, kernel_at, layout_at, loop_at, malloc, stack
 from onnx_ops.runtime.native import DOUBLE, FLOAT, OPTIONS
-from onnx_ops.runtime.records import LOOP
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 F8 = types.CPointer(types.float64)
 PREPARE = types.void(types.CPointer(F8), types.int64, F8)
 FINISH = types.void(*[types.CPointer(F8)] * 3, types.int64, types.int64, F8)
+
+
+def _core(dtype: int, out: types.Type) -> types.Type:
+    parameters = NUMBERS[DOUBLE if dtype == DOUBLE else FLOAT]
+    return types.void(types.CPointer(NUMBERS[dtype]), out, types.int64, parameters)
+
+
+CORE = {dtype: _core(dtype, numbers) for dtype, numbers in NUMBERS.items()}
+"""Signature of a core by computing dtype: (operands, out, count, parameters)."""
+CORE_OF_SEVERAL = {dtype: _core(dtype, types.CPointer(numbers)) for dtype, numbers in NUMBERS.items()}
+"""The same of an op with several outputs."""
+CORE_OF_SUMS = {dtype: _core(dtype, F8) for dtype in NUMBERS}
+"""The same of the terms of sums."""
 
 
 def task_of_terms(job_address, number):
@@ -84,37 +95,34 @@ def functions(loop: Loop) -> dict[str, int]:
     return found
 
 
-def record(loop: Loop, outputs: int) -> np.ndarray:
-    """The `LOOP` record of an op with `outputs` outputs."""
-    made = np.zeros(1, LOOP)
+def fields(loop: Loop, outputs: int) -> dict[str, Any]:
+    """The fields of the `LOOP` record of an op with `outputs` outputs, but for those that the machine determines."""
     inputs = list(loop.space.roles)
-    fields: dict[str, Any] = {
+    found: dict[str, Any] = {
         "compute_type": loop.compute,
-        "role": _padded(list(loop.space.roles.values())),
+        "role": padded(list(loop.space.roles.values())),
         "ranks": loop.space.ranks,
         "divisor": loop.divisor,
         "parameters": [*loop.parameters, *[0.0] * (4 - len(loop.parameters))],
         "memory_bound": loop.memory_bound,
-        "cache": cache_bytes(),
-        "cores": available_cores(),
-        "uniform": _padded([name in loop.uniform for name in inputs]),
+        "uniform": padded([name in loop.uniform for name in inputs]),
         "load": compile_native(load, LOAD[loop.compute]),
         "channel_load": compile_native(load, LOAD[channel_type(loop.sums.compute if loop.sums else loop.compute)]),
         "store": compile_native(store, STORE[loop.compute]),
         "pivot": -1,
     }
-    out = NUMBERS[loop.compute] if outputs == 1 else types.CPointer(NUMBERS[loop.compute])
+    core = CORE[loop.compute] if outputs == 1 else CORE_OF_SEVERAL[loop.compute]
     if loop.core:
-        fields["core"] = compile_native(loop.core, _core(loop.compute, out))
+        found["core"] = compile_native(loop.core, core)
     if loop.core_uniform:
-        fields["core_uniform"] = compile_native(loop.core_uniform, _core(loop.compute, out))
+        found["core_uniform"] = compile_native(loop.core_uniform, core)
     if loop.prepare:
-        fields["prepare"] = compile_native(loop.prepare, PREPARE)
+        found["prepare"] = compile_native(loop.prepare, PREPARE)
     if sums := loop.sums:
-        fields |= {
+        found |= {
             "sums": 1,
             "sum_type": sums.compute,
-            "sum_core": compile_native(sums.core, _core(sums.compute, F8)),
+            "sum_core": compile_native(sums.core, CORE_OF_SUMS[sums.compute]),
             "sum_load": compile_native(load, LOAD[sums.compute]),
             "kept": sums.kept,
             "like": inputs.index(sums.like) if sums.like else -1,
@@ -122,12 +130,10 @@ def record(loop: Loop, outputs: int) -> np.ndarray:
             "pivot": inputs.index(sums.pivot) if sums.pivot else -1,
         }
         if sums.totals:
-            fields["sum_totals"] = compile_native(sums.totals, _core(sums.compute, F8))
+            found["sum_totals"] = compile_native(sums.totals, CORE_OF_SUMS[sums.compute])
         if sums.finish:
-            fields["finish"] = compile_native(sums.finish, FINISH)
-    for name, value in fields.items():
-        made[name] = value
-    return made
+            found["finish"] = compile_native(sums.finish, FINISH)
+    return found
 
 
 @functools.cache
@@ -142,11 +148,6 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _core(dtype: int, out: types.Type) -> types.Type:
-    """Signature of a core: (operands, out, count, parameters)."""
-    parameters = NUMBERS[DOUBLE if dtype == DOUBLE else FLOAT]
-    return types.void(types.CPointer(NUMBERS[dtype]), out, types.int64, parameters)
-
-
-def _padded(values: list[float]) -> list[float]:
+def padded(values: list[float]) -> list[float]:
+    """One value per input, and 0 for those that the op does not have."""
     return values + [0] * (MAX_INPUTS - len(values))
