@@ -3,6 +3,7 @@
 from onnx_ops.arrays.execution import run
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION, opset_import
 from onnx_ops.core.errors import Error, KernelsUnavailableError, LinkError, OpError, Status
+from onnx_ops.core.headers import include_directory
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.version import __version__ as __version__
@@ -61,6 +62,7 @@ __all__ = [
     "WorkerError",
     "evaluate",
     "fit",
+    "include_directory",
     "inline",
     "link",
     "make_node",

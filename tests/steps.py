@@ -1,9 +1,10 @@
-"""A training step written by hand: a linear classifier under binary cross entropy, with momentum."""
+"""Training steps written by hand: a linear classifier under binary cross entropy, with momentum, and small ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,15 +12,18 @@ from linear_oracle import DECAY, MOMENTUM, State
 from onnx import TensorProto, helper
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.step_format import InputRole
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder, Value
 from onnx_ops.training.checkpoints import open_checkpoint
+from onnx_ops.training.conditions import Condition, Number
 from onnx_ops.training.forward_session import reporting_part
-from onnx_ops.training.step import Step
+from onnx_ops.training.ranges import IndexRange
+from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
 
 FEATURES, CLASSES = 3, 2
+SCALAR = TensorType(TensorProto.FLOAT, ())
 
 ROLES = {
     "linear.weight": InputRole.PARAMETER,
@@ -178,3 +182,75 @@ def carrying_step(state: State) -> onnx.ModelProto:
     model = _model(b.graph("carried"))
     Step(dict.fromkeys(state, InputRole.BUFFER)).write_into(model)
     return model
+
+
+def averaging_step() -> onnx.ModelProto:
+    """A step of a weight and its average, whose inference graph is x * weight, and whose evaluation is its square."""
+
+    def graph(**outputs: Callable[..., Any]) -> onnx.ModelProto:
+        b = Builder(TensorProto.FLOAT)
+        x, weight = b.input("x", SCALAR), b.input("weight", SCALAR)
+        average = b.input("averaged.module.weight", SCALAR) if "loss" in outputs and len(outputs) > 1 else None
+        for name, output in outputs.items():
+            b.output(name.replace("next_", "next.").replace("grad_", "grad."), output(x, weight, average), SCALAR)
+        return helper.make_model(b.graph("graph"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    model = graph(
+        loss=lambda x, weight, average: x * weight,
+        next_weight=lambda x, weight, average: weight - x,
+        **{"next_averaged.module.weight": lambda x, weight, average: (average + weight) / 2.0},
+    )
+    Step({"weight": InputRole.PARAMETER, "averaged.module.weight": InputRole.BUFFER}).write_into(model)
+    state = {"weight": np.float32(3), "averaged.module.weight": np.float32(5)}
+    return step_model(
+        model,
+        {name: np.asarray(value) for name, value in state.items()},
+        graph(y=lambda x, weight, _: x * weight),
+        graph(loss=lambda x, weight, _: x * weight * weight),
+    )
+
+
+def indexing_step() -> onnx.ModelProto:
+    """A step that reports the sum of its indices, of which there may be two to four rows."""
+    b = Builder(TensorProto.FLOAT)
+    weight = b.input("weight", SCALAR)
+    rows = b.input("rows", TensorType(TensorProto.INT64, ("N", 3)))
+    b.output("loss", b.op("ReduceSum", rows.cast(TensorProto.FLOAT), keepdims=0) * weight, SCALAR)
+    b.output("next.weight", weight + 1.0, SCALAR)
+    model = helper.make_model(b.graph("indices"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    ranges = (
+        IndexRange("rows", -3, 9),
+        IndexRange("rows", 0, 8, -1, ((0, 1, 2**63 - 1, 2), (1, -1))),
+        IndexRange("rows", -1, 8, cuts=((1, -1, -3, -1), (0, -2, 9, 1))),
+        IndexRange("rows", 7, 8, cuts=((0, 3),)),
+    )
+    Step({"weight": InputRole.PARAMETER}, bounds={"N": Bounds(2, 4)}, ranges=ranges).write_into(model)
+    return step_model(model, {"weight": np.array(1, np.float32)})
+
+
+def conditional_step() -> onnx.ModelProto:
+    """A step that adds x to a weight; it is valid for three numbers from -1 to 1 and for a next weight up to 8."""
+    b = Builder(TensorProto.FLOAT)
+    weight, x = b.input("weight", SCALAR), b.input("x", SCALAR)
+    numbers = b.input("numbers", TensorType(TensorProto.DOUBLE, (3,)))
+    moved = weight + x
+    read = b.op("Concat", numbers, b.op("Reshape", moved.cast(TensorProto.DOUBLE), [1]), axis=0)
+    holds = b.op("LessOrEqual", b.op("Abs", read), b.constant(np.array([1.0, 1.0, 1.0, 8.0])))
+    b.output("loss", moved, SCALAR)
+    b.output("next.weight", moved + 0.0, SCALAR)
+    b.output(CONDITIONS, holds, TensorType(TensorProto.BOOL, (4,)))
+    b.output(CONDITION_NUMBERS, read, TensorType(TensorProto.DOUBLE, (4,)))
+    model = helper.make_model(b.graph("conditional"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    evaluation = onnx.ModelProto()
+    evaluation.CopyFrom(model)
+    kept = [value for value in model.graph.output if value.name != "next.weight"]
+    del evaluation.graph.output[:]
+    evaluation.graph.output.extend(kept)
+    conditions = (
+        Condition("model.py, line 1", "if x.any():", (Number(0, "bool", "True"), Number(1, "int", "1"))),
+        Condition("model.py, line 2", "", (Number(1, "int", "1"),)),
+        Condition("model.py, line 3", "if x > 1:", (Number(2, "float", "0.5"),), "at most 1"),
+        Condition("model.py, line 4", "", (Number(3, "float", ""),), "a sum of at most 8"),
+    )
+    Step({"weight": InputRole.PARAMETER}, conditions=conditions).write_into(model)
+    return step_model(model, {"weight": np.array(1, np.float32)}, evaluation=evaluation)

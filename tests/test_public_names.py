@@ -120,6 +120,7 @@ TABLES: dict[str, dict[str, str]] = {
             "checkpoint=None, best=None, resume=False, logs=(), tensorboard=None, progress=True)"
         ),
         "WorkerError": "Error, RuntimeError",
+        "include_directory": "()",
         "inline": "(model)",
         "link": "(model)",
         "make_node": "(op_type, inputs, outputs, name=None, doc_string=None, **attributes)",

@@ -1,15 +1,16 @@
-"""The names in step files and checkpoints are spelled in one place, and JavaScript has the same ones."""
+"""The names in step files and checkpoints are spelled in one place, and JavaScript and C++ have the same ones."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import onnx_ops
 from onnx_ops.core import step_format
 from onnx_ops.core.step_format import InputRole
 
@@ -27,7 +28,14 @@ def constants() -> dict[str, str]:
     return {match[1]: json.loads(match[2]) for match in found if match}
 
 
-def test_javascript_has_the_same_names() -> None:
+def constants_of_cpp() -> dict[str, str]:
+    text = (Path(onnx_ops.include_directory()) / "onnx_ops" / "trainer.hpp").read_text(encoding="utf-8")
+    section = text[text.index("// --- names and version of the format") : text.index("// --- numbers as text")]
+    return dict(re.findall(r'\*(\w+) = "([^"]*)"', section))
+
+
+@pytest.mark.parametrize("constants", [constants, constants_of_cpp], ids=["JavaScript", "C++"])
+def test_other_languages_have_the_same_names(constants: Callable[[], dict[str, str]]) -> None:
     own = constants()
     roles = {role.name: role.value for role in InputRole}
     assert {name: value for name, value in own.items() if name in roles} == roles

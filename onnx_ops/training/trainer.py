@@ -421,10 +421,11 @@ class Trainer:
                 f"{path} has no name of the step: it has '{first}' and {len(state) - 1} others, expected names such as"
                 f" '{wanted}'"
             )
-        others = self._types.keys() - self._step.names(*SHARED)
-        if strict and state and others and others.isdisjoint(state):
+        shared = set(self._step.names(*SHARED))
+        others = [name for name in self._types if name not in shared]
+        if strict and state and others and not any(name in state for name in others):
             raise StepError(
-                f"{path} has neither optimizer state nor settings, such as '{next(iter(others))}': a file of weights is"
+                f"{path} has neither optimizer state nor settings, such as '{others[0]}': a file of weights is"
                 " loaded by load_weights"
             )
         self.load_state_dict(state, strict=strict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,16 @@ import onnx
 import onnxruntime
 import pytest
 import steps
-from onnx import TensorProto, helper
 from onnxruntime_web import Node, Trainer, WebError, in_both_packages
 
 import onnx_ops
-from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA, InputRole
-from onnx_ops.core.types import TensorType
-from onnx_ops.graph.builder import Builder
-from onnx_ops.training.conditions import Condition, Number
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA
 from onnx_ops.training.errors import StepError
-from onnx_ops.training.ranges import IndexRange
-from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
 
 pytestmark = in_both_packages
 
 Array = np.ndarray[Any, Any]
-SCALAR = TensorType(TensorProto.FLOAT, ())
 
 
 @pytest.fixture
@@ -178,34 +171,8 @@ def test_export(trainer: Trainer, tmp_path: Path) -> None:
             np.testing.assert_allclose(trainer.infer(x=x)["probabilities"], expected[0], rtol=1e-6)
 
 
-def averaging_step() -> onnx.ModelProto:
-    """A step of a weight and its average, whose inference graph is x * weight, and whose evaluation is its square."""
-
-    def graph(**outputs: Callable[..., Any]) -> onnx.ModelProto:
-        b = Builder(TensorProto.FLOAT)
-        x, weight = b.input("x", SCALAR), b.input("weight", SCALAR)
-        average = b.input("averaged.module.weight", SCALAR) if "loss" in outputs and len(outputs) > 1 else None
-        for name, output in outputs.items():
-            b.output(name.replace("next_", "next.").replace("grad_", "grad."), output(x, weight, average), SCALAR)
-        return helper.make_model(b.graph("graph"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-    model = graph(
-        loss=lambda x, weight, average: x * weight,
-        next_weight=lambda x, weight, average: weight - x,
-        **{"next_averaged.module.weight": lambda x, weight, average: (average + weight) / 2.0},
-    )
-    Step({"weight": InputRole.PARAMETER, "averaged.module.weight": InputRole.BUFFER}).write_into(model)
-    state = {"weight": np.float32(3), "averaged.module.weight": np.float32(5)}
-    return step_model(
-        model,
-        {name: np.asarray(value) for name, value in state.items()},
-        graph(y=lambda x, weight, _: x * weight),
-        graph(loss=lambda x, weight, _: x * weight * weight),
-    )
-
-
 def test_averages_are_exported(node: Node, trainer: Trainer) -> None:
-    there = Trainer(node, averaging_step())
+    there = Trainer(node, steps.averaging_step())
     there.step(x=np.array(1, np.float32))
     x = {"x": np.array(7, np.float32)}
     for averaged, weight in ((False, 2), (True, 4)):
@@ -225,7 +192,7 @@ def test_averages_are_exported(node: Node, trainer: Trainer) -> None:
 
 def test_evaluation(node: Node, trainer: Trainer) -> None:
     """The numbers of Python, and the state as before."""
-    model = averaging_step()
+    model = steps.averaging_step()
     here, there = in_python(model), Trainer(node, model)
     x = {"x": np.array(7, np.float32)}
     for _ in range(2):
@@ -258,7 +225,7 @@ def test_seed(node: Node, trainer: Trainer) -> None:
     assert trainer.seed == -(2**63) + 1
     with pytest.raises(WebError, match=f"the seed is {2**63}, expected an integer of 64 bits"):
         trainer.seed = 2**63
-    without = Trainer(node, averaging_step())
+    without = Trainer(node, steps.averaging_step())
     with pytest.raises(WebError, match="the step has no seed"):
         _ = without.seed
     without.release()
@@ -274,27 +241,9 @@ def test_a_loss_that_is_not_finite(trainer: Trainer) -> None:
     assert_same(trainer.state(), before)
 
 
-def indexing_step() -> onnx.ModelProto:
-    """A step that reports the sum of its indices, of which there may be two to four rows."""
-    b = Builder(TensorProto.FLOAT)
-    weight = b.input("weight", SCALAR)
-    rows = b.input("rows", TensorType(TensorProto.INT64, ("N", 3)))
-    b.output("loss", b.op("ReduceSum", rows.cast(TensorProto.FLOAT), keepdims=0) * weight, SCALAR)
-    b.output("next.weight", weight + 1.0, SCALAR)
-    model = helper.make_model(b.graph("indices"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    ranges = (
-        IndexRange("rows", -3, 9),
-        IndexRange("rows", 0, 8, -1, ((0, 1, 2**63 - 1, 2), (1, -1))),
-        IndexRange("rows", -1, 8, cuts=((1, -1, -3, -1), (0, -2, 9, 1))),
-        IndexRange("rows", 7, 8, cuts=((0, 3),)),
-    )
-    Step({"weight": InputRole.PARAMETER}, bounds={"N": Bounds(2, 4)}, ranges=ranges).write_into(model)
-    return step_model(model, {"weight": np.array(1, np.float32)})
-
-
 def test_batches_that_python_refuses(node: Node) -> None:
     """Sizes beyond the bounds of the capture, and indices out of range; with the messages of Python."""
-    here, there = in_python(indexing_step()), Trainer(node, indexing_step())
+    here, there = in_python(steps.indexing_step()), Trainer(node, steps.indexing_step())
     rng = np.random.default_rng(0)
     messages = set()
     for _ in range(60):
@@ -317,37 +266,9 @@ def test_batches_that_python_refuses(node: Node) -> None:
 # --- conditions on data -----------------------------------------------------------------------------------------------
 
 
-def conditional_step() -> onnx.ModelProto:
-    """A step that adds x to a weight; it is valid for three numbers from -1 to 1 and for a next weight up to 8."""
-    b = Builder(TensorProto.FLOAT)
-    weight, x = b.input("weight", SCALAR), b.input("x", SCALAR)
-    numbers = b.input("numbers", TensorType(TensorProto.DOUBLE, (3,)))
-    moved = weight + x
-    read = b.op("Concat", numbers, b.op("Reshape", moved.cast(TensorProto.DOUBLE), [1]), axis=0)
-    holds = b.op("LessOrEqual", b.op("Abs", read), b.constant(np.array([1.0, 1.0, 1.0, 8.0])))
-    b.output("loss", moved, SCALAR)
-    b.output("next.weight", moved + 0.0, SCALAR)
-    b.output(CONDITIONS, holds, TensorType(TensorProto.BOOL, (4,)))
-    b.output(CONDITION_NUMBERS, read, TensorType(TensorProto.DOUBLE, (4,)))
-    model = helper.make_model(b.graph("conditional"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    evaluation = onnx.ModelProto()
-    evaluation.CopyFrom(model)
-    kept = [value for value in model.graph.output if value.name != "next.weight"]
-    del evaluation.graph.output[:]
-    evaluation.graph.output.extend(kept)
-    conditions = (
-        Condition("model.py, line 1", "if x.any():", (Number(0, "bool", "True"), Number(1, "int", "1"))),
-        Condition("model.py, line 2", "", (Number(1, "int", "1"),)),
-        Condition("model.py, line 3", "if x > 1:", (Number(2, "float", "0.5"),), "at most 1"),
-        Condition("model.py, line 4", "", (Number(3, "float", ""),), "a sum of at most 8"),
-    )
-    Step({"weight": InputRole.PARAMETER}, conditions=conditions).write_into(model)
-    return step_model(model, {"weight": np.array(1, np.float32)}, evaluation=evaluation)
-
-
 def test_batches_that_violate_a_condition(node: Node) -> None:
     """They are refused with the messages of Python, by steps before the state changes."""
-    here, there = in_python(conditional_step()), Trainer(node, conditional_step())
+    here, there = in_python(steps.conditional_step()), Trainer(node, steps.conditional_step())
     floats = [0.5, 2, -1.5, 1e16, 123456789012345680.0, 1e15, -2.5e-5, 1e21, np.inf, -np.inf, np.nan]
     numbers = [(1, 1, number) for number in floats]
     numbers += [(1, number, -0.0) for number in (0, 2, -3, 2.0**70, np.nan)]
@@ -372,7 +293,7 @@ def test_batches_that_violate_a_condition(node: Node) -> None:
 def test_conditions_that_a_step_cannot_check(node: Node) -> None:
     """Python refuses to write such files."""
     for name, wanted in ((CONDITIONS, r"bool \(4,\)"), (CONDITION_NUMBERS, r"float64 \(4,\)")):
-        model = conditional_step()
+        model = steps.conditional_step()
         (output,) = (value for value in model.graph.output if value.name == name)
         output.type.tensor_type.shape.dim[0].dim_value = 3
         with pytest.raises(WebError, match=rf"output '{name}' is \w+ \(3,\), expected {wanted} for the step's cond"):
@@ -385,7 +306,7 @@ def test_conditions_that_a_step_cannot_check(node: Node) -> None:
         ('"place": 3', '"place": 4', "depend on the numbers 0, 1, 2, 4, expected all from 0 on"),
         ('"format": "2.0"', '"format": "3.0"', r"its format version is 3\.0, expected at most 2\.0: update onnx_ops"),
     ):
-        model = conditional_step()
+        model = steps.conditional_step()
         (entry,) = (entry for entry in model.metadata_props if entry.key == STEP_METADATA)
         assert old in entry.value
         entry.value = entry.value.replace(old, new)

@@ -1,0 +1,500 @@
+"""The trainer in C++ beside that in Python, both on the function bodies: the same bits, files and messages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import backends
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import steps
+from cpp_trainer import CppError, CppTrainer, Missing, library
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_ops
+from models.digit_training import HIDDEN
+from models.line_reader import training as line_reader
+from models.perceptron import perceptron_step
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA
+from onnx_ops.integrations import sessions
+from onnx_ops.runtime.process import STATE
+from onnx_ops.training.step_files import save_step, step_model
+
+Array = np.ndarray[Any, Any]
+ELSEWHERE = {
+    r"; convert it with .*": "",
+    r"Trainer\(\.\.\., check_finite=False\)": "TrainerOptions::check_finite = false",
+    r"is loaded by load_weights": "is loaded with strict = false",
+}
+"""What messages of Python say of Python, and what those of C++ have in its place."""
+
+FILE_ERROR, MODEL_ERROR = 2, 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:onnx_ops runs on function bodies")
+
+
+@pytest.fixture(autouse=True)
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs on function bodies too; without compiler or onnxruntime's library the test is skipped."""
+    try:
+        library()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setitem(STATE.settled, "library", (None, "no such library here"))
+    monkeypatch.setattr(sessions, "_warned", set())
+
+
+def both(model: onnx.ModelProto, folder: Path, **options: Any) -> tuple[onnx_ops.Trainer, CppTrainer]:
+    """The trainers of a step, in Python and in C++."""
+    onnx.save(model, folder / "step.onnx")
+    here = onnx_ops.Trainer(folder / "step.onnx", backends.options(), **options)
+    return here, CppTrainer(folder / "step.onnx", **options)
+
+
+def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
+    """Names and their order, dtypes, shapes and every bit."""
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def refused(call: Callable[[], object], other: Callable[[], object]) -> str | None:
+    """The message of Python for a call, which is that of C++; None if neither refuses it."""
+    try:
+        call()
+    except onnx_ops.Error as error:
+        message = str(error)
+        for here, there in ELSEWHERE.items():
+            message = re.sub(here, there, message)
+        with pytest.raises(CppError, match=f"^{re.escape(message)}$"):
+            other()
+        return message
+    other()
+    return None
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def perceptron() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    """The step of the digit classifier, and batches."""
+    rng = np.random.default_rng(0)
+    model = perceptron_step((64, *HIDDEN, 10))
+    labels = np.eye(10, dtype=np.float32)
+    return model, [
+        {"x": rng.random((size, 64), np.float32), "labels": labels[rng.integers(10, size=size)]} for size in (64, 64, 7)
+    ]
+
+
+def reader() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    """The step of the line reader, which was captured from PyTorch, and batches."""
+    training = line_reader.TRAINING
+    started, samples = training.started(0), training.samples(0)
+    model = step_model(started.model, started.state, started.inference)
+    return model, [{name: array[:size] for name, array in samples.items()} for size in (8, 8, 3)]
+
+
+def linear(dtype: type = np.float32) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    return steps.whole_step(dtype), [steps.batch(size, dtype, size) for size in (4, 4, 9)]
+
+
+def evaluated() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    return steps.step_with_evaluation(), [steps.batch(size, seed=size) for size in (4, 1, 5)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [perceptron, reader, linear, lambda: linear(np.float64), evaluated],
+    ids=["digits", "lines", "linear", "float64", "evaluation"],
+)
+def test_the_same_bits(make: Callable[[], tuple[onnx.ModelProto, list[dict[str, Array]]]], tmp_path: Path) -> None:
+    """Over several steps, batch sizes and learning rates, of every output, the state, evaluation and prediction."""
+    model, batches = make()
+    here, there = both(model, tmp_path)
+    assert_same(there.state_dict(), here.state_dict())
+    assert list(there.batch_inputs) == list(here.batch_inputs)
+    assert there.has_graphs == (here.has_inference_graph, here.has_evaluation_graph)
+    first = {name: array for name, array in batches[0].items() if name in ("x", "images")}
+    for number, batch in enumerate([*batches, *batches]):
+        if number == 2:
+            here.learning_rate = there.learning_rate = 0.03
+            assert there.learning_rate == here.learning_rate
+        for mode in ("eval", "train") if here.has_evaluation_graph else ("train",):
+            assert_same(there.evaluate(mode, **batch), here.evaluate(mode, **batch))
+        assert_same(there.step(**batch), here.step(**batch))
+        assert_same(there.state_dict(), here.state_dict())
+        broken = {name: np.full_like(a, np.nan) if a.dtype.kind == "f" else a for name, a in batch.items()}
+        assert refused(functools.partial(here.step, **broken), functools.partial(there.step, **broken))
+        assert_same(there.state_dict(), here.state_dict())
+    assert_same(there.predict(**first), here.predict(**first))
+    for trainer, name in ((here, "python.onnx"), (there, "cpp.onnx")):
+        trainer.export(tmp_path / name)
+    exported = [onnxruntime.InferenceSession(str(tmp_path / name)) for name in ("python.onnx", "cpp.onnx")]
+    for array, expected in zip(*(session.run(None, first) for session in exported), strict=True):
+        assert array.tobytes() == expected.tobytes()
+    assert exported[0].get_inputs()[0].shape == exported[1].get_inputs()[0].shape
+    onnx.checker.check_model(tmp_path / "cpp.onnx", full_check=True)
+    weights = [onnx.load(tmp_path / name).graph.initializer for name in ("python.onnx", "cpp.onnx")]
+    found = [{tensor.name: numpy_helper.to_array(tensor).tobytes() for tensor in tensors} for tensors in weights]
+    assert found[0] == found[1]
+
+
+def test_loss_that_is_not_checked(tmp_path: Path) -> None:
+    here, there = both(steps.whole_step(), tmp_path, check_finite=False)
+    batch = steps.batch() | {"x": np.full((4, 3), np.inf, np.float32)}
+    assert_same(there.step(**batch), here.step(**batch))
+    assert np.isnan(there.state_dict()["linear.weight"]).any()
+
+
+def test_averages_are_exported(tmp_path: Path) -> None:
+    here, there = both(steps.averaging_step(), tmp_path)
+    x = {"x": np.array(1, np.float32)}
+    for _ in range(2):
+        assert_same(there.evaluate(**x), here.evaluate(**x))
+        assert_same(there.step(**x), here.step(**x))
+    for averaged, weight in ((False, 1), (True, 3)):
+        there.export(tmp_path / "trained.onnx", averaged=averaged)
+        assert onnxruntime.InferenceSession(str(tmp_path / "trained.onnx")).run(None, x) == [weight]
+    here, there = both(steps.whole_step(inference=False), tmp_path)
+    target = tmp_path / "none.onnx"
+    assert refused(lambda: here.export(target), lambda: there.export(target))
+    here, there = both(steps.whole_step(), tmp_path)
+    assert refused(lambda: here.export(target, averaged=True), lambda: there.export(target, averaged=True))
+    assert not target.exists()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_that_are_refused(tmp_path: Path) -> None:
+    """With the message of Python, and the state as before."""
+    here, there = both(steps.whole_step(), tmp_path)
+    batch, before = steps.batch(), here.state_dict()
+    wrong: list[dict[str, Array]] = [
+        {},
+        {"x": batch["x"]},
+        batch | {"z": batch["x"], "a": batch["x"]},
+        batch | {"x": batch["x"][:2]},
+        batch | {"x": batch["x"].astype(np.float64)},
+        batch | {"x": batch["x"].astype(ml_dtypes.bfloat16)},
+        batch | {"x": batch["x"][:, :2]},
+        batch | {"x": batch["x"][0]},
+        {name: array[:0] for name, array in batch.items()},
+    ]
+    for given in wrong:
+        assert refused(lambda: here.step(**given), lambda: there.step(**given))  # noqa: B023
+        assert refused(lambda: here.evaluate("train", **given), lambda: there.evaluate("train", **given))  # noqa: B023
+        assert_same(there.state_dict(), before)
+    no_samples = {"x": batch["x"][:0]}
+    assert_same(there.predict(**no_samples), here.predict(**no_samples))
+    assert refused(lambda: here.predict(**batch), lambda: there.predict(**batch))
+    assert refused(lambda: here.evaluate(**batch), lambda: there.evaluate(**batch))
+    assert refused(lambda: here.evaluate("test", **batch), lambda: there.evaluate("test", **batch))  # type: ignore[arg-type]
+    for rate in (-1.0, np.nan, np.inf, 1e300, -0.1, 0.0, 1e-50):
+
+        def change(trainer: Any, rate: float = rate) -> None:
+            trainer.learning_rate = rate
+
+        assert bool(refused(lambda: change(here), lambda: change(there))) == (rate not in (0.0, 1e-50))
+        assert there.learning_rate == here.learning_rate
+    here, there = both(steps.averaging_step(), tmp_path)
+    with pytest.raises(CppError, match="the step has no seed: it draws no random numbers"):
+        _ = there.seed
+    assert refused(lambda: here.learning_rate, lambda: there.learning_rate)
+
+
+def test_seed(tmp_path: Path) -> None:
+    here, there = both(steps.whole_step(), tmp_path)
+    for seed in (7, 0, 2**63 - 2, -(2**63)):
+        there.seed = seed
+        here.load_state_dict({"seed": np.array(seed)}, strict=False)
+        assert_same(there.step(**steps.batch()), here.step(**steps.batch()))
+        assert there.seed == seed + 1 == here.state_dict()["seed"]
+
+
+def test_indices_and_sizes_out_of_range(tmp_path: Path) -> None:
+    here, there = both(steps.indexing_step(), tmp_path)
+    rng = np.random.default_rng(0)
+    messages = set()
+    for _ in range(60):
+        rows = rng.integers(0, 5, size=(rng.integers(1, 6), 3))
+        rows[3:4] = 7
+        rows.reshape(-1)[rng.integers(rows.size)] = rng.integers(-4, 10)
+        message = refused(lambda: here.step(rows=rows), lambda: there.step(rows=rows))  # noqa: B023
+        messages.add(re.sub(r"\[.*\] is -?\d+|is int64.*, expected", "", message or ""))
+        assert_same(there.state_dict(), here.state_dict())
+    assert len(messages) == 6, messages  # of bounds, of each range, and none
+
+
+def test_conditions(tmp_path: Path) -> None:
+    here, there = both(steps.conditional_step(), tmp_path)
+    floats = [0.5, 2, -1.5, 1e16, 123456789012345680.0, 1e15, -2.5e-5, 1e21, np.inf, -np.inf, np.nan, 1.1, 1 / 3]
+    numbers = [(1, 1, number) for number in floats]
+    numbers += [(1, number, -0.0) for number in (0, 2, -3, 2.0**70, np.nan)]
+    numbers += [(number, 1, 1) for number in (7, np.nan)]
+    numbers += [(0, 0, 0)] * 8
+    messages = set()
+    for batch in ({"x": np.array(1, np.float32), "numbers": np.array(three, np.float64)} for three in numbers):
+        for method, mode in (("evaluate", ["eval"]), ("evaluate", ["train"]), ("step", [])):
+            calls = [lambda t=t: getattr(t, method)(*mode, **batch) for t in (here, there)]  # noqa: B023
+            messages.add(refused(*calls))
+            assert_same(there.state_dict(), here.state_dict())
+    assert len(messages) == 18, messages
+
+
+# --- states and checkpoints -------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_those_of_python(tmp_path: Path) -> None:
+    """The same bytes of the same state, for every dtype, and whatever the names."""
+    state = steps.stored_state([(3,), (0, 2), ()])
+    names = ("10", "9", "\x7f", 'a "b"\\\n', "größe", "\uff5e", "\U0001f600", "\x01'")
+    state |= {name: np.full(2, number, np.float32) for number, name in enumerate(names)}
+    state["bfloat16"] = np.arange(3).astype(ml_dtypes.bfloat16)
+    here, there = both(step_model(steps.carrying_step(state), state), tmp_path)
+    metadata = {"epoch": "3", "2": "\x7f\u2028", "größe": "\U0001f600"}
+    paths = [tmp_path / "python.safetensors", tmp_path / "cpp.safetensors"]
+    for trainer, path in ((here, paths[0]), (there, paths[1])):
+        trainer.step()
+        trainer.save(path, metadata)
+        trainer.step()
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert here.load(paths[1]) == metadata
+    there.load(paths[0])
+    assert {key: there.metadata(key) for key in metadata} == metadata
+    assert there.metadata("onnx_ops.sha256") is None
+    assert_same(there.state_dict(), here.state_dict())
+    assert there.state_dict()["count"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpp.safetensors", "python.safetensors", "step.onnx"]
+
+
+def test_states_that_do_not_fit(tmp_path: Path) -> None:
+    """They are refused with the message of Python; what strict=False takes, both take."""
+    here, there = both(steps.whole_step(), tmp_path)
+    here.step(**steps.batch())
+    state, path = here.state_dict(), tmp_path / "here.safetensors"
+    there.load_state_dict(state)
+    assert_same(there.state_dict(), state)
+    for wrong in (
+        {},
+        {name: array for name, array in state.items() if name != "seed"},
+        state | {"other": state["mean"]},
+        state | {"mean": state["mean"].astype(np.float64)},
+        state | {"mean": state["mean"][:2]},
+        state | {"head.weight": state["linear.weight"] + 1},
+        state | {"learning_rate": np.array(np.nan, np.float32)},
+        state | {"learning_rate": np.array(-1, np.float32)},
+    ):
+        assert refused(lambda: here.load_state_dict(wrong), lambda: there.load_state_dict(wrong))  # noqa: B023
+        assert_same(there.state_dict(), state)
+    tied = {name: array for name, array in state.items() if name != "linear.weight"}
+    tied["head.weight"] = state["linear.weight"] * 2
+    for given, strict in (({"mean": state["mean"] + 1, "other": state["mean"]}, False), (tied, True), (tied, False)):
+        here.load_state_dict(given, strict=strict)
+        there.load_state_dict(given, strict=strict)
+        assert_same(there.state_dict(), here.state_dict())
+        assert_same(there.step(**steps.batch()), here.step(**steps.batch()))
+    here.save(path, frozen=False)
+    there.save(tmp_path / "there.safetensors", frozen=False)
+    assert path.read_bytes() == (tmp_path / "there.safetensors").read_bytes()
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    here, there = both(steps.whole_step(), tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    here.save(path)
+    good, before = path.read_bytes(), here.state_dict()
+    header = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])
+    here.save_weights(path)
+    weights = path.read_bytes()
+
+    def headed(text: str) -> bytes:
+        encoded = text.encode()
+        return len(encoded).to_bytes(8, "little") + encoded
+
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    files = [
+        good[:-1] + bytes([good[-1] ^ 1]),
+        good.replace(b'"1.1"', b'"3.0"'),
+        good.replace(b'"1.1"', b'"1.x"'),
+        good.replace(b'"F32"', b'"F33"'),
+        good.replace(b'"F32"', b'"F64"'),
+        good[:-1],
+        b"",
+        good[:9],
+        weights,
+        headed(json.dumps({"a": entry})) + bytes(4),
+        headed(json.dumps({"a": entry, "b": entry})) + bytes(4),
+        *(
+            headed(text)
+            for text in ("[]", "{", '{"a"', '{"a":', '{"a":1', '{"a":"\\x"}', "", "nul", '{"a":1} 2', '{"a":"b')
+        ),
+        *(headed(json.dumps({"__metadata__": wrong})) for wrong in ([1], {"a": 1}, None)),
+        *(headed(json.dumps({"a": entry | wrong})) for wrong in ({"dtype": 1}, {"shape": [-1]}, {"shape": [1.5]})),
+        headed(json.dumps(header)[:-1] + ', "é": {"shape": [true, null, "ü"]}}'),
+    ]
+    messages = set()
+    for content in files:
+        path.write_bytes(content)
+        for strict in (True, False):
+            calls = [lambda t=t: t.load(path, strict=strict) for t in (here, there)]  # noqa: B023
+            messages.add(refused(*calls))
+    assert len(messages) > 25, messages
+    here.load_state_dict(before)
+    for missing in (tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(OSError, match=r"\[Errno \d+\] \w+") as caught:
+            here.load(missing)
+        expected = f"[Errno {caught.value.errno}] {caught.value.strerror}: '{missing}'"
+        with pytest.raises(CppError, match=f"^{re.escape(expected)}$") as found:
+            there.load(missing)
+        assert found.value.kind == FILE_ERROR
+    assert refused(lambda: here.save(tmp_path), lambda: there.save(tmp_path))
+    (tmp_path / "link").symlink_to(path)
+    assert refused(lambda: here.save(tmp_path / "link"), lambda: there.save(tmp_path / "link"))
+    with pytest.raises(CppError, match="No such file or directory") as found:
+        there.save(tmp_path / "nowhere" / "file")
+    assert found.value.kind == FILE_ERROR
+
+
+# --- step files -------------------------------------------------------------------------------------------------------
+
+
+def large_step() -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A step with a state whose tensors are above the sizes from which they are left in files, and with zeros."""
+    state = steps.stored_state([(40_000,)])
+    state["zeros"] = np.zeros(2**19, np.float32)
+    return steps.carrying_step(state), state
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["one file", "two files"])
+def test_files_of_steps(external: bool, tmp_path: Path) -> None:
+    model, state = large_step()
+    constant = numpy_helper.from_array(np.arange(20_000, dtype=np.float32), "constant")
+    model.graph.initializer.append(constant)
+    model.graph.node.append(helper.make_node("ReduceMax", ["constant"], ["most"], keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, ()))
+    save_step(model, state, None, tmp_path / "step.onnx", external=external)
+    here, there = (make(tmp_path / "step.onnx") for make in (onnx_ops.Trainer, CppTrainer))
+    assert_same(there.state_dict(), here.state_dict())
+    assert_same(there.step(), here.step())
+    assert there.evaluate("train")["most"] == 19_999
+    assert_same(there.state_dict(), here.state_dict())
+    if external:
+        weights = tmp_path / "step.safetensors"
+        good = weights.read_bytes()
+        save_step(model, {**state, "count": np.array(1, np.float32)}, None, tmp_path / "other.onnx", external=True)
+        other = (tmp_path / "other.safetensors").read_bytes()
+        for content in (other, good[:100], good[:-1], b""):
+            weights.write_bytes(content)
+            assert refused(*(lambda m=m: m(tmp_path / "step.onnx") for m in (onnx_ops.Trainer, CppTrainer)))
+        weights.unlink()
+        assert refused(*(lambda m=m: m(tmp_path / "step.onnx") for m in (onnx_ops.Trainer, CppTrainer)))
+
+
+def test_frozen_weights_in_a_shared_file(tmp_path: Path) -> None:
+    bare = steps.bare_step()
+    kept = [value for value in bare.graph.output if value.name != "next.mean"]
+    del bare.graph.output[:]
+    bare.graph.output.extend(kept)
+    path = tmp_path / "step.onnx"
+    save_step(bare, steps.start(), steps.inference_graph(), path, external=False, frozen="base.safetensors")
+    here, there = onnx_ops.Trainer(path, backends.options()), CppTrainer(path)
+    assert_same(there.step(**steps.batch()), here.step(**steps.batch()))
+    assert_same(there.state_dict(), here.state_dict())
+    for trainer, name in ((here, "here"), (there, "there")):
+        trainer.save(tmp_path / name, frozen=False)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
+    assert refused(lambda: here.load(tmp_path / "here"), lambda: there.load(tmp_path / "here"))
+
+
+def test_files_that_are_no_steps(tmp_path: Path) -> None:
+    """With the messages of Python, but for those of protobuf."""
+    path = tmp_path / "step.onnx"
+    good = steps.conditional_step()
+    metadata = next(entry for entry in good.metadata_props if entry.key == STEP_METADATA)
+    record = json.loads(metadata.value)
+    condition = record["conditions"][0]
+    number = condition["numbers"][0]
+    texts = [
+        "",
+        "[]",
+        "{}",
+        "{'a'}",
+        '{"roles": {}, "tied": {}, "format": 1}',
+        *(json.dumps({**record, **wrong}) for wrong in (
+            {"roles": []},
+            {"roles": {"weight": 1}},
+            {"roles": {"weight": "father"}},
+            {"roles": {"other": "parameter"}},
+            {"roles": {"weight": "seed"}},
+            {"roles": {"numbers": "setting", "weight": "parameter"}},
+            {"roles": {}},
+            {"roles": {"weight": "optimizer"}, "tied": {"head": "weight"}},
+            {"tied": {"x": "weight"}},
+            {"tied": {"y": 5}},
+            {"bounds": 5},
+            {"bounds": {"N": {"min": 3, "max": 2}}},
+            {"bounds": {"N": {"min": None, "max": [1.5, True, "a'b"]}}},
+            {"ranges": {}},
+            {"ranges": [{"input": "x", "low": 0}]},
+            {"ranges": [{"input": "x", "low": 0, "high": 1.5}]},
+            {"ranges": [{"input": "x", "low": 0, "high": 3, "cuts": [[1]]}]},
+            {"ranges": [{"input": "x", "low": 0, "high": 3}]},
+            {"ranges": [{"input": "weight", "low": 0, "high": 3}]},
+            {"conditions": 1},
+            {"conditions": [1]},
+            {"conditions": [condition | {"line": 3}]},
+            {"conditions": [condition | {"numbers": [number | {"kind": "complex", "captured": "it's"}]}]},
+            {"conditions": record["conditions"][:2]},
+            {"conditions": [*record["conditions"][:3], condition | {"numbers": [number | {"place": 4}]}]},
+            {"format": "3.0"},
+            {"format": "2"},
+        )),
+    ]  # fmt: skip
+    messages = set()
+    for text in texts:
+        metadata.value = text
+        onnx.save(good, path)
+        messages.add(refused(*(lambda m=m: m(path) for m in (onnx_ops.Trainer, CppTrainer))))
+    assert None not in messages
+    assert len(messages) >= 30, messages
+    good = steps.conditional_step()
+    for change in (
+        lambda model: model.graph.output.pop([v.name for v in model.graph.output].index(CONDITIONS)),
+        lambda model: model.graph.output[-1].type.tensor_type.shape.dim.pop(),
+        lambda model: model.graph.initializer.pop(),
+        lambda model: model.graph.initializer[0].dims.append(1),
+        lambda model: model.graph.initializer.append(numpy_helper.from_array(np.zeros(2), "weight")),
+        lambda model: model.metadata_props.pop(),
+        lambda model: model.ClearField("graph"),
+        lambda model: setattr(model.graph.node[0], "op_type", "Nothing"),
+    ):
+        model = onnx.ModelProto()
+        model.CopyFrom(good)
+        change(model)
+        onnx.save(model, path)
+        assert refused(*(lambda m=m: m(path) for m in (onnx_ops.Trainer, CppTrainer))), change
+    whole = good.SerializeToString()
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # damaged files are refused or read, whatever the bytes
+        wrong = bytearray(whole[: rng.integers(len(whole))] if rng.integers(2) else whole)
+        for place in rng.integers(len(wrong) or 1, size=rng.integers(1, 4) if wrong else 0):
+            wrong[place] = rng.integers(256)
+        path.write_bytes(wrong)
+        with contextlib.suppress(CppError):
+            CppTrainer(path)
+    path.write_text("no model")
+    with pytest.raises(CppError, match="is no ONNX model: ") as found:
+        CppTrainer(path)
+    assert found.value.kind == MODEL_ERROR
+    assert CONDITION_NUMBERS in {value.name for value in good.graph.output}
