@@ -56,6 +56,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
         for module in _graphs(graph):
             _enter_constants(module)
             _decompose(module, decompositions)
+            _name_dtypes(module)
             _share_sizes(module)
             _Promotion(module, _type_promotion()).run(*(None for _ in module.graph.find_nodes(op="placeholder")))
             module.graph.eliminate_dead_code()
@@ -167,6 +168,17 @@ def _inline(node: Node, body: GraphModule, arguments: list[Node]) -> None:
                 user.replace_all_uses_with(copies[result])
             graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _name_dtypes(module: GraphModule) -> None:
+    """Give new tensors, such as torch.ones(3), their dtype: without one, torch.onnx takes it for float32."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor) or node.all_input_nodes:
+            continue
+        named = any(argument.name == "dtype" for argument in node.target._schema.arguments)
+        if named and node.kwargs.get("dtype") is None and value.dtype is torch.get_default_dtype() is not torch.float32:
+            node.kwargs = node.kwargs | {"dtype": value.dtype}
 
 
 def _share_sizes(module: GraphModule) -> None:

@@ -7,7 +7,7 @@ and in float64 with parameters that are changed by more than float32 rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -60,12 +60,13 @@ def largest(array: np.ndarray) -> float:
     return float(sizes.max(initial=0.0))
 
 
-def allowed(single: Arrays, near: Arrays, exact: Arrays) -> float:
+def allowed(single: Arrays, near: Iterable[Arrays], exact: Arrays) -> float:
     """The allowed error of a step in float32.
 
     Args:
         single: PyTorch's results in float32.
-        near: in float64, with other parameters.
+        near: in float64, with other parameters each.
         exact: in float64.
     """
-    return min(max(FLOOR, FACTOR * error(single, exact)[0], error(near, exact)[0]), CEILING)
+    changes = [error(results, exact)[0] for results in near]
+    return min(max(FLOOR, FACTOR * error(single, exact)[0], *changes), CEILING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from onnx_ops.core.step_format import optimizer_name
 from onnx_ops.torch.arguments import tensors
 from onnx_ops.torch.base.pairs import as_real
+from onnx_ops.torch.verification.widening import Float64Computation
 from scripts.zoo.entries import Case, Entry
 
 MOMENTUM = 0.9
@@ -19,6 +21,8 @@ BUFFER = "momentum_buffer"
 """PyTorch's name of the state of this optimizer."""
 NEAR = 1e-6
 """Relative change of parameters, larger than rounding to float32."""
+DRAWS = 3
+"""Random changes that are tried: a few signs of inputs of ReLUs change with each."""
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -69,7 +73,7 @@ class Training:
 
     Args:
         entry: its model is built anew.
-        dtype: of parameters, buffers and floating arguments.
+        dtype: of parameters, buffers and floating arguments; with float64, of all that is computed.
     """
 
     def __init__(self, entry: Entry, dtype: torch.dtype = torch.float32) -> None:
@@ -80,8 +84,9 @@ class Training:
     def step(self, batch: Batch) -> dict[str, np.ndarray]:
         """Make a step; returns its loss and all that it changes, with the gradients in the state of the optimizer."""
         self.optimizer.zero_grad()
-        loss = self.case.loss(self.model, *self._cast(batch))
-        loss.backward()
+        with self._computing():
+            loss = self.case.loss(self.model, *self._cast(batch))
+            loss.backward()
         self.optimizer.step()
         return {"loss": loss.detach().numpy(), **self.state()}
 
@@ -111,7 +116,7 @@ class Training:
             lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
         )
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._computing():
             self.case.loss(self.model, *self._cast(batch))
             hook.remove()
             args, kwargs = calls[0]
@@ -121,6 +126,9 @@ class Training:
             {name: tensor.numpy() for name, tensor in tensors(given)},
             [tensor.numpy() for _, tensor in tensors(result)],
         )
+
+    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+        return Float64Computation() if self.dtype == torch.float64 else contextlib.nullcontext()
 
     def _of_dtype(self, tensor: Tensor) -> Tensor:
         """A parameter or buffer in the dtype, a complex one in the complex dtype of that precision."""
@@ -132,17 +140,20 @@ class Training:
         return cast(batch, self.dtype)
 
 
-def references(entry: Entry, wide: torch.dtype, disturbance: float = 0.0) -> tuple[Training, Training, Training]:
-    """Trainings in float32, in the dtype `wide`, and in `wide` from parameters that differ by NEAR.
+def references(entry: Entry, wide: torch.dtype, disturbance: float = 0.0) -> dict[str, Training]:
+    """Trainings of an entry by name: "single" in float32, "exact" in the dtype `wide`, and the others, in `wide` too,
+    from parameters that differ by NEAR.
 
     Args:
         entry: the model.
         wide: float64, or float32 for a model that requires it.
-        disturbance: of the parameters of all three.
+        disturbance: of the parameters of all.
     """
-    trainings = Training(entry), Training(entry, wide), Training(entry, wide)
+    near = [f"near.{i}" for i in range(DRAWS)]
+    trainings = {"single": Training(entry)} | {name: Training(entry, wide) for name in ("exact", *near)}
     if disturbance:
-        for training in trainings:
+        for training in trainings.values():
             training.disturb(disturbance)
-    trainings[-1].disturb(NEAR, seed=1)
+    for seed, name in enumerate(near, 1):
+        trainings[name].disturb(NEAR, seed)
     return trainings

@@ -63,6 +63,16 @@ def test_numbers_that_depend_on_a_size() -> None:
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
 
 
+def test_one_chunk() -> None:
+    """As in ghost batch norm with batches of at most one chunk."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        chunks = [*model(x).chunk(1), *torch.chunk(x.sin(), 1, 0)]
+        return (torch.cat(chunks).square() * torch.cat([x, x]).cos()).mean()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (1, 8)], Dim("N"))
+
+
 def test_distances_between_any_number_of_rows() -> None:
     """PyTorch computes them in another way for more than 25 rows."""
     compared(

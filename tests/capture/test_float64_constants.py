@@ -44,6 +44,31 @@ def test_losses() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6)  # of differences of 1e-9, in float64
 
 
+class Defaults(nn.Module):
+    """Tensors without a dtype have the default dtype of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.ones(4) + torch.zeros(4) + torch.full((4,), 1 / 3) + torch.linspace(0, 1 / 7, 4)
+        mixed = torch.eye(4) @ torch.arange(0.1, 0.5, 0.1) + torch.tensor(1 / 9) + torch.arange(4) / 3
+        return x * (made + mixed + torch.randn(1) * 0) * self.scale
+
+
+def test_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, x = Defaults(), torch.randn(3, 4)
+        capture = gradients(model, lambda model, x: model(x).sum(), (x,))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (got,) = onnx_ops.InferenceSession(capture.model).run(["loss"], capture.state | {"x": x.numpy()})
+    made = 4 / 3 + torch.arange(4, dtype=x.dtype) * (1 / 21 + 0.1 + 1 / 3) + 0.1 + 1 / 9
+    np.testing.assert_allclose(got, (x * made * model.scale).sum().item(), rtol=1e-14)
+
+
 def test_trained_parameters_of_an_export(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Scaled(), torch.randn(4, 3, dtype=torch.float64)

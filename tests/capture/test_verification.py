@@ -20,6 +20,7 @@ from onnx_ops.torch import capture as capturing
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.verification import verify
 from onnx_ops.torch.verification.trials import trials
+from onnx_ops.torch.verification.widening import Float64Computation, to_float64
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
@@ -217,6 +218,65 @@ def test_jumps_that_few_changes_show(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureError, match=r"grad\.weight is off"):
         captured_with_a_jump(nn.Tanh(), monkeypatch)
+
+
+class OfOneAxis(nn.Module):
+    """Layers side by side, each on images (batch, 4, 6) times a parameter."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.scale = nn.Parameter(torch.randn(len(layers), 4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = [layer(x * scale) for layer, scale in zip(self.layers, self.scale, strict=True)]
+        return torch.stack([(result * (0.7 * result).sin()).mean() for result in results]).sum()
+
+
+def test_graphs_have_a_form_in_float64() -> None:
+    """What onnxruntime has no float64 kernels of, with the numbers that PyTorch has in float64."""
+    torch.manual_seed(0)
+    activations = nn.ELU(1.3), nn.CELU(0.7), nn.SELU(), nn.Hardsigmoid(), nn.Hardswish(), nn.LeakyReLU(0.2), nn.PReLU()
+    smooth = nn.Softplus(2.0), nn.GELU(), nn.GELU("tanh"), nn.Mish(), nn.LayerNorm(6), nn.GroupNorm(2, 4)
+    pools = nn.AdaptiveAvgPool1d(3), nn.AvgPool1d(3, 2, 1), nn.AvgPool1d(3, 2, 1, count_include_pad=False)
+    model, x = OfOneAxis(*activations, *smooth, *pools), torch.randn(3, 4, 6)
+    capture = gradients(model, lambda model, x: model(x), (x,), check=False)
+    wide = {name: tensor.double() for name, tensor in model.state_dict().items()} | {"x": x.double()}
+    graph = verify.Graph(to_float64(capture.model), verify._plain_session)
+    got = graph.run(wide)
+    model.double()
+    value = model(x.double())
+    gradient = torch.autograd.grad(value, list(model.parameters()))
+    names = [f"grad.{name}" for name, _ in model.named_parameters()]
+    for name, wanted in zip(("loss", *names), (value.detach(), *gradient), strict=True):
+        np.testing.assert_allclose(got[name], wanted.numpy(), rtol=0, atol=1e-6 * float(wanted.abs().max()))
+
+
+class OfOneDtype(nn.Module):
+    """Constants and lines of code that name float32 or take it as the default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.groups = nn.Linear(3, 3), torch.eye(3) / 3  # no buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).float() @ self.groups * torch.full((3,), 1 / 3)
+        return (y - torch.ones(3) / 7).to(torch.bfloat16).exp().to(x.dtype) @ torch.eye(3, dtype=x.dtype)
+
+
+def test_pytorch_computes_in_float64_whatever_the_code_names() -> None:
+    torch.manual_seed(0)
+    model, x = OfOneDtype(), torch.randn(2, 3, dtype=torch.float64)
+    weight, bias = (parameter.detach().double().requires_grad_() for parameter in model.linear.parameters())
+    with Float64Computation():
+        y = torch.func.functional_call(model, {"linear.weight": weight, "linear.bias": bias}, x).sum()
+        found = torch.autograd.grad(y, (weight, bias))
+    line = torch.nn.functional.linear(x, weight, bias)
+    wanted = (line @ model.groups.double() / 3 - 1 / 7).exp().sum()
+    assert y.dtype is torch.float64
+    np.testing.assert_allclose(y.item(), wanted.item(), rtol=1e-14)
+    for got, exact in zip(found, torch.autograd.grad(wanted, (weight, bias)), strict=True):
+        np.testing.assert_allclose(got, exact, rtol=1e-13)
 
 
 class InvertedResidual(nn.Module):

@@ -93,9 +93,9 @@ def test_errors_are_found(fault: str) -> None:
 
 def test_what_rounding_does_to_pytorch_is_allowed() -> None:
     exact, near = {"x": np.array([1.0, 2.0])}, {"x": np.array([1.0, 2.02])}
-    assert allowed(exact, exact, exact) == 1e-4
-    assert allowed(exact, near, exact) == pytest.approx(0.01, rel=1e-3)
-    assert allowed(near, exact, exact) == pytest.approx(0.1, rel=1e-3)
+    assert allowed(exact, [exact], exact) == 1e-4
+    assert allowed(exact, [exact, near, exact], exact) == pytest.approx(0.01, rel=1e-3)
+    assert allowed(near, [exact], exact) == pytest.approx(0.1, rel=1e-3)
 
 
 def test_the_table_has_many_models_of_many_packages() -> None:

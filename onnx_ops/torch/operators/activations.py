@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import aclnn
-from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
+from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
+from onnx_ops.torch.operators.error_function import erf_of_doubles
 
 aten = torch.ops.aten
 
@@ -79,3 +81,55 @@ def _hardsigmoid_backward(grad: Tensor, self: Tensor) -> Tensor:
 @replaces(functional.softshrink)
 def _softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     return torch.where(input.abs() > lambd, input - lambd * input.detach().sign(), input * 0)
+
+
+# --- float64 ----------------------------------------------------------------------------------------------------------
+
+
+def _where_negative(x: Any, negative: Any) -> Any:
+    return op.Where(op.Less(x, double(0.0)), negative, x)
+
+
+@computes_float64("Elu")
+def _elu_node(x: Any, alpha: float = 1.0) -> Any:
+    return _where_negative(x, op.Mul(op.Sub(op.Exp(x), double(1.0)), double(alpha)))
+
+
+@computes_float64("Celu")
+def _celu_node(x: Any, alpha: float = 1.0) -> Any:
+    return _where_negative(x, op.Mul(op.Sub(op.Exp(op.Div(x, double(alpha))), double(1.0)), double(alpha)))
+
+
+@computes_float64("LeakyRelu")
+def _leaky_relu_node(x: Any, alpha: float = 0.01) -> Any:
+    return _where_negative(x, op.Mul(x, double(alpha)))
+
+
+@computes_float64("PRelu")
+def _prelu_node(x: Any, slope: Any) -> Any:
+    return _where_negative(x, op.Mul(x, slope))
+
+
+@computes_float64("Softplus")
+def _softplus_node(x: Any) -> Any:
+    return op.Add(op.Max(x, double(0.0)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), double(1.0))))
+
+
+@computes_float64("HardSigmoid")
+def _hardsigmoid_node(x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    return op.Clip(op.Add(op.Mul(x, double(alpha)), double(beta)), double(0.0), double(1.0))
+
+
+@computes_float64("HardSwish")
+def _hardswish_node(x: Any) -> Any:
+    return op.Mul(x, _hardsigmoid_node(x, 1 / 6))
+
+
+@computes_float64("Gelu")
+def _gelu_node(x: Any, approximate: bytes = b"none") -> Any:
+    if approximate == b"none":
+        shape = erf_of_doubles(op.Mul(x, double(math.sqrt(0.5))))
+    else:
+        cubic = op.Mul(op.Mul(op.Mul(x, x), x), double(0.044715))
+        shape = op.Tanh(op.Mul(op.Add(x, cubic), double(math.sqrt(2 / math.pi))))
+    return op.Mul(op.Mul(x, double(0.5)), op.Add(shape, double(1.0)))

@@ -110,10 +110,13 @@ def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @translates(aten.erf.default)
-@computes_float64("Erf")
 def _erf(x: Any) -> Any:
-    if x.dtype != ir.DataType.DOUBLE:
-        return op.Erf(x)
+    return erf_of_doubles(x) if x.dtype == ir.DataType.DOUBLE else op.Erf(x)
+
+
+@computes_float64("Erf")
+def erf_of_doubles(x: Any) -> Any:
+    """The error function of float64 numbers, of which onnxruntime has no kernel."""
     small, inner, rest = _erf_parts(x)
     positive = op.Where(small, inner, op.Sub(double(1.0), rest))
     positive = op.Where(op.IsNaN(x), x, positive)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces
+from onnx_ops.torch.base.nodes import double, integers, op
+from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, replaces
 
 aten = torch.ops.aten
 
@@ -20,6 +22,29 @@ decomposed_by_pytorch(
     aten.native_layer_norm_backward.default,
     only=torch.float64,
 )
+
+
+@computes_float64("InstanceNormalization")
+def _of_instances(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> Any:
+    axes = list(range(2, len(x.shape)))
+    centered = op.Sub(x, op.ReduceMean(x, integers(axes)))
+    variance = op.ReduceMean(op.Mul(centered, centered), integers(axes))
+    normal = op.Div(centered, op.Sqrt(op.Add(variance, double(epsilon))))
+    by_channel = integers([1, -1] + [1] * len(axes))
+    return op.Add(op.Mul(normal, op.Reshape(scale, by_channel)), op.Reshape(bias, by_channel))
+
+
+@computes_float64("LayerNormalization")
+def _of_layers(
+    x: Any, scale: Any, bias: Any = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Any, Any, Any]:
+    axes = integers(list(range(axis % len(x.shape), len(x.shape))))
+    mean = op.ReduceMean(x, axes)
+    centered = op.Sub(x, mean)
+    variance = op.ReduceMean(op.Mul(centered, centered), axes)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, double(epsilon))))
+    scaled = op.Mul(op.Mul(centered, inverse), scale)
+    return scaled if bias is None else op.Add(scaled, bias), mean, inverse
 
 
 @replaces(functional.instance_norm)

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import aclnn
-from onnx_ops.torch.base.table import decomposes, replaces, rewrites, translates
+from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, taps
+from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, rewrites, translates
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
 
 aten = torch.ops.aten
@@ -100,6 +100,36 @@ def _without_indices(node: ir.Node) -> None:
     plain = ir.node("MaxPool", node.inputs, attributes)
     plain.outputs[0].shape, plain.outputs[0].type = pooled.shape, pooled.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [pooled], [plain.outputs[0]])
+
+
+@computes_float64("AveragePool")
+def _average_pool_node(
+    x: Any,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    dilations: Sequence[int] = (),
+    count_include_pad: int = 0,
+    ceil_mode: int = 0,
+    auto_pad: bytes = b"NOTSET",
+) -> Any:
+    """The mean over the taps of a window."""
+    rank = len(kernel_shape)
+    if ceil_mode or auto_pad != b"NOTSET":
+        raise CaptureError("an AveragePool with ceil_mode or auto_pad has no form in float64")
+    strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
+    before, after = integers([0, 0, *pads[:rank]]), integers([0, 0, *pads[rank:]])
+    axes = list(range(2, 2 + rank))
+    padding = op.Concat(before, after, axis=0)
+
+    def total(padded: Any) -> Any:
+        windows = Extent(integers([]))  # as many as fit
+        terms = list(taps(padded, axes, kernel_shape, strides, dilations, windows))
+        return functools.reduce(op.Add, terms)
+
+    ones = op.Expand(double(1.0), op.Shape(x))
+    counted = op.Pad(ones, padding, double(1.0 if count_include_pad else 0.0))
+    return op.Div(total(op.Pad(x, padding, double(0.0))), total(counted))
 
 
 @replaces(torch.max_pool1d, functional.max_pool1d)

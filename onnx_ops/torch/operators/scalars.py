@@ -6,6 +6,7 @@ size for Python numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
 from onnx_ops.torch.base.nodes import double, op
-from onnx_ops.torch.base.table import decomposed_by_pytorch, translates
+from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, translates
 
 aten = torch.ops.aten
 
@@ -66,6 +67,18 @@ translates(aten.sub.Tensor)(_scaled(core.aten_sub))
 def _full(size: Any, fill_value: Any, dtype: int = -1, **kwargs: Any) -> Any:
     """Without a dtype a Python number is a float32."""
     return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)
+
+
+@decomposes(aten.arange.start_step)
+def _arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **others: Any) -> Any:
+    """PyTorch counts and multiplies in float64; torch.onnx in float32, which may even give one number more."""
+    numbers = start, end, step
+    if dtype is None:
+        dtype = torch.get_default_dtype() if any(isinstance(number, float) for number in numbers) else torch.int64
+    if not dtype.is_floating_point or any(isinstance(number, torch.SymInt | torch.SymFloat) for number in numbers):
+        return NotImplemented
+    places = torch.arange(math.ceil((end - start) / step), dtype=torch.int64)
+    return (places.to(torch.float64) * step + start).to(dtype)
 
 
 def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ from onnx_ops.torch.verification.tolerances import (
     rounding,
 )
 from onnx_ops.torch.verification.trials import Trial, disturbances
-from onnx_ops.torch.verification.widening import rounds_to_16_bits, to_float64
+from onnx_ops.torch.verification.widening import Float64Computation, rounds_to_16_bits, to_float64
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
@@ -307,7 +307,7 @@ class Verification:
         """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64."""
         wide = _wide(values)
         try:
-            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide):
+            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide), Float64Computation():
                 found = self._joint.run(wide, RunInfo())
                 return {name: to_array(found[name]) for name in names}
         except Exception:  # the user's code requires another dtype

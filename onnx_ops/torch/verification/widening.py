@@ -1,23 +1,68 @@
-"""Converts a captured graph to float64, to compute its results without the rounding of float32 and 16-bit dtypes."""
+"""Converts a captured graph to float64, to compute its results without the rounding of float32 and 16-bit dtypes.
+
+PyTorch computes the same step in float64 within the context `Float64Computation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxscript import evaluator, opset18
+from torch._ops import OpOverload
 from torch.onnx._internal.exporter._building import OpRecorder
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from onnx_ops.graph.walk import all_nodes
+from onnx_ops.torch.effects import written
 from onnx_ops.torch.operators import TABLE
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 ROUNDING = (TensorProto.FLOAT, *NARROW)
 DTYPES = ("to", "dtype")
 """Names of attributes that hold a dtype."""
+WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+"""The dtypes that PyTorch replaces in `Float64Computation`."""
+
+
+class Float64Computation(TorchDispatchMode):
+    """A mode in which PyTorch computes in float64, whatever dtypes the code names and constants have."""
+
+    def __enter__(self) -> Float64Computation:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self._default)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kept = {id(tensor) for tensor in written(func, args, kwargs)}
+
+        def wide(leaf: Any) -> Any:
+            if isinstance(leaf, torch.dtype):
+                return WIDE.get(leaf, leaf)
+            if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDE and id(leaf) not in kept:
+                return leaf.to(WIDE[leaf.dtype])
+            return leaf
+
+        args, kwargs = tree_map(wide, (args, kwargs))
+        return tree_map(wide, func(*args, **kwargs))
 
 
 def rounds_to_16_bits(model: onnx.ModelProto) -> bool:
@@ -87,17 +132,20 @@ def _tensor(tensor: TensorProto) -> TensorProto:
 
 
 def _rewritten(node: onnx.NodeProto, shapes: Mapping[str, list[int | str]]) -> Iterator[onnx.NodeProto]:
-    """Nodes with float64 kernels that compute the output of a node."""
+    """Nodes with float64 kernels that compute the outputs of a node."""
     inputs = [
-        ir.val(name, ir.DataType.DOUBLE, ir.Shape(shapes[name]) if name in shapes else None) for name in node.input
+        ir.val(name, ir.DataType.DOUBLE, ir.Shape(shapes[name]) if name in shapes else None) if name else None
+        for name in node.input
     ]
     recorder = OpRecorder(opset18, {})
     with evaluator.default_as(recorder):
         result = TABLE.float64_nodes[node.op_type](
             *inputs, **{a.name: helper.get_attribute_value(a) for a in node.attribute}
         )
-    for i, written in enumerate(recorder.nodes):
-        for value in written.outputs:
-            value.name = node.output[0] if value is result else f"{node.output[0]}/double_{i}"
-    for written in recorder.nodes:
-        yield ir.to_proto(written)
+    results = result if isinstance(result, tuple) else (result,)
+    names = {id(value): name for value, name in zip(results, node.output, strict=False) if name}
+    for i, recorded in enumerate(recorder.nodes):
+        for value in recorded.outputs:
+            value.name = names.get(id(value), f"{node.output[0]}/double_{i}")
+    for recorded in recorder.nodes:
+        yield ir.to_proto(recorded)

@@ -35,8 +35,8 @@ def tabnet() -> Case:
         scores, penalty = model(inputs)
         return functional.cross_entropy(scores, labels) + 1e-3 * penalty
 
-    rows = Dim("samples", max=64)  # the model splits larger batches by their number
-    return Case(model, loss, _table, rows=rows)
+    rows = 4 * Dim("samples", max=16)  # the model splits larger batches by their number
+    return Case(model, loss, lambda samples: _table(4 * samples), rows=rows)
 
 
 @RTDL("MLP")
