@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ascend",
         "fitting",
         "torch",
+        "library",
     },
 }
 

@@ -14,6 +14,7 @@ from onnx import NodeProto, ValueInfoProto, helper
 import onnx_ops
 from models.single_op import IR_VERSION, ONNX_OPSET, Dimension, onnx_element_type
 from onnx_ops.ops import OPS
+from onnx_ops.runtime.declarations import Declaration
 from onnx_ops.runtime.reuse import pairs_of
 from scripts.memory.peaks import RESETS, peak, reset_peak, resident
 from tests.ops import RECORDS
@@ -70,7 +71,8 @@ def test_declared_pairs(op: str) -> None:
     for mixture in itertools.product(map(onnx_element_type, FLOATS), repeat=len(typing)):
         dtypes = dict(zip(typing, mixture, strict=True))
         output = max(mixture, default=0)  # in a mixture of two dtypes no input has the dtype of all outputs
-        pairs = pairs_of(record, dtypes, [output] * len(record.output_names))
+        inputs, outputs = [dtypes.get(name, 0) for name in record.input_names], [output] * len(record.output_names)
+        pairs = pairs_of(record, Declaration(record.kernel_name, inputs, [], outputs, []))
         found: dict[str, list[str]] = {}
         for i, k in pairs:
             own = next(given for given in record.signature.inputs if given.name == record.input_names[i])

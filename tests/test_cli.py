@@ -932,6 +932,24 @@ def test_compile_refuses_where_there_are_no_kernels(no_kernels: str) -> None:
     assert answer("compile", code=FAILED)["error"] == f"kernels cannot be compiled: {no_kernels}"
 
 
+def test_build_library_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    problem = error("build-library", tmp_path / "library.so", "--ops", "Hardshrink", "--cpu", "native")
+    assert "there is no C compiler: install one of cc, gcc, clang, or the package ziglang, or set CC" in problem
+
+
+def test_build_library_refuses_options(good: Path, tmp_path: Path) -> None:
+    library, plain = tmp_path / "library.so", tmp_path / "plain.onnx"
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Abs (x) }'
+    onnx.save(onnx.parser.parse_model(text), plain)
+    assert "no op 'hardshrunk'" in error("build-library", library, "--ops", "hardshrunk")
+    assert "--ops and --for are both given" in error("build-library", library, "--ops", "Hardshrink", "--for", good)
+    assert "has no ops of the domain" in error("build-library", library, "--for", plain)
+    assert "processors are 'v5', expected some of " in error("build-library", library, "--cpu", "v5")
+
+
 @pytest.mark.usefixtures("one_op")
 def test_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "PACKAGES", ("onnxruntime", "no-such-package"))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from onnx_ops.library.functions import functions
-from onnx_ops.library.objects import native, symbol, write_objects
+from onnx_ops.library.objects import NATIVE, levels, symbol, write_objects
 from onnx_ops.ops import OPS
 
-LEVEL = native()
+(LEVEL,) = levels([NATIVE])
 OF_C = {"free", "malloc", "memcpy", "memset"}
 
 

@@ -9,6 +9,7 @@ import onnxruntime as ort
 import typer
 
 from onnx_ops.cli import arrays, ascend, commands, trained
+from onnx_ops.cli.library import build_library
 from onnx_ops.cli.migration import migrate
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
@@ -59,6 +60,7 @@ app.command()(commands.link)
 app.command()(commands.check)
 app.command()(commands.doctor)
 app.command("compile")(commands.compile_kernels)
+app.command()(build_library)
 app.command()(train)
 app.command()(trained.evaluate)
 app.command()(trained.export)

@@ -71,30 +71,27 @@ LEVELS: Mapping[str, Sequence[Level]] = {
     "aarch64": (Level("baseline", "", "generic", "+neon"),),
 }
 """By architecture, the lowest first: the levels of the x86-64 psABI, and ARMv8-A."""
+NATIVE = "native"
+"""The level that is this very processor."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Other names of architectures."""
 
 
-def levels() -> Sequence[Level]:
-    """The levels of this machine's architecture.
+def levels(names: Sequence[str] = ()) -> list[Level]:
+    """The levels of this machine's architecture with these names, the lowest first; all but "native" by default.
 
     Raises:
-        LibraryError: there are none.
+        LibraryError: there is none of a name.
     """
-    machine = platform.machine().lower()
-    architecture = ARCHITECTURES.get(machine, machine)
-    if architecture not in LEVELS:
-        raise LibraryError(f"no levels of {machine} are known, expected one of {', '.join(LEVELS)}; use --cpu native")
-    return LEVELS[architecture]
-
-
-def native() -> Level:
-    """This very processor."""
     own = llvm.get_host_cpu_features()
     machine = platform.machine().lower()
     known = LEVELS.get(ARCHITECTURES.get(machine, machine), ())
-    needs = [level.needs for level in known if all(own.get(name[1:]) for name in level.features.split(","))]
-    return Level("native", needs[-1] if needs else "")
+    least = [level.needs for level in known if all(own.get(name[1:]) for name in level.features.split(","))]
+    native = Level(NATIVE, least[-1] if least else "")
+    if not {*names} <= {level.name for level in (*known, native)} or not (names or known):
+        expected = ", ".join(level.name for level in (*known, native))
+        raise LibraryError(f"processors are '{','.join(names)}', expected some of {expected} for {machine}")
+    return [level for level in (*known, native) if (level.name in names if names else level.name != NATIVE)]
 
 
 def symbol(level: Level, number: int, function: Function) -> str:

@@ -1,0 +1,184 @@
+"""The library of the kernels in plain sessions: results, shapes and errors of the kernels that are compiled here."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import backends
+import numpy as np
+import onnxruntime as ort
+import pytest
+from native_checks import compiler
+from onnx import ModelProto, helper
+from test_ops_refusals import AT_RUN, STATIC, model_of
+
+import onnx_ops
+from models.single_op import ONNX_OPSET
+from models.sparse_coding import training as sparse_coding
+from onnx_ops.core.domain import KERNEL_DOMAIN
+from onnx_ops.library.build import build
+from onnx_ops.library.objects import NATIVE
+from onnx_ops.ops import ALL_VERSIONS, OPS
+from tests.ops import RECORDS
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no compiler of C")
+FEW = ("ApplyAdamW", "EmbeddingDenseBackward", "Hardshrink", "HardshrinkBackward", "KlDiv")
+"""Loops, sums, tasks, attributes, values that are checked, and the ops of a step."""
+each_op = pytest.mark.parametrize("op", [op if op in FEW else pytest.param(op, marks=pytest.mark.full) for op in OPS])
+OF_C = ("libc.so.6", "libm.so.6", "libpthread.so.0")
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of the ops that are tested."""
+    path = tmp_path_factory.mktemp("library") / "libonnx_ops_aclnn.so"
+    full = request.config.getoption("--full")
+    build(path, ALL_VERSIONS if full else [op for op in ALL_VERSIONS if op.name in FEW], [NATIVE])
+    return path
+
+
+@pytest.fixture(scope="module")
+def session_of(library: Path) -> Callable[[ModelProto], ort.InferenceSession]:
+    """Makes a plain session with the library."""
+    options = backends.options()
+    options.register_custom_ops_library(str(library))
+    return functools.partial(plain_session, options=options)
+
+
+def plain_session(model: ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+Sessions = Callable[[ModelProto], ort.InferenceSession]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names are those of Linux")
+def test_it_needs_the_c_library_alone(library: Path) -> None:
+    """And exports one function."""
+    if not (nm := shutil.which("nm")):
+        pytest.skip("there is no nm")
+    listed = subprocess.run([nm, "-D", "-P", str(library)], capture_output=True, text=True, check=True).stdout
+    kinds = {name.partition("@")[0]: kind for name, kind, *_ in map(str.split, listed.splitlines())}
+    assert [name for name, kind in kinds.items() if kind == "T"] == ["RegisterCustomOps"]
+    wanted, known = {name for name, kind in kinds.items() if kind == "U"}, [*map(ctypes.CDLL, OF_C)]
+    assert wanted
+    assert not {name for name in wanted if not any(hasattr(library, name) for library in known)}
+
+
+@each_op
+def test_results(op: str, session_of: Sessions) -> None:
+    """The same bits as those of the kernels that are compiled here, and the same shapes in the model."""
+    record = RECORDS[op]
+    for call in (*record.combinations(), *record.calls()):
+        model = backends.model_of(call)
+        session, own = session_of(onnx_ops.link(model)), backends.kernel_session(model)
+        assert described(session) == described(own)
+        expected = backends.run_outputs(own, call.given)
+        found = backends.run_outputs(session, call.given)
+        assert found.keys() == expected.keys()
+        for name, array in found.items():
+            backends.assert_same_bits(array, expected[name])
+
+
+def described(session: ort.InferenceSession) -> list[tuple[str, str, list[object]]]:
+    """The outputs of a session; dimensions without a name have a fresh one in each."""
+    return [
+        (value.name, value.type, [re.sub(r"unknown_\d+", "unknown", str(size)) for size in value.shape])
+        for value in session.get_outputs()
+    ]
+
+
+@each_op
+def test_refusals_of_sessions(op: str, session_of: Sessions) -> None:
+    """The words of the kernels that are compiled here, for a node that is known by its output."""
+    models = [bare(model_of(row)) for row in STATIC if row.op == op]
+    found = [refusal(session_of, model) for model in models]
+    assert any(found)
+    assert found == [refusal(with_kernels, model) for model in models]
+
+
+@pytest.mark.parametrize("known", AT_RUN)
+@each_op
+def test_refusals_of_runs(op: str, known: str, session_of: Sessions) -> None:
+    for row in AT_RUN[known]:
+        if row.op == op:
+            model = bare(model_of(row, known))
+            session, own = session_of(model), with_kernels(model)
+            found = refusal(backends.run_outputs, session, row.given)
+            assert found
+            assert found == refusal(backends.run_outputs, own, row.given)
+
+
+def bare(model: ModelProto) -> ModelProto:
+    """A model whose nodes are those of kernels, which `link` has not checked."""
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    for node in changed.graph.node:
+        node.op_type, node.domain = OPS[node.op_type].kernel_name, KERNEL_DOMAIN
+    del changed.opset_import[:]
+    changed.opset_import.extend([helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(KERNEL_DOMAIN, 1)])
+    return changed
+
+
+def with_kernels(model: ModelProto) -> ort.InferenceSession:
+    return plain_session(model, backends.kernel_options())
+
+
+def refusal(function: Callable[..., object], *arguments: object) -> str | None:
+    """The message of the error that a function raises; None if it raises none."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return str(error)
+    return None
+
+
+BLOCKED = ("llvmlite", "numba", "onnxruntime_extensions", "onnx_ops")
+PROGRAM = """
+import pickle, sys
+from importlib.abc import MetaPathFinder
+
+class Blocked(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+
+library, model, blocked, feeds = pickle.load(sys.stdin.buffer)
+sys.meta_path.insert(0, Blocked())
+import numpy as np
+import onnxruntime as ort
+
+options = ort.SessionOptions()
+options.register_custom_ops_library(library)
+session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+sys.stdout.buffer.write(pickle.dumps([session.run(None, arrays) for arrays in feeds]))
+"""
+
+
+def test_step_without_this_package(library: Path) -> None:
+    """A training step in a process that can import neither the package nor Numba: the results of the kernels here."""
+    started = sparse_coding.TRAINING.started(0)
+    model, rng = onnx_ops.link(started.model), np.random.default_rng(0)
+    feeds = [
+        {
+            **started.state,
+            "learning_rate": np.array(0.01, np.float32),
+            "patches": rng.normal(size=(rows, 64)).astype(np.float32),
+        }
+        for rows in (5, 200)
+    ]
+    given = pickle.dumps((str(library), model.SerializeToString(), BLOCKED, feeds))
+    done = subprocess.run([sys.executable, "-c", PROGRAM], input=given, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    own = backends.kernel_session(model)
+    for found, arrays in zip(pickle.loads(done.stdout), feeds, strict=True):
+        for array, expected in zip(found, own.run(None, arrays), strict=True):
+            backends.assert_same_bits(array, expected)
