@@ -62,6 +62,7 @@ const oo_object oo_false[1] = {{.kind = OO_BOOL, .as.integer = 0}};
 const oo_object oo_true[1] = {{.kind = OO_BOOL, .as.integer = 1}};
 
 enum { CONSTANT, CHANGEABLE }; /* `type` of lists, sets and dictionaries */
+enum { IN_DOUBLE, IN_SINGLE }; /* `type` of floats: those of NumPy in float32 are neither shown nor computed with */
 
 static oo_object *made(oo_state *s, oo_kind kind, int type, int64_t count) {
     oo_object *x = oo_allocate(s, sizeof *x);
@@ -137,6 +138,12 @@ double oo_number_of(oo_state *s, oo_value x) {
     return x->kind == OO_FLOAT ? x->as.number : (double)oo_integer_of(s, x);
 }
 
+/* A number to compute with. */
+static double real(oo_state *s, oo_value x) {
+    if (x->kind == OO_FLOAT && x->type == IN_SINGLE) oo_fail(s, "NotImplementedError: arithmetic in float32");
+    return oo_number_of(s, x);
+}
+
 static int has_items(oo_value x) {
     return x->kind == OO_TUPLE || x->kind == OO_LIST || x->kind == OO_SET
            || (x->kind == OO_RECORD && oo_classes[x->type].is_tuple);
@@ -188,13 +195,14 @@ static int order(oo_state *s, oo_value a, oo_value b) {
 int oo_equal(oo_state *s, oo_value a, oo_value b) {
     if (a == b && a->kind != OO_FLOAT) return 1;
     if (is_number(a) && is_number(b)) return order(s, a, b) == 0;
-    if (a->kind != b->kind) return 0;
+    int are_tuples = oo_isinstance(a, OO_TUPLE) && oo_isinstance(b, OO_TUPLE);
+    if (a->kind != b->kind && !are_tuples) return 0;
     switch (a->kind) {
     case OO_NONE: return 1;
     case OO_STR: return a->count == b->count && memcmp(a->as.text, b->as.text, (size_t)a->count) == 0;
     case OO_FUNCTION: case OO_OPAQUE: return 0;
     case OO_RECORD:
-        if (a->type != b->type) return 0;
+        if (a->type != b->type && !are_tuples) return 0;
         break;
     case OO_TUPLE: case OO_LIST: break;
     default: oo_fail(s, "TypeError: not compared");
@@ -278,7 +286,7 @@ static oo_value whole(oo_state *s, int wraps, oo_integer value) {
 oo_value oo_add(oo_state *s, oo_value a, oo_value b) {
     if ((a->kind == OO_TUPLE || a->kind == OO_LIST) && b->kind == a->kind) return chained(s, a, b);
     if (a->kind == OO_STR && b->kind == OO_STR) return oo_joined(s, 2, (oo_value[]){a, b});
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_number_of(s, a) + oo_number_of(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) + real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_add_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -288,7 +296,7 @@ static int has_arrays(oo_value a, oo_value b) { return a->kind == OO_ARRAY || b-
 
 oo_value oo_subtract(oo_state *s, oo_value a, oo_value b) {
     if (has_arrays(a, b)) return oo_elementwise(s, '-', 2, (oo_value[]){a, b});
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_number_of(s, a) - oo_number_of(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) - real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_sub_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -302,7 +310,7 @@ oo_value oo_multiply(oo_state *s, oo_value a, oo_value b) {
         for (int64_t n = oo_word_of(s, b); n > 0; n--) out = chained(s, out, a);
         return out;
     }
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_number_of(s, a) * oo_number_of(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) * real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_mul_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -351,7 +359,7 @@ oo_value oo_or_to(oo_state *s, oo_value a, oo_value b) {
 }
 
 oo_value oo_negative(oo_state *s, oo_value a) {
-    if (a->kind == OO_FLOAT) return oo_float(s, -a->as.number);
+    if (a->kind == OO_FLOAT) return oo_float(s, -real(s, a));
     oo_integer out, x = oo_integer_of(s, a);
     int wraps = __builtin_sub_overflow((oo_integer)0, x, &out);
     return whole(s, wraps, out);
@@ -620,7 +628,7 @@ oo_value oo_to_str(oo_state *s, const oo_value *a) {
     case OO_NONE: return oo_str(s, "None");
     case OO_BOOL: return oo_str(s, x->as.integer ? "True" : "False");
     case OO_INT: case OO_MEMBER: return text_of_integer(s, oo_integer_of(s, x));
-    case OO_FLOAT: return text_of_number(s, x->as.number);
+    case OO_FLOAT: return text_of_number(s, real(s, x));
     case OO_STR: return x;
     case OO_TUPLE: case OO_LIST: return oo_repr(s, a);
     default: oo_fail(s, "NotImplementedError: str of such a value");
@@ -669,7 +677,8 @@ oo_value oo_dict_of(oo_state *s, const oo_value *a) {
 
 oo_value oo_sum(oo_state *s, const oo_value *a) {
     oo_value from = oo_items_of(s, a[0]), out = oo_int(s, 0);
-    for (int64_t i = 0; i < from->count; i++) out = oo_add(s, out, from->as.items[i]);
+    for (int64_t i = 0; i < from->count; i++) /* newer versions of Python add floats with a correction */
+        out = oo_int(s, oo_integer_of(s, oo_add(s, out, from->as.items[i])));
     return out;
 }
 
@@ -704,14 +713,21 @@ oo_value oo_to_float(oo_state *s, const oo_value *a) { return oo_float(s, oo_num
 
 oo_value oo_to_bool(oo_state *s, const oo_value *a) { return oo_bool(oo_is_true(s, a[0])); }
 
-oo_value oo_float32(oo_state *s, const oo_value *a) { return oo_float(s, (float)oo_number_of(s, a[0])); }
-
-oo_value oo_maximum(oo_state *s, const oo_value *a) {
-    double x = oo_number_of(s, a[0]), y = oo_number_of(s, a[1]);
-    return oo_float(s, isnan(x) || x > y ? x : y);
+oo_value oo_float32(oo_state *s, const oo_value *a) {
+    oo_object *x = made(s, OO_FLOAT, IN_SINGLE, 0);
+    x->as.number = (float)oo_number_of(s, a[0]);
+    return x;
 }
 
-oo_value oo_floor(oo_state *s, const oo_value *a) { return oo_float(s, floor(oo_number_of(s, a[0]))); }
+/* `numpy.maximum` of two floats of one dtype. */
+oo_value oo_maximum(oo_state *s, const oo_value *a) {
+    if (a[0]->kind != OO_FLOAT || a[1]->kind != OO_FLOAT || a[0]->type != a[1]->type)
+        oo_fail(s, "NotImplementedError: maximum of such values");
+    double x = a[0]->as.number, y = a[1]->as.number;
+    return isnan(x) || x > y ? a[0] : a[1];
+}
+
+oo_value oo_floor(oo_state *s, const oo_value *a) { return oo_float(s, floor(real(s, a[0]))); }
 
 /* a: a list of iterables. */
 static oo_value zipped(oo_state *s, oo_value iterables, int strict) {

@@ -19,7 +19,7 @@ from onnx_ops.core.errors import OpError
 from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.errors import TranslationError
 from onnx_ops.library.translation.intrinsics import BUILTINS, KINDS, METHODS, SPECIAL, Builtin
-from onnx_ops.library.translation.program import Program
+from onnx_ops.library.translation.program import Program, plain
 
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 ARITHMETIC: dict[type[ast.operator], str] = {
@@ -363,10 +363,7 @@ class Body:
             case ast.List(elements):
                 return self._display("LIST", elements)
             case ast.Set(elements):
-                own_set = self.kept("oo_new(s, OO_SET, 0, 0, NULL)")
-                for element in elements:
-                    self.emit(f"oo_put(s, {own_set}, {self.value(element)});")
-                return own_set
+                return self.kept(f"oo_set_of(s, &{self._gathered(elements)})")
             case ast.Dict(keys, elements):
                 return self._dictionary(keys, elements)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
@@ -550,7 +547,7 @@ class Body:
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
             if kind in KINDS:
                 tests.append(f"oo_isinstance({value}, {KINDS[kind]})")
-            elif isinstance(kind, type) and classes.is_record(kind):
+            elif isinstance(kind, type) and classes.is_record(kind) and not kind.__subclasses__():
                 tests.append(f"({value}->kind == OO_RECORD && {value}->type == {self.program.kind(kind)})")
             else:
                 self.refuse(node, "this class is not translated")
@@ -579,8 +576,8 @@ class Body:
             if self.program.bound.setdefault(function, first) is not first:
                 self.refuse(node, "a class method of several classes is not translated")
             return self._applied(node, function, ["oo_none"])
-        if isinstance(inspect.unwrap(own), FunctionType):
-            return self._applied(node, inspect.unwrap(own), [])
+        if isinstance(plain(own), FunctionType):
+            return self._applied(node, plain(own), [])
         self.refuse(node, "this function is not translated")
 
     def _builtin(self, node: ast.Call, builtin: Builtin, first: Sequence[str]) -> str:

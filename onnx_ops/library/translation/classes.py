@@ -40,9 +40,11 @@ def members_of(kind: type) -> list[Any]:
 
 
 def is_record(kind: type) -> bool:
-    """Whether a class is a dataclass, a named tuple or OpError: the translated code may make its objects."""
-    plain = dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__")
-    return plain or is_named_tuple(kind) or kind is OpError
+    """Whether a class is a frozen dataclass, a named tuple or OpError: the translated code may make its objects."""
+    if dataclasses.is_dataclass(kind):
+        parameters = vars(kind).get("__dataclass_params__")
+        return bool(parameters and parameters.frozen and parameters.eq) and not hasattr(kind, "__post_init__")
+    return is_named_tuple(kind) or kind is OpError
 
 
 def is_named_tuple(kind: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -84,8 +85,12 @@ class Program:
 
     def function(self, own: Callable[..., Any]) -> str:
         """The C name of a function, which is translated."""
-        own = inspect.unwrap(own)
-        if not isinstance(own, FunctionType) or not own.__module__.startswith("onnx_ops."):
+        own = plain(own)
+        if (
+            not isinstance(own, FunctionType)
+            or hasattr(own, "__wrapped__")
+            or not own.__module__.startswith("onnx_ops.")
+        ):
             raise TranslationError(f"function {own!r} is not translated")
         if own not in self.functions:
             file = own.__module__.rpartition(".")[2].strip("_")
@@ -105,8 +110,8 @@ class Program:
 
     def constant(self, value: Any) -> str:
         """The C expression of a constant."""
-        if value is None or isinstance(value, bool | np.bool_):
-            return SINGLETONS[value if value is None else bool(value)]
+        if value is None or isinstance(value, bool):
+            return SINGLETONS[value]
         key = self._key(value)
         if key not in self._numbers:
             constant = self._constant(value)
@@ -121,10 +126,10 @@ class Program:
     def _key(self, value: Any) -> Any:
         if isinstance(value, enum.Enum):
             return type(value), value
-        if isinstance(value, int | str | np.integer):
-            return type(value).__name__, value
-        if isinstance(value, float | np.floating):
-            return float, float(value).hex()
+        if type(value) in (int, str):
+            return type(value), value
+        if type(value) in (float, np.float32):
+            return type(value), float(value).hex()
         if type(value) is tuple:
             return tuple, tuple(map(self.constant, value))
         if isinstance(value, Signature):
@@ -133,19 +138,20 @@ class Program:
 
     def _constant(self, value: Any) -> Constant:
         if isinstance(value, enum.Enum):
-            if not classes.is_enumeration(type(value)):
+            if not classes.is_enumeration(type(value)) and type(value).__mro__[1:] == (enum.Enum, object):
                 return Constant(value, ".kind = OO_OPAQUE")
             kind = self.kind(type(value))
             return Constant(
                 value, f".kind = OO_MEMBER, .type = {kind}, .as.member = {{{value.value}, {text(value.name)}}}"
             )
-        if isinstance(value, int | np.integer):
+        if type(value) is int:
             if abs(int(value)) > MOST:
                 raise TranslationError(f"constant {value} exceeds {MOST}")
-            return Constant(value, f".kind = OO_INT, .as.integer = {int(value)}")
-        if isinstance(value, float | np.floating):
-            return Constant(value, f".kind = OO_FLOAT, .as.number = {number(float(value))}")
-        if isinstance(value, str):
+            return Constant(value, f".kind = OO_INT, .as.integer = {value}")
+        if type(value) in (float, np.float32):
+            single = int(type(value) is np.float32)
+            return Constant(value, f".kind = OO_FLOAT, .type = {single}, .as.number = {number(float(value))}")
+        if type(value) is str:
             return Constant(value, f".kind = OO_STR, .count = {len(value.encode())}, .as.text = {text(value)}")
         if isinstance(value, FunctionType):
             return Constant(value, ".kind = OO_FUNCTION")
@@ -201,6 +207,11 @@ class Program:
             constant = self.constants[int(found[2:-1])]
             constant.fields = f".kind = OO_FUNCTION, .as.code = {self.function(own)}"
         return found
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a cached one."""
+    return function.__wrapped__ if isinstance(function, functools._lru_cache_wrapper) else function
 
 
 def text(value: str) -> str:
