@@ -657,7 +657,7 @@ def test_check_in_json(good: Path) -> None:
         "minimum_opset": 15,
         "linked": "absent",
         "linked_by": None,
-        "kernels": {"registered": True, "reason": None},
+        "kernels": {"registered": True, "reason": None, "library": None, "level": None},
         "problems": [],
         "nodes": [
             {
@@ -838,7 +838,7 @@ def test_check_of_unknown_types(tmp_path: Path) -> None:
 def test_check_without_kernels(good: Path, no_kernels: str) -> None:
     checked = answer("check", good)
     assert checked["ok"]
-    assert checked["kernels"] == {"registered": False, "reason": no_kernels}
+    assert checked["kernels"] == {"registered": False, "reason": no_kernels, "library": None, "level": None}
     assert checked["nodes"][0]["runs_on"] == "portable body"
     text = run("check", good).stdout
     assert f"not registered: {no_kernels}" in text
@@ -855,7 +855,7 @@ def test_doctor() -> None:
     assert examined["unsupported"] == []
     assert examined["versions"]["onnx-ops"] == onnx_ops.__version__
     assert examined["versions"]["onnxruntime"] == ort.__version__
-    assert examined["kernels"] == {"registered": True, "reason": None}
+    assert examined["kernels"] == {"registered": True, "reason": None, "library": None, "level": None}
     assert examined["cache"]["writable"]
     assert examined["cache"]["problem"] is None
     assert Path(examined["cache"]["path"]).is_dir()
@@ -868,7 +868,7 @@ def test_doctor() -> None:
 def test_doctor_without_kernels(no_kernels: str) -> None:
     examined = answer("doctor")
     assert examined["ok"]
-    assert examined["kernels"] == {"registered": False, "reason": no_kernels}
+    assert examined["kernels"] == {"registered": False, "reason": no_kernels, "library": None, "level": None}
     assert {(o["way"], o["status"]) for o in examined["outcomes"]} == {
         ("kernel", "unavailable"),
         ("portable body", "passed"),

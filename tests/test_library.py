@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import pickle
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import backends
 import numpy as np
@@ -19,11 +21,14 @@ import pytest
 from native_checks import compiler
 from onnx import ModelProto, helper
 from test_ops_refusals import AT_RUN, STATIC, model_of
+from test_sessions import NODES, WORDS, wrong_feeds
 
 import onnx_ops
 from models.single_op import ONNX_OPSET
 from models.sparse_coding import training as sparse_coding
+from onnx_ops.cli.diagnosis import Kernels
 from onnx_ops.core.domain import KERNEL_DOMAIN
+from onnx_ops.integrations import prebuilt
 from onnx_ops.library.build import build
 from onnx_ops.library.objects import NATIVE
 from onnx_ops.ops import ALL_VERSIONS, OPS
@@ -62,12 +67,16 @@ Sessions = Callable[[ModelProto], ort.InferenceSession]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are those of Linux")
 def test_it_needs_the_c_library_alone(library: Path) -> None:
-    """And exports one function."""
+    """And exports what onnxruntime and this package call."""
     if not (nm := shutil.which("nm")):
         pytest.skip("there is no nm")
     listed = subprocess.run([nm, "-D", "-P", str(library)], capture_output=True, text=True, check=True).stdout
     kinds = {name.partition("@")[0]: kind for name, kind, *_ in map(str.split, listed.splitlines())}
-    assert [name for name, kind in kinds.items() if kind == "T"] == ["RegisterCustomOps"]
+    assert [name for name, kind in kinds.items() if kind == "T"] == [
+        "RegisterCustomOps",
+        "onnx_ops_level",
+        "onnx_ops_name_nodes",
+    ]
     wanted, known = {name for name, kind in kinds.items() if kind == "U"}, [*map(ctypes.CDLL, OF_C)]
     assert wanted
     assert not {name for name in wanted if not any(hasattr(library, name) for library in known)}
@@ -141,8 +150,7 @@ def refusal(function: Callable[..., object], *arguments: object) -> str | None:
     return None
 
 
-BLOCKED = ("llvmlite", "numba", "onnxruntime_extensions", "onnx_ops")
-PROGRAM = """
+BLOCKING = """
 import pickle, sys
 from importlib.abc import MetaPathFinder
 
@@ -151,15 +159,32 @@ class Blocked(MetaPathFinder):
         if name.partition(".")[0] in blocked:
             raise ImportError(f"{name} is blocked")
 
-library, model, blocked, feeds = pickle.load(sys.stdin.buffer)
+blocked, given = pickle.load(sys.stdin.buffer)
 sys.meta_path.insert(0, Blocked())
+"""
+COMPILING = ("llvmlite", "numba", "onnxruntime_extensions")
+
+
+def answer_without(blocked: Sequence[str], program: str, given: object, variables: Mapping[str, str]) -> Any:
+    """What a program answers, in a process that can import none of some packages."""
+    text = f"{BLOCKING}\n{program}\nsys.stdout.buffer.write(pickle.dumps(answer))"
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+    own = pickle.dumps((blocked, given))
+    done = subprocess.run([sys.executable, "-c", text], input=own, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    return pickle.loads(done.stdout)
+
+
+STEP = """
 import numpy as np
 import onnxruntime as ort
+
+library, model, feeds = given
 
 options = ort.SessionOptions()
 options.register_custom_ops_library(library)
 session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-sys.stdout.buffer.write(pickle.dumps([session.run(None, arrays) for arrays in feeds]))
+answer = [session.run(None, arrays) for arrays in feeds]
 """
 
 
@@ -175,10 +200,46 @@ def test_step_without_this_package(library: Path) -> None:
         }
         for rows in (5, 200)
     ]
-    given = pickle.dumps((str(library), model.SerializeToString(), BLOCKED, feeds))
-    done = subprocess.run([sys.executable, "-c", PROGRAM], input=given, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    given = (str(library), model.SerializeToString(), feeds)
+    answer = answer_without([*COMPILING, "onnx_ops"], STEP, given, {})
     own = backends.kernel_session(model)
-    for found, arrays in zip(pickle.loads(done.stdout), feeds, strict=True):
+    for found, arrays in zip(answer, feeds, strict=True):
         for array, expected in zip(found, own.run(None, arrays), strict=True):
             backends.assert_same_bits(array, expected)
+
+
+NAMES = """
+import onnx.parser, onnxruntime
+import onnx_ops
+from onnx_ops.cli.diagnosis import kernels
+
+text, calls = given
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+session = onnx_ops.InferenceSession(onnx.parser.parse_model(text), options)
+problems = []
+for feeds in calls:
+    try:
+        session.run(None, feeds)
+    except Exception as error:
+        problems.append(str(error))
+answer = problems, kernels()
+"""
+
+
+def test_this_package_without_numba(library: Path) -> None:
+    """It registers the library that a variable names, and errors have the names of nodes."""
+    given = (NODES, [wrong_feeds(wrong) for wrong in WORDS])
+    problems, kernels = answer_without(COMPILING, NAMES, given, {prebuilt.VARIABLE: str(library)})
+    assert [re.findall(r"; (node .*) \(ACLNN", problem) for problem in problems] == [
+        [words] for words in WORDS.values()
+    ]
+    assert kernels == Kernels(True, None, str(library), NATIVE)
+
+
+def test_library_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_text("no library")
+    with pytest.raises(onnx_ops.KernelsUnavailableError, match=re.escape(str(path))):
+        prebuilt.register(None, path)
+    assert not prebuilt.is_registered(path)

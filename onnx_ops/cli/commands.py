@@ -162,12 +162,13 @@ def check(
     JSON: model; ok; opset, that it imports; minimum_opset, the oldest that its ops support (null if there are no
     nodes); linked: "current", "stale" (its functions differ from those that this version adds), "broken" (it has nodes
     of kernels without their functions, and sessions without the kernels cannot load it), "absent" or "unneeded";
-    linked_by, the version of onnx_ops that has linked it, null if unknown; kernels, an object of registered and reason;
-    problems, a list of texts, without those of single nodes; nodes, a list of op, name, outputs, place, bare_kernel
-    (name of the kernel if the node is one without its function, else null), kernel (name of the kernel that the linked
-    node calls, null if the node is refused), problems, runs_on ("kernel", "portable body" for the function body, or
-    null if the node is refused) and uses, a list with one item for each call of the node: inputs (by name, null if
-    omitted), attributes, and outputs; tensors are objects of dtype and shape, null where unknown.
+    linked_by, the version of onnx_ops that has linked it, null if unknown; kernels, an object of registered, reason,
+    library and level (null if they are compiled here); problems, a list of texts, without those of single nodes;
+    nodes, a list of op, name, outputs, place, bare_kernel (name of the kernel if the node is one without its function,
+    else null), kernel (name of the kernel that the linked node calls, null if the node is refused), problems, runs_on
+    ("kernel", "portable body" for the function body, or null if the node is refused) and uses, a list with one item for
+    each call of the node: inputs (by name, null if omitted), attributes, and outputs; tensors are objects of dtype and
+    shape, null where unknown.
     """
     from onnx_ops.cli.diagnosis import kernels
     from onnx_ops.graph.files import ModelFileError, read_light_model
@@ -205,9 +206,10 @@ def doctor(as_json: AsJson = False) -> None:
     is not supported is a failure, even if the self-test passes.
 
     JSON: ok; platform; versions, by package, null if not installed; unsupported, a list of package, version and
-    supported (such as ">=1.23"); kernels, an object of registered and reason; cache, an object of path, writable and
-    problem (null, or why kernels cannot be loaded or saved there); outcomes, a list of op, way ("kernel", "portable
-    body" for the function body, "inlined"), status ("passed", "failed", "unavailable") and detail.
+    supported (such as ">=1.23"); kernels, an object of registered, reason, library and level (null if they are compiled
+    here); cache, an object of path, writable and problem (null, or why kernels cannot be loaded or saved there);
+    outcomes, a list of op, way ("kernel", "portable body" for the function body, "inlined"), status ("passed",
+    "failed", "unavailable") and detail.
     """
     from onnx_ops.cli.diagnosis import diagnose
 

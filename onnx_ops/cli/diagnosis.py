@@ -18,6 +18,7 @@ from onnx_ops.cli.inspection import FUNCTION_BODY
 from onnx_ops.cli.terminal import SILENT
 from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
+from onnx_ops.integrations import prebuilt
 from onnx_ops.integrations.examples import example_model
 from onnx_ops.integrations.sessions import compile_ahead, register
 from onnx_ops.linking.inlining import inline
@@ -39,10 +40,17 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Whether the kernels can be registered with onnxruntime here; if not, the reason."""
+    """Whether the kernels can be registered with onnxruntime here; if not, the reason.
+
+    Attributes:
+        library: path of the library that they are in; None if they are compiled here.
+        level: level of processors whose code of the library is used.
+    """
 
     registered: bool
     reason: str | None
+    library: str | None = None
+    level: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,13 @@ def diagnose() -> Diagnosis:
 
 def kernels() -> Kernels:
     """Try to register the kernels; compiles the code for it if it is not cached."""
+    path = prebuilt.library()
+    library = str(path) if path else None
     try:
         register(None)
     except KernelsUnavailableError as reason:
-        return Kernels(False, str(reason))
-    return Kernels(True, None)
+        return Kernels(False, str(reason), library)
+    return Kernels(True, None, library, prebuilt.level(path) if path else None)
 
 
 def _version(package: str) -> str | None:

@@ -177,7 +177,9 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     from rich.text import Text
 
     cache = diagnosis.cache
-    kernels = "registered" if diagnosis.kernels.registered else f"not registered: {diagnosis.kernels.reason}"
+    here = diagnosis.kernels
+    source = f"of {here.library}, for {here.level}" if here.library else "compiled here"
+    kernels = f"registered, {source}" if here.registered else f"not registered: {here.reason}"
     problem = f"; kernels that cannot be loaded or saved there are compiled in each process: {cache.problem}"
     print_fields(
         console,

@@ -20,6 +20,7 @@ from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
+from onnx_ops.integrations import prebuilt
 from onnx_ops.linking.attached import called_kernels
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
@@ -107,11 +108,14 @@ def register(options: ort.SessionOptions | None, kernels: Collection[str] | None
         options: session options, or None.
         kernels: as for `host.register`.
     """
-    try:
-        host = _host()
-    except ImportError as error:
-        raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
-    options = host.register(options, ALL_VERSIONS, kernels)
+    if path := prebuilt.library():
+        options = prebuilt.register(options, path)
+    else:
+        try:
+            host = _host()
+        except ImportError as error:
+            raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
+        options = host.register(options, ALL_VERSIONS, kernels)
     STATE.enter_onnxruntime()
     return options
 
@@ -135,6 +139,8 @@ def _host() -> ModuleType:
 
 def kernels_registered() -> bool:
     """Whether sessions of this process can have the kernels."""
+    if path := prebuilt.library():
+        return prebuilt.is_registered(path)
     try:
         return bool(_host().is_registered())
     except ImportError:
@@ -142,12 +148,12 @@ def kernels_registered() -> bool:
 
 
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
-    """Compile the kernels of calls on all cores.
+    """Compile the kernels of calls on all cores, unless a library has them.
 
     Calls with unknown dtypes are skipped: a session compiles their kernels when it is made. Kernels do not depend on
     shapes.
     """
-    if kernels_registered():
+    if not prebuilt.library() and kernels_registered():
         from onnx_ops.runtime.ahead import compile_ahead as compile_functions
         from onnx_ops.runtime.kernels import functions_of
 
@@ -220,6 +226,8 @@ def _written_in(folder: Path, model: onnx.ModelProto) -> Iterator[str]:
 
 def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
     """A context for making a session of a linked model, in which its kernels learn the names of their nodes."""
+    if path := prebuilt.library():
+        return prebuilt.naming(path, Origins(model).labels)
     try:
         naming: contextlib.AbstractContextManager[None] = _host().naming(Origins(model))
     except ImportError:

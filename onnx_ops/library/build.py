@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnx_ops.core.op import Op
+from onnx_ops.integrations.prebuilt import library_name
 from onnx_ops.library import translation
 from onnx_ops.library.functions import functions
 from onnx_ops.library.objects import LibraryError, levels, write_objects
@@ -27,13 +28,7 @@ SYSTEM_OPTIONS = {
     "darwin": ("-lm",),
     "linux": ("-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread"),
 }
-OF_LINUX = ("-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread")
-SUFFIXES = {"darwin": ".dylib", "win32": ".dll"}
-
-
-def library_name() -> str:
-    """The usual file name of a library on this system."""
-    return f"{'' if sys.platform == 'win32' else 'lib'}onnx_ops_aclnn{SUFFIXES.get(sys.platform, '.so')}"
+OF_LINUX = ("-s", "-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread")
 
 
 def compiler() -> list[str]:

@@ -44,13 +44,13 @@ class Origins:
 
         for key in callees_first(functions):
             made[key] = values(placed[key])
-        self._labels = values(placed[None])
-        self._inner_labels = {f"{key[1]}_{value}": label for key in made for value, label in made[key].items()}
+        inner = {f"{INNER}{key[1]}_{value}": label for key in made for value, label in made[key].items()}
+        self.labels = inner | values(placed[None])
+        """The descriptions by output; for a function that is called several times, by those of its first call."""
 
     def __call__(self, value: str) -> str | None:
         """The description of the node that computes a value; None if no node of the domain does."""
-        if value in self._labels or not value.startswith(INNER):
-            return self._labels.get(value)
-        rest = value.removeprefix(INNER)
-        shorter = (rest[: m.start()] + rest[m.end() :] for m in REPEATED.finditer(rest))
-        return next((self._inner_labels[name] for name in (rest, *shorter) if name in self._inner_labels), None)
+        if value in self.labels or not value.startswith(INNER):
+            return self.labels.get(value)
+        shorter = (value[: m.start()] + value[m.end() :] for m in REPEATED.finditer(value))
+        return next((self.labels[name] for name in shorter if name in self.labels), None)

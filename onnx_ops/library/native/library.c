@@ -14,6 +14,45 @@ static const void *api; /* OrtApi*, the same in the whole process */
 static const oo_level *level;
 static oo_python_record python; /* only `fail` is used */
 
+#define EXPORTED __attribute__((visibility("default")))
+
+/* --- descriptions of nodes ---------------------------------------------------------------------------------------- */
+
+/* Those of the session that this thread makes, by names of outputs; onnxruntime drops the names of nodes. */
+static _Thread_local struct {
+    int64_t count;
+    const char *const *outputs, *const *labels;
+} names;
+
+/* What `integrations.prebuilt.naming` calls: sets them, 0 for none. */
+EXPORTED void onnx_ops_name_nodes(int64_t count, const char *const *outputs, const char *const *labels) {
+    names.count = count;
+    names.outputs = outputs;
+    names.labels = labels;
+}
+
+/* The label of an output without the bytes from `first` to `rest`; NULL if there is none. */
+static const char *named_without(const char *output, size_t first, const char *rest) {
+    for (int64_t i = 0; i < names.count; i++)
+        if (!strncmp(names.outputs[i], output, first) && !strcmp(names.outputs[i] + first, rest))
+            return *names.labels[i] ? names.labels[i] : NULL;
+    return NULL;
+}
+
+/* As `linking.origins.Origins.__call__`. */
+static const char *named(const char *output) {
+    static const char inner[] = "_inlfunc_", repeated[] = "_token_";
+    const char *label = named_without(output, 0, output);
+    if (strncmp(output, inner, sizeof inner - 1))
+        return label;
+    for (const char *at = output; !label && (at = strstr(at, repeated)); at++) {
+        const char *digits = at + sizeof repeated - 1, *rest = digits + strspn(digits, "0123456789");
+        if (rest > digits && *rest == '_')
+            label = named_without(output, (size_t)(at - output), rest);
+    }
+    return label;
+}
+
 /* --- memory of one request ---------------------------------------------------------------------------------------- */
 
 /* Blocks that are freed at the end of a request, and the arena of its checks. */
@@ -165,10 +204,11 @@ static int read_outputs(request *own, void *info, const oo_operator *op, oo_call
         if ((int64_t)k < op->outputs)
             call->wanted[k] = *name != 0;
         if (*name && !*label) {
-            *label = take(own, sizeof form + size);
+            const char *known = named(name);
+            *label = take(own, (known ? strlen(known) : size) + sizeof form);
             if (!*label)
                 return 0;
-            sprintf(*label, form, name);
+            sprintf(*label, known ? "%s" : form, known ? known : name);
         }
     }
     return 1;
@@ -449,8 +489,11 @@ static void *made_domain(void **domain) {
     return failure;
 }
 
+/* The name of the level of processors whose code is used; NULL before the registration. */
+EXPORTED const char *onnx_ops_level(void) { return level ? level->name : NULL; }
+
 /* What onnxruntime calls when the library is registered with SessionOptions; registrations may run at the same time. */
-__attribute__((visibility("default"))) void *RegisterCustomOps(void *options, const api_base *base) {
+EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
     static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
     static void *domain;
     const void *own_api = base->get_api(OO_API_VERSION);
