@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import extreme_attributes
 import numpy as np
 import pytest
 from native_checks import Checks, answer, built, compiler, stored
+from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.types import TensorType
+from onnx_ops.core.schema import allowed_dtypes, is_optional
+from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations import precompile
 from onnx_ops.integrations.precompile import all_functions
 from onnx_ops.library.translation import source
@@ -166,29 +169,60 @@ def by_number(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compilation, name, lambda: 0)
 
 
+def drawn(rng: np.random.Generator, op: Op) -> dict[str, Any]:
+    """Values of the attributes that are no integers, which select no kernel."""
+    kinds = {name: attribute.type for name, attribute in op.schema.attributes.items()}
+    single = [name for name, kind in kinds.items() if kind == OpSchema.AttrType.FLOAT]
+    lists = [name for name in ("kernel_size", "stride", "strides", "dilation", "dilations") if name in kinds]
+    found: dict[str, Any] = {name: float(np.float32(rng.uniform(0.1, 0.9))) for name in single}
+    return found | {name: rng.integers(1, 9, 2).tolist() for name in lists}
+
+
+def mixtures(op: Op) -> Iterator[tuple[list[TensorType | None], list[bool]]]:
+    """Inputs of two dtypes, as far as they take these, with all or none of the optional ones, and the outputs."""
+    optional = [is_optional(parameter) for parameter in op.schema.inputs]
+    allowed = [allowed_dtypes(op.schema, parameter) for parameter in op.schema.inputs]
+    numbers = [[TensorProto.DataType.Value(name.upper()) for name in names] for names in allowed]
+    count = len(optional)
+    for first, second in itertools.permutations(FLOATS, 2):
+        for turn in (1, max(count // 2, 1)):
+            chosen = [(first, second)[i // turn % 2] for i in range(count)]
+            dtypes = [own if own in possible else possible[0] for own, possible in zip(chosen, numbers, strict=True)]
+            for present in (True, False):
+                there = [present or not own for own in optional]
+                types = [TensorType(dtype) if own else None for dtype, own in zip(dtypes, there, strict=True)]
+                yield types, [present or not is_optional(parameter) for parameter in op.schema.outputs]
+
+
 @pytest.mark.parametrize("op", ALL_VERSIONS, ids=lambda op: op.kernel_name)
 @pytest.mark.usefixtures("by_number")
 def test_kernels(checks: Checks, op: Op) -> None:
-    """Of all combinations of dtypes, attributes and outputs that have kernels of their own."""
+    """Of all combinations of dtypes, attributes and outputs that have kernels of their own, and of others."""
     rng = np.random.default_rng(SEED)
     for call in precompile._calls(op):
-        attributes = stored(op, call.attributes)
-        for name, attribute in op.schema.attributes.items():
-            if attribute.type == OpSchema.AttrType.FLOAT:
-                attributes[name] = float(np.float32(rng.uniform(0.1, 0.9)))
         wanted = [call.wants(name) for name in op.output_names]
-        types = list(call.inputs.values())
-        expected = kernels.compile_kernel(op, op.call(types, attributes, wanted))
-        expected.kernel["op"] = ALL_VERSIONS.index(op)
-        found = checks.kernel(op, types, attributes, wanted)
-        for record in ("kernel", "loop", "attributes"):
-            own, other = getattr(found, record), getattr(expected, record)
-            assert (own is None) == (other is None)
-            if own is not None:
-                assert own.dtype == other.dtype
-                differing = [n for n in own.dtype.names or () if not np.array_equal(own[n], other[n])]
-                assert not differing, (call, {n: (own[n], other[n]) for n in differing})
-        assert found.lists == expected.lists
+        attributes = stored(op, call.attributes) | drawn(rng, op)
+        assert_same_kernel(checks, op, list(call.inputs.values()), attributes, wanted)
+    for types, wanted in mixtures(op):
+        attributes = stored(op, op.required_attributes) | drawn(rng, op)
+        if any(wanted) and not isinstance(answer(lambda: op.infer(op.call(types, attributes, wanted))), str):  # noqa: B023
+            assert_same_kernel(checks, op, types, attributes, wanted)
+
+
+def assert_same_kernel(
+    checks: Checks, op: Op, types: Sequence[TensorType | None], attributes: dict[str, Any], wanted: Sequence[bool]
+) -> None:
+    expected = kernels.compile_kernel(op, op.call(types, attributes, wanted))
+    expected.kernel["op"] = ALL_VERSIONS.index(op)
+    found = checks.kernel(op, types, attributes, wanted)
+    for record in ("kernel", "loop", "attributes"):
+        own, other = getattr(found, record), getattr(expected, record)
+        assert (own is None) == (other is None)
+        if own is not None:
+            assert own.dtype == other.dtype
+            differing = [n for n in own.dtype.names or () if not np.array_equal(own[n], other[n])]
+            assert not differing, (types, attributes, wanted, {n: (own[n], other[n]) for n in differing})
+    assert found.lists == expected.lists
 
 
 def numbers() -> Iterator[float]:

@@ -56,8 +56,8 @@ def all_functions(ops: Iterable[Op] = ALL_VERSIONS) -> list[Any]:
 def _calls(op: Op) -> Iterator[Call]:
     """Calls that need all kernels of an op, each at least once.
 
-    With all inputs and outputs: all combinations of the dtypes that outputs follow, and one dtype for the other inputs;
-    with one dtype for all inputs: all combinations of optional inputs and outputs.
+    With all outputs, and all or none of the optional inputs: all combinations of the dtypes that outputs follow, and
+    one dtype for the other inputs; with one dtype for all inputs: all combinations of optional inputs and outputs.
     """
     typed = op.signature.typed_inputs
     allowed = [
@@ -75,7 +75,8 @@ def _calls(op: Op) -> Iterator[Call]:
         for values in itertools.product(range(MOST_CHOICES), repeat=len(choices)):
             attributes = {**op.required_attributes, **dict(zip(choices, values, strict=True))}
             for present, wanted in itertools.product(presences, wishes):
-                if len({*own, other}) > 1 and not (all(present) and all(wanted)):
+                is_extreme = all(wanted) and present in (presences[0], presences[-1])
+                if len({*own, other}) > 1 and not is_extreme:
                     continue
                 tensors = [TensorType(dtype) if there else None for dtype, there in zip(dtypes, present, strict=True)]
                 call = op.call(tensors, attributes, wanted)
