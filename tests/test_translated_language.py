@@ -247,6 +247,10 @@ def by_a_method(call: Call) -> Any:
     return call.no_such_method()  # type: ignore[attr-defined]
 
 
+def of_a_module(call: Call) -> Any:
+    return math.no_such_function(call)  # type: ignore[attr-defined]
+
+
 def of_a_string(call: Call) -> Any:
     return str(call.attributes["a"]).upper()
 
@@ -289,6 +293,7 @@ REFUSED = {
     with_a_function: 1,
     of_numpy: 1,
     by_a_method: 1,
+    of_a_module: 1,
     of_a_string: 1,
     stepping: 1,
     with_keywords: 1,

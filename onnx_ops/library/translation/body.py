@@ -110,15 +110,14 @@ class Body:
             raise type(error)(f"{self._file}:{line}: {self._function.__qualname__}: {error}") from error
         if not isinstance(body[-1], ast.Return | ast.Raise):
             self.emit(f"return {'yielded' if self._yields else 'oo_none'};")
+        read = {name: i for name, i in parameters.items() if f"{name}_" in self._read}
+        unread = [*([] if read else ["a"]), *(f"{name}_" for name in locals_ if f"{name}_" not in self._read)]
+        unread += [] if self._yields or any("(s," in line for line in self._lines) else ["s"]
         head = [f"static V {self._name}(S *s, const V *a) {{"]
-        head += [f"    V {name}_ = a[{i}];" for name, i in parameters.items() if f"{name}_" in self._read]
-        head += ["    V yielded = oo_new(s, OO_LIST, 0, 0, NULL);"] if self._yields else []
+        head += [f"    V {name}_ = a[{i}];" for name, i in read.items()]
         head += [f"    V {name}_ = NULL;" for name in locals_]
-        unread = [f"{name}_" for name in locals_ if f"{name}_" not in self._read]
-        head += [
-            f"    (void){name};" for name in [*([] if self._read & {f"{n}_" for n in parameters} else ["a"]), *unread]
-        ]
-        head += [] if any("(s," in line for line in self._lines) else ["    (void)s;"]
+        head += [f"    (void){name};" for name in unread]
+        head += ["    V yielded = oo_new(s, OO_LIST, 0, 0, NULL);"] if self._yields else []
         return "\n".join([*head, *self._lines, "}\n"])
 
     def _check_scopes(self, body: Sequence[ast.stmt]) -> None:
@@ -202,8 +201,11 @@ class Body:
                 left = self._variable(target)
                 self._assign(target, self.kept(f"{function}(s, {left}, {self.value(value)})"))
             case ast.If(test, body, orelse):
-                condition = self.condition(test)
-                self._branches(condition, body, orelse)
+                with self.block(f"if ({self.condition(test)})"):
+                    self._statements(body)
+                if orelse:
+                    with self.block("else"):
+                        self._statements(orelse)
             case ast.For(target, iterable, body, []):
                 with self._loop(iterable) as item:
                     self._assign(target, item)
@@ -226,13 +228,6 @@ class Body:
     def _statements(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             self._statement(statement)
-
-    def _branches(self, condition: str, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt]) -> None:
-        with self.block(f"if ({condition})"):
-            self._statements(body)
-        if orelse:
-            with self.block("else"):
-                self._statements(orelse)
 
     @contextlib.contextmanager
     def _loop(self, iterable: ast.expr) -> Iterator[str]:
@@ -297,6 +292,8 @@ class Body:
             case ast.Attribute(base, name):
                 own = self.constant_of(base)
                 if self._is_settled(own):
+                    if not hasattr(own, name):
+                        self.refuse(node, "there is no such attribute")
                     return getattr(own, name)
             case ast.UnaryOp(ast.USub(), operand):
                 value = self.constant_of(operand)

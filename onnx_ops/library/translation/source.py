@@ -16,7 +16,7 @@ from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.body import Body, MethodUnknown
 from onnx_ops.library.translation.errors import TranslationError
 from onnx_ops.library.translation.program import RUNTIME_NAMES, Program
-from onnx_ops.loops.records import KERNEL, WORD_TYPES, attributes_of
+from onnx_ops.loops.records import KERNEL, MAX_INPUTS, MAX_OUTPUTS, WORD_TYPES, attributes_of
 from onnx_ops.loops.records import offset as offset_of
 from onnx_ops.runtime import kernels
 from onnx_ops.runtime.compiler import Function
@@ -62,8 +62,11 @@ def source(ops: Sequence[Op], functions: Sequence[Function]) -> str:
     ]
     pairs = ((program.met(f), program.met(signature)) for f, signature in functions)
     natives = [f"    {{{f}, {signature}, {i}}}," for i, (f, signature) in enumerate(pairs) if f and signature]
+    most = max(len(op.schema.attributes) for op in ops)
     parts = [
         HEAD,
+        f'_Static_assert(OO_MAX_INPUTS == {MAX_INPUTS} && OO_MAX_OUTPUTS == {MAX_OUTPUTS}, "checks.h");',
+        f'_Static_assert(OO_MAX_ATTRIBUTES >= {most} && OO_NAMES == {len(RUNTIME_NAMES)}, "checks.h, values.h");',
         _names(program),
         f"static const oo_object constants[{len(program.constants)}];",
         "\n".join(f"static V {name}(S *s, const V *a);" for name in program.functions.values()),
