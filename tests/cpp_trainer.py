@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
     """The C functions; Missing if they cannot be compiled here."""
     source = Path(tempfile.mkdtemp(prefix="onnx_ops_cpp_")) / "trainer.cpp"
     source.write_text("#define ONNX_OPS_TRAINER_IMPLEMENTATION\n#include <onnx_ops/onnx_ops_trainer.h>\n")
-    file = compiled(source, "-O1", "-s", "-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+    file = compiled(source, "-s", "-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
     assert file.stat().st_size < MOST_BYTES
     found = ctypes.CDLL(str(file))
     found.onnx_ops_error_message.restype = ctypes.c_char_p

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 import steps
-from cpp_trainer import CppError, CppTrainer, Missing, library
+from cpp_trainer import MOST_BYTES, CppError, CppTrainer, Missing, compiled, library
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_ops
@@ -27,7 +28,9 @@ from models.perceptron import perceptron_step
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA
 from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
+from onnx_ops.training.checkpoints import open_checkpoint
 from onnx_ops.training.step_files import save_step, step_model
+from scripts.examples.cpp import files
 
 Array = np.ndarray[Any, Any]
 ELSEWHERE = {
@@ -498,3 +501,33 @@ def test_files_that_are_no_steps(tmp_path: Path) -> None:
         CppTrainer(path)
     assert found.value.kind == MODEL_ERROR
     assert CONDITION_NUMBERS in {value.name for value in good.graph.output}
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "steps", "read"), [("digits", 300, 90.0), ("lines", 3, 0.0)])
+def test_program(name: str, steps: int, read: float, tmp_path: Path) -> None:
+    """It ends in the state of Python, bit for bit, in a file of less than 2 MB."""
+    program = compiled(Path(files.__file__).with_name("train.cpp"), "-s")
+    assert program.stat().st_size < MOST_BYTES
+    files.write({"digits": files.digit_classifier, "lines": files.line_reader}[name](epochs=3), tmp_path)
+    done = subprocess.run([program, tmp_path, str(steps)], capture_output=True, text=True, check=True, timeout=100)
+    assert float(re.findall(r"read correctly: (.*) %", done.stdout)[0]) >= read
+    data = {own: np.asarray(tensor) for own, tensor in open_checkpoint(tmp_path / "data.safetensors")[0].items()}
+    trainer = onnx_ops.Trainer(tmp_path / "step.onnx", backends.options(threads=0))
+    learned = {own.removeprefix("learned."): array for own, array in data.items() if own.startswith("learned.")}
+    for order, rate in zip(data["order"][:steps], data["learning_rates"], strict=False):
+        trainer.learning_rate = rate
+        trainer.step(**{own: array[order] for own, array in learned.items()})
+    expected = trainer.state_dict()
+    trainer.load(tmp_path / "state.safetensors")
+    assert_same(trainer.state_dict(), expected)
+    assert onnx.load(tmp_path / "trained.onnx").graph.initializer
+
+
+def test_program_that_fails(tmp_path: Path) -> None:
+    program = compiled(Path(files.__file__).with_name("train.cpp"), "-s")
+    done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"[Errno 2] No such file or directory: '{tmp_path / 'step.onnx'}'\n"

@@ -2177,6 +2177,13 @@ inline double cast_rate(double rate, ElementType type) {
 
 // --- the trainer ------------------------------------------------------------------------------------------------------
 
+/// The tensors of a safetensors file, such as a checkpoint.
+inline Tensors read_tensors(const std::filesystem::path &path) {
+  Tensors found;
+  for (const auto &[name, source] : detail::open_checkpoint(path).tensors) found.set(name, source.tensor());
+  return found;
+}
+
 /// How a Trainer is made.
 struct TrainerOptions {
   /// Whether a step whose loss is NaN or infinite throws a StepError and leaves the state as it was. The loss is the first

@@ -1,0 +1,1 @@
+"""Training in C++: `files` writes step and data, train.cpp trains."""
