@@ -209,7 +209,9 @@ def test_outputs_as_raw_files(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["Hardshrunk", "x.npy"], "no op 'Hardshrunk'"),
-        (["Hardshrink", "none.npy"], "none.npy"),
+        (["Hardshrink", "none.npy"], "none.npy: No such file or directory"),
+        (["Hardshrink", "slef=x.npy"], "'slef' is no input of Hardshrink, expected one of self"),
+        (["Hardshrink", "self=a=b.npy"], "a=b.npy: No such file or directory"),
         (["Hardshrink", "x.npy", "--set", "lambd"], "--set lambd has no value, expected NAME=VALUE"),
         (["Hardshrink", "x.npy", "--set", "lambda=1"], "unknown attribute 'lambda', expected lambd"),
         (["Hardshrink", "x.npy", "--set", "lambd=1,2"], "attribute 'lambd' is [1, 2], expected a number"),
@@ -255,6 +257,7 @@ def test_exit_status_of_compare(tmp_path: Path) -> None:
     assert rows[3]["Name"] == "deep/a"
     assert float(rows[3]["MaxAbsErr"]) == pytest.approx(0.002, rel=1e-4)
     assert "expected two files or two folders" in answer("compare", got, golden / "b.npy", code=1)["error"]
+    assert answer("compare", got, "none", code=1)["error"] == "none: No such file or directory"
 
 
 def test_arrays_of_one_file_pair_by_name(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def pairs(
         ArrayFileError: as `read_arrays`; a file and a folder; two files of a folder that differ in the suffix only.
         OSError: a file that cannot be read.
     """
+    for path in (got, golden):
+        path.stat()
     if got.is_dir() != golden.is_dir():
         file, folder = (golden, got) if got.is_dir() else (got, golden)
         raise ArrayFileError(f"{file} is a file and {folder} a folder, expected two files or two folders")

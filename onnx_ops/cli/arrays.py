@@ -25,6 +25,7 @@ from onnx_ops.cli.terminal import (
     print_fields,
     print_json,
     print_wrapped,
+    reason,
 )
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import shape_text
@@ -224,7 +225,9 @@ def _cells(found: Comparison, good: bool) -> list[str]:
 def refusals(as_json: bool) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as refusal:  # those of the package are ValueErrors
+    except OSError as error:
+        fail(reason(error), as_json)
+    except ValueError as refusal:  # those of the package are ValueErrors
         fail(str(refusal), as_json)
 
 
@@ -260,8 +263,14 @@ def _inputs(op: Op, texts: list[str], like: list[str]) -> tuple[list[np.ndarray]
 
 def _name_and_path(op: Op, text: str) -> tuple[str | None, Path]:
     """The input and the file of an argument "name=path" or "path"."""
+    from onnx_ops.arrays.files import ArrayFileError
+
     name, equals, path = text.partition("=")
-    return (name, Path(path)) if equals and name in op.input_names else (None, Path(text))
+    if equals and name in op.input_names:
+        return name, Path(path)
+    if equals and not Path(text).exists():
+        raise ArrayFileError(f"'{name}' is no input of {op.name}, expected one of {', '.join(op.input_names)}")
+    return None, Path(text)
 
 
 def _setting(op: Op, text: str) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from onnx_ops.cli.inspection import REFUSALS
-from onnx_ops.cli.terminal import fail
+from onnx_ops.cli.terminal import fail, reason
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.arrays import numpy_dtype
 
@@ -37,7 +37,7 @@ def training_refusals(as_json: bool) -> Iterator[None]:
     except REFUSALS as refusal:
         fail(str(refusal), as_json)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), as_json)
+        fail(reason(error), as_json)
     except Exception as error:  # onnxruntime's exceptions have no common base class
         if type(error) is not RuntimeError and type(error).__module__.split(".")[0] != "onnxruntime":
             raise

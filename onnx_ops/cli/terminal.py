@@ -96,6 +96,11 @@ def fail(problem: str, as_json: bool) -> NoReturn:
     raise typer.Exit(FAILED)
 
 
+def reason(error: OSError) -> str:
+    """The file and why it cannot be read or written."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
 def print_wrapped(console: Console, text: str, indent: str = "", style: str | None = None) -> None:
     """Print text wrapped between words, with an indent from the second line on."""
     from onnx_ops.cli.console import escaped
