@@ -21,7 +21,7 @@ import onnx_ops
 from onnx_ops import CosineAnnealingLR, Epoch, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepError, Trainer
 from onnx_ops.core.types import TensorType
 from onnx_ops.fitting.columns import converted
-from onnx_ops.fitting.fit import Files, Options, Stopping, complete, prepared
+from onnx_ops.fitting.fit import Files, Options, complete, prepared
 from onnx_ops.fitting.monitoring import Monitor
 from onnx_ops.fitting.run import Checkpoint
 from onnx_ops.fitting.samples import Samples
@@ -359,28 +359,27 @@ def test_resuming_gives_the_same_bits(accumulate: int, schedule: Any, model: onn
     if accumulate > 1:
         model = step_model(steps.whole_step(changes_mean=False), steps.start())
     mode = "train" if accumulate > 1 else "eval"
-    options = Options(4, 4, accumulate, seed=2, learning_rate=2.0, schedule=schedule, validation_mode=mode)
-    stopping = Stopping(2)
+    options = Options(4, 4, accumulate, seed=2, learning_rate=2.0, schedule=schedule, validation_mode=mode, patience=2)
 
     def start(name: str, resumed: bool = False) -> tuple[Any, Files]:
         (tmp_path / name).mkdir(exist_ok=True)
         folder = tmp_path / name
         files = Files.of(folder / "last", folder / "best", [folder / "log.csv", folder / "log.jsonl"], None)
-        given = Options(4, validation_mode=mode) if resumed else options
+        given = Options(validation_mode=mode) if resumed else options
         checkpoint = files.resumed(resumed)
         return prepared(Trainer(model, kernel_options()), steps.batch(SAMPLES), held_out(), given, checkpoint), files
 
     whole, files = start("whole")
-    complete(whole, 4, files, stopping)
+    complete(whole, files)
     total = whole.done
     assert total == whole.epoch * (5 if accumulate == 1 else 3)
     for stop in range(0, total + 1, 1 if schedule is not None and accumulate == 1 else 4):
         name = f"stopped_{stop}"
         first, files = start(name)
-        complete(first, 4, files, stopping, interrupted=lambda first=first, stop=stop: first.done >= stop)
+        complete(first, files, interrupted=lambda first=first, stop=stop: first.done >= stop)
         second, files = start(name, resumed=True)
         assert second.done == stop
-        complete(second, 4, files, stopping)
+        complete(second, files)
         assert second.history == whole.history
         assert_same_states(second.trainer, whole.trainer)
         for file in ("last", "best", "log.csv", "log.jsonl"):

@@ -22,9 +22,11 @@ from backends import options as session_options
 from linear_oracle import Oracle
 from test_cli import FAILED, USAGE, answer, run
 
-from onnx_ops import StepError, Trainer
+from onnx_ops import CosineAnnealingLR, StepError, Trainer, fit
 from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.fitting.columns import Table
+from onnx_ops.fitting.fit import Files, Options, complete, prepared
+from onnx_ops.fitting.monitoring import Ending
 from onnx_ops.fitting.run import Checkpoint, Run
 from onnx_ops.fitting.samples import Samples
 from onnx_ops.training.checkpoints import write_checkpoint
@@ -122,6 +124,15 @@ def test_training_is_told(step: Path, data: Path, tmp_path: Path) -> None:
     assert [line.rsplit(" ", 1)[0] for line in second[1:-1]] == ["epoch 3 of 3: loss"]
 
 
+def test_batches_larger_than_the_data_and_the_best_epoch(step: Path, data: Path, tmp_path: Path) -> None:
+    out, best = tmp_path / "out.safetensors", tmp_path / "best.safetensors"
+    more = ("--batch-size", "500", "--lr", "0.001", "--epochs", "2")
+    said = run("train", step, data, "--out", out, "--best", best, *more).stdout.splitlines()
+    assert said[0] == "20 samples, all in a batch"
+    loss = said[2].removeprefix("epoch 2 of 2: loss ")
+    assert said[3:] == [f"Epoch 2 has the lowest loss, {loss}.", f"Wrote {out}, {best}."]
+
+
 def test_step_of_fixed_size(data: Path, tmp_path: Path) -> None:
     (tmp_path / "step.onnx").write_bytes(steps.whole_step(samples=8, inference=False).SerializeToString())
     text = run("train", tmp_path / "step.onnx", data, "--out", tmp_path / "out").stdout
@@ -158,6 +169,28 @@ def test_going_on_gives_the_same_bits(step: Path, data: Path, tmp_path: Path) ->
     assert content(parts) == content(whole)
     assert train(step, data, parts, "--epochs", "5", "--resume")["losses"] == said["losses"]  # nothing is left to do
     assert content(parts) == content(whole)
+
+
+def test_going_on_with_the_settings_of_the_checkpoint(step: Path, data: Path, tmp_path: Path) -> None:
+    """A training of which 1 epoch of 4 is done, resumed without an option."""
+    whole, parts, schedule = tmp_path / "whole", tmp_path / "parts", CosineAnnealingLR()
+    history = fit(
+        Trainer(step), data, checkpoint=whole, epochs=4, batch_size=8, schedule=schedule, patience=3, progress=False
+    )
+    first = prepared(Trainer(step), data, None, Options(4, 8, schedule=schedule, patience=3))
+    complete(first, Files(parts), interrupted=lambda: first.epoch == 1)
+    assert run("train", step, data, "--out", parts, "--resume").stdout.count(" of 4: ") == 3
+    assert content(parts) == content(whole)
+    record = Checkpoint.read(parts).record
+    assert record.epochs == history
+    assert record.ending == Ending(4, 3, 0.0)
+
+
+def test_going_on_with_a_checkpoint_that_does_not_say_when_to_end(step: Path, data: Path, tmp_path: Path) -> None:
+    """One of version 0.2."""
+    write_checkpoint(tmp_path / "out", steps.start(), {RUN_METADATA: record()})
+    text = run("train", step, data, "--out", tmp_path / "out", "--batch-size", "8", "--resume").stdout
+    assert "\nepoch 1 of 1: " in text
 
 
 @pytest.mark.parametrize("stop", range(10))
@@ -339,6 +372,7 @@ def test_best_epoch_early_stopping_and_logs(evaluated: Path, data: Path, held_ou
     text = run("train", evaluated, data, "--out", last, *options, "--resume").stdout.splitlines()
     assert text[1:] == [
         "Stopped after 3 epochs without a better validation.loss.",
+        f"Epoch {lowest + 1} has the lowest validation.loss, {losses[lowest]:.6g}.",
         f"Wrote {last}, {best}, {trained}.",
     ]
     # The worst epoch is the best one for the other end of the metric; an improvement by too little is none.

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -177,6 +178,16 @@ def test_step_is_left_as_it_was(model: onnx.ModelProto) -> None:
 def test_model_without_a_start_is_refused() -> None:
     with pytest.raises(StepError, match=r"the state lacks 'linear.weight' \(float32 \(3, 2\)\)"):
         Trainer(steps.bare_step())
+
+
+def test_checkpoint_of_another_step_is_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    """The message has the file, and ten names at most."""
+    trainer, path = Trainer(model, kernel_options()), tmp_path / "other"
+    others = {f"layer{i:02}": np.zeros(1, np.float32) for i in range(99)}
+    checkpoints.write_checkpoint(path, trainer.state_dict() | others, {})
+    found = re.escape(f"{path}: the state has 'layer00', 'layer01', ")
+    with pytest.raises(StepError, match=rf"^{found}.* 'layer09' and 89 more, where the step wants 'linear.weight', "):
+        trainer.load(path)
 
 
 def test_model_with_its_data_elsewhere_is_refused(tmp_path: Path, model: onnx.ModelProto) -> None:

@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     from onnx_ops.training.trainer_step import TrainerStep
 
 
-def show(
-    path: Path, step: TrainerStep, prepare: Callable[[], Run[Data]] | None, epochs: int, plots: bool, as_json: bool
-) -> None:
+def show(path: Path, step: TrainerStep, prepare: Callable[[], Run[Data]] | None, plots: bool, as_json: bool) -> None:
     """Print a step, then data and needs of a training.
 
     Args:
         path: of the step.
         step: the step.
         prepare: returns the training; None to print the step alone.
-        epochs: of the training.
         plots: whether the training plots its losses.
         as_json: whether to print one JSON object.
 
@@ -58,7 +55,7 @@ def show(
             plot_curves(io.BytesIO(), "", "loss", {"training": [0.0], "validation": [0.0]})
         needs["memory_bytes"] = memory = peak_memory()
         if not as_json:
-            _print_needs(console, run, epochs, memory)
+            _print_needs(console, run, memory)
     if as_json:
         print_json(**answer, **needs)
 
@@ -107,7 +104,7 @@ def _print_data(console: Console, title: str, data: Samples) -> None:
     )
 
 
-def _print_needs(console: Console, run: Run[Data], epochs: int, memory: int | None) -> None:
+def _print_needs(console: Console, run: Run[Data], memory: int | None) -> None:
     made = "two steps" if run.validation is None else "two steps, and evaluations of a batch"
     measured = "not known on this platform"
     if memory is not None:
@@ -116,6 +113,9 @@ def _print_needs(console: Console, run: Run[Data], epochs: int, memory: int | No
     console.print("The training needs", style="bold")
     print_fields(
         console,
-        [("steps", f"{steps} in an epoch, with batches of {size}; {epochs * steps} in all"), ("memory", measured)],
+        [
+            ("steps", f"{steps} in an epoch, with batches of {size}; {run.ending.epochs * steps} in all"),
+            ("memory", measured),
+        ],
     )
     console.print("It was a dry run: nothing is kept of it.")

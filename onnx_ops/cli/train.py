@@ -23,13 +23,17 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="CHECKPOINT", help="The file to write after each epoch.  [required]")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Total number, including those before --resume.")] = 1,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Total number, including those before --resume; by default 1.")
+    ] = None,
     validation: Annotated[Path | None, typer.Option(metavar="DATA", help="Data to evaluate after each epoch.")] = None,
     batch_size: BatchSize = None,
     batch_dimension: BatchDimension = None,
     accumulate: Annotated[int | None, typer.Option(min=1, help="Batches in a step; by default 1.")] = None,
     cast: Cast = False,
-    learning_rate: Annotated[float | None, typer.Option(help="By default that of the step or CHECKPOINT.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", "--lr", help="By default that of the step or CHECKPOINT.")
+    ] = None,
     schedule: Annotated[ScheduleName | None, typer.Option(help="Of the learning rate, over all epochs.")] = None,
     warm_up: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate rises linearly.")] = 0,
     factor: Annotated[
@@ -46,7 +50,9 @@ def train(
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after that many epochs without a better one.")
     ] = None,
-    min_delta: Annotated[float, typer.Option(min=0, help="How much better an epoch must be for --patience.")] = 0.0,
+    min_delta: Annotated[
+        float | None, typer.Option(min=0, help="How much better an epoch must be for --patience; by default 0.")
+    ] = None,
     best: Annotated[Path | None, typer.Option(metavar="CHECKPOINT", help="Written after each best epoch.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the CHECKPOINT of --out if it exists.")] = False,
     log: Annotated[
@@ -111,7 +117,6 @@ def train(
 
     with training_refusals(as_json):
         files = fit.Files.of(out, best, log or (), tensorboard, others=(plot, export), read=(step, data, validation))
-        ending = fit.Stopping(patience, min_delta)
         options = fit.Options(
             epochs=epochs,
             batch_size=batch_size,
@@ -124,6 +129,8 @@ def train(
             validation_mode=validation_mode.value,
             monitor=monitor,
             mode=None if mode is None else mode.value,
+            patience=patience,
+            min_delta=min_delta,
         )
         with files.reserved():
             checkpoint = files.resumed(resume)
@@ -139,7 +146,7 @@ def train(
 
             if dry_run:
                 plots = plot is not None
-                dry.show(step, step_of(trainer), None if data is None else prepare, epochs, plots, as_json)
+                dry.show(step, step_of(trainer), None if data is None else prepare, plots, as_json)
                 return
             run = prepare()
             samples = run.samples
@@ -148,19 +155,17 @@ def train(
                 rest += f"; {run.validation.left_out} of the validation data are left out"
             before = f"; {counted(run.epoch, 'epoch')} and {counted(run.step, 'step')} are done" if checkpoint else ""
             checkpoint = None  # closes the file, which some systems replace only then
-            say(f"{counted(samples.count or 0, 'sample')}, {samples.batch_size} in a batch{rest}{before}")
+            size = "all" if (samples.batch_size or 0) > (samples.count or 0) else samples.batch_size
+            say(f"{counted(samples.count or 0, 'sample')}, {size} in a batch{rest}{before}")
             with progress_bar() as advance, Stopping() as stopping:
                 fit.complete(
                     run,
-                    epochs,
                     files,
-                    ending,
                     interrupted=lambda: stopping.signal is not None,
                     advance=advance,
-                    after=lambda run: say(fit.epoch_text(run, epochs)),
+                    after=lambda run: say(fit.epoch_text(run)),
                 )
-            stopped = ending.is_due(run)
-            interrupted = run.epoch < epochs and not stopped
+            interrupted = not run.ended
             if not interrupted and plot is not None:
                 plot_losses(plot, run, step.name)
             if not interrupted and export is not None:
@@ -178,7 +183,7 @@ def train(
             history=[row_of(number, epoch) for number, epoch in enumerate(run.history, 1)],
             best_epoch=None if run.best is None else run.best + 1,
             interrupted=interrupted,
-            stopped=stopped,
+            stopped=run.stopped,
             best=None if best is None or not best.exists() else str(best),
             plot=None if plot is None or interrupted else str(plot),
             export=None if export is None or interrupted else str(export),
@@ -186,8 +191,11 @@ def train(
     elif interrupted:
         say(f"Interrupted; wrote {out}, from which --resume continues.")
     else:
-        if stopped:
-            say(f"Stopped after {counted(patience or 0, 'epoch')} without a better {run.monitor.metric}.")
+        if run.stopped:
+            say(f"Stopped after {counted(run.ending.patience or 0, 'epoch')} without a better {run.monitor.metric}.")
+        if best is not None and run.best is not None:
+            order = "lowest" if run.monitor.mode == "min" else "highest"
+            say(f"Epoch {run.best + 1} has the {order} {run.monitor.metric}, {run.monitored[run.best]:.6g}.")
         say(f"Wrote {', '.join(str(path) for path in (*written, plot, export) if path is not None)}.")
     if stopping.signal is not None and interrupted:
         raise typer.Exit(128 + stopping.signal)

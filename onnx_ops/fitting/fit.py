@@ -14,8 +14,8 @@ from onnx_ops.fitting.data import Data, check_makes_batches, open_data
 from onnx_ops.fitting.evaluation import check_evaluation
 from onnx_ops.fitting.logs import Logs, check_log_names, row_of
 from onnx_ops.fitting.metrics import VALIDATION, metric_names
+from onnx_ops.fitting.monitoring import Ending, Monitor
 from onnx_ops.fitting.monitoring import Mode as MonitorMode
-from onnx_ops.fitting.monitoring import Monitor
 from onnx_ops.fitting.progress import Advance, progress_bar
 from onnx_ops.fitting.run import Checkpoint, Epoch, Record, Run, learning_rates
 from onnx_ops.fitting.samples import ALONE, Worker
@@ -36,7 +36,7 @@ class Options:
     Attributes: as the arguments of `fit`.
     """
 
-    epochs: int = 1
+    epochs: int | None = None
     batch_size: int | None = None
     accumulate: int | None = None
     step: str = ""
@@ -48,6 +48,8 @@ class Options:
     validation_mode: Mode = "eval"
     monitor: str | None = None
     mode: MonitorMode | None = None
+    patience: int | None = None
+    min_delta: float | None = None
 
 
 def fit(
@@ -55,7 +57,7 @@ def fit(
     data: Any,
     *,
     validation: Any = None,
-    epochs: int = 1,
+    epochs: int | None = None,
     batch_size: int | None = None,
     accumulate: int | None = None,
     step: str = "",
@@ -68,7 +70,7 @@ def fit(
     monitor: str | None = None,
     mode: MonitorMode | None = None,
     patience: int | None = None,
-    min_delta: float = 0.0,
+    min_delta: float | None = None,
     checkpoint: PathLike | None = None,
     best: PathLike | None = None,
     resume: bool = False,
@@ -99,14 +101,14 @@ def fit(
     validation data. Only worker 0 writes files. `accumulate` and iterables are then refused.
 
     A training that is resumed from its checkpoint gives the same bits as an uninterrupted one, if iterables make the
-    same batches again. Its settings, if they are given at all, must be those of the first one, except for `epochs`,
-    `learning_rate`, `patience` and `min_delta`.
+    same batches again. Settings that are not given are those of the first one. Those that are given must be the same,
+    except for `epochs`, `learning_rate`, `patience` and `min_delta`.
 
     Args:
         trainer: makes the steps.
         data: to train on.
         validation: data to evaluate after each epoch.
-        epochs: total number, including those before a checkpoint that is resumed.
+        epochs: total number, including those before a checkpoint that is resumed; by default 1.
         batch_size: number of samples in a batch, of all workers; by default that of the step if it is fixed, else 32.
         accumulate: number of batches in a step, as by `Trainer.accumulate`; by default 1.
         step: of a trainer with several steps the one that is trained.
@@ -121,7 +123,7 @@ def fit(
         monitor: the metric that decides on the best epoch; by default the loss, that of the validation data if any.
         mode: whether the "min" or "max" of that metric is best; by default "min".
         patience: number of epochs without an improvement of that metric after which the training stops.
-        min_delta: how much better a metric must be to be an improvement for `patience`.
+        min_delta: how much better a metric must be to be an improvement for `patience`; by default 0.
         checkpoint: a safetensors file that is written after each epoch.
         best: a safetensors file that is written after each epoch that is the best so far.
         resume: whether to resume from `checkpoint`, if that file exists.
@@ -151,42 +153,21 @@ def fit(
         validation_mode,
         monitor,
         mode,
+        patience,
+        min_delta,
     )
     files = Files.of(checkpoint, best, logs, tensorboard, read=(data, validation))
     is_shown = progress and _leads(trainer)
 
     def show(run: Run[Data]) -> None:
         if is_shown:
-            print(epoch_text(run, epochs), flush=True)
+            print(epoch_text(run), flush=True)
 
     with files.reserved() if _leads(trainer) else contextlib.nullcontext():
         run = prepared(trainer, data, validation, options, files.resumed(resume))
         with progress_bar(is_shown) as advance:
-            complete(run, epochs, files, Stopping(patience, min_delta), advance=advance, after=show)
+            complete(run, files, advance=advance, after=show)
     return list(run.history)
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """When a training ends before its last epoch.
-
-    Attributes:
-        patience, min_delta: as for `fit`.
-    """
-
-    patience: int | None = None
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.patience is not None and self.patience < 1:
-            raise StepError(f"the patience is {self.patience}, expected at least 1 epoch")
-        if not self.min_delta >= 0:
-            raise StepError(f"min_delta is {self.min_delta}, expected a number of at least 0")
-
-    def is_due(self, run: Run[Data]) -> bool:
-        if self.patience is None:
-            return False
-        return run.monitor.epochs_without_improvement(run.monitored, self.min_delta) >= self.patience
 
 
 @dataclass(frozen=True)
@@ -270,8 +251,6 @@ def prepared(
     step = step_of(trainer, options.step)
     if checkpoint is not None:
         options = _with_settings(options, checkpoint.record)
-    if options.epochs < 0:
-        raise StepError(f"the number of epochs is {options.epochs}, expected at least 0")
     accumulate = 1 if options.accumulate is None else options.accumulate
     if accumulate < 1:
         raise StepError(f"the number of batches in a step is {accumulate}, expected at least 1")
@@ -297,9 +276,10 @@ def prepared(
         validation=evaluated,
         validation_mode=options.validation_mode,
         monitor=_monitor(step, options, evaluated is not None),
+        ending=_ending(options, Ending() if checkpoint is None else checkpoint.record.ending),
     )
     if options.schedule is not None:
-        _set_schedule(run, step, options.schedule, options.epochs)
+        _set_schedule(run, step, options.schedule)
     if checkpoint is not None:
         run.resume(checkpoint)
     if options.learning_rate is not None:
@@ -322,6 +302,12 @@ def _with_settings(options: Options, record: Record) -> Options:
     return dataclasses.replace(options, **defaults)
 
 
+def _ending(options: Options, default: Ending) -> Ending:
+    """The ending that the options name; StepError for one that is not possible."""
+    given = {name: getattr(options, name) for name in ("epochs", "patience", "min_delta")}
+    return dataclasses.replace(default, **{name: value for name, value in given.items() if value is not None})
+
+
 def _monitor(step: TrainerStep, options: Options, validated: bool) -> Monitor:
     """The metric that the options name, else the loss; StepError for a metric that the step does not report."""
     training = metric_names(step.model)
@@ -341,7 +327,7 @@ def _monitor(step: TrainerStep, options: Options, validated: bool) -> Monitor:
     return Monitor(metric, mode)
 
 
-def _set_schedule(run: Run[Data], step: TrainerStep, schedule: Schedule, epochs: int) -> None:
+def _set_schedule(run: Run[Data], step: TrainerStep, schedule: Schedule) -> None:
     """Let a run have a schedule; StepError if the number of steps that it spans is not known."""
     run.rates = learning_rates(step)
     if not run.rates:
@@ -352,35 +338,32 @@ def _set_schedule(run: Run[Data], step: TrainerStep, schedule: Schedule, epochs:
                 f"{type(schedule).__name__} goes over the whole training, whose number of steps is not known, as"
                 " the data have no len(): pass the schedule its length"
             )
-        run.length = epochs * run.steps
+        run.length = run.ending.epochs * run.steps
     run.schedule = schedule
 
 
 def complete(
     run: Run[Data],
-    epochs: int,
     files: Files,
-    stopping: Stopping,
     *,
     interrupted: Callable[[], bool] = lambda: False,
     advance: Advance = lambda done, total, what: None,
     after: Callable[[Run[Data]], None] = lambda run: None,
 ) -> None:
-    """Train up to a number of epochs, and write checkpoints and logs.
+    """Train to the end, and write checkpoints and logs.
 
     Args:
         run: the training.
-        epochs: their total number.
         files: what to write.
-        stopping: when to end earlier.
         interrupted: whether to end after the current step.
         advance: called after each step.
         after: called after each epoch.
     """
     if not _leads(run.trainer):
         files = Files()
+    epochs = run.ending.epochs
     with Logs(files.logs, files.tensorboard, run.history) as logs:
-        while run.epoch < epochs and not interrupted() and not stopping.is_due(run):
+        while not run.ended and not interrupted():
             loss = run.advance()
             done = run.epoch * (run.steps or 0) + run.step
             text = f"epoch {min(run.epoch + 1, epochs)} of {epochs}: loss {loss:.4g}"
@@ -396,13 +379,14 @@ def complete(
             run.save(files.checkpoint)
 
 
-def epoch_text(run: Run[Data], epochs: int) -> str:
+def epoch_text(run: Run[Data]) -> str:
     """The last epoch in one line."""
     row = row_of(run.epoch, run.history[-1])
     shown = {name: value for name, value in row.items() if name not in ("epoch", "steps")}
     if run.schedule is None:
         shown = {name: value for name, value in shown.items() if name in run.history[-1].metrics}
-    return f"epoch {run.epoch} of {epochs}: " + ", ".join(f"{name} {value:.6g}" for name, value in shown.items())
+    metrics = ", ".join(f"{name} {value:.6g}" for name, value in shown.items())
+    return f"epoch {run.epoch} of {run.ending.epochs}: {metrics}"
 
 
 def _leads(trainer: Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""The metric that decides on the best epoch and on early stopping."""
+"""The metric that decides on the best epoch, and when a training ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from onnx_ops.training.errors import StepError
 
 Mode = Literal["min", "max"]
 
@@ -41,3 +43,28 @@ class Monitor:
             else:
                 count += 1
         return count
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When a training ends.
+
+    Attributes:
+        epochs, patience, min_delta: as for `fit`.
+    """
+
+    epochs: int = 1
+    patience: int | None = None
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise StepError(f"the number of epochs is {self.epochs}, expected at least 0")
+        if self.patience is not None and self.patience < 1:
+            raise StepError(f"the patience is {self.patience}, expected at least 1 epoch")
+        if not self.min_delta >= 0:
+            raise StepError(f"min_delta is {self.min_delta}, expected a number of at least 0")
+
+    def is_early(self, monitor: Monitor, values: Sequence[float]) -> bool:
+        """Whether a training ends for lack of improvement, given the monitored metric of each finished epoch."""
+        return self.patience is not None and monitor.epochs_without_improvement(values, self.min_delta) >= self.patience

@@ -12,7 +12,7 @@ from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.fitting.data import Data
 from onnx_ops.fitting.evaluation import metrics_of
 from onnx_ops.fitting.metrics import VALIDATION, Means, Metrics, metric_names
-from onnx_ops.fitting.monitoring import Monitor
+from onnx_ops.fitting.monitoring import Ending, Monitor
 from onnx_ops.fitting.samples import Batch
 from onnx_ops.fitting.schedules import Schedule
 from onnx_ops.graph.stored import StoredTensor
@@ -80,6 +80,7 @@ class Run(Generic[DataT_co]):
         validation: data to evaluate after each epoch.
         validation_mode: as for `Trainer.evaluate`.
         monitor: decides on the best epoch; by default the loss.
+        ending: when the training ends.
         history: the finished epochs.
         step: number of steps made in the current epoch.
         means: of the metrics of those steps.
@@ -97,6 +98,7 @@ class Run(Generic[DataT_co]):
     validation: Data | None = None
     validation_mode: Mode = "eval"
     monitor: Monitor = LOSS
+    ending: Ending = field(default_factory=Ending)
     history: list[Epoch] = field(default_factory=list)
     step: int = 0
     _batches: Iterator[Batch] | None = None
@@ -149,6 +151,15 @@ class Run(Generic[DataT_co]):
     def best(self) -> int | None:
         """The epoch with the best value of the monitored metric, counted from 0; None if there is none."""
         return self.monitor.best(self.monitored)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the training has ended for lack of improvement."""
+        return self.ending.is_early(self.monitor, self.monitored)
+
+    @property
+    def ended(self) -> bool:
+        return self.epoch >= self.ending.epochs or self.stopped
 
     def advance(self) -> float:
         """Make one step, and the validation if it is the last one of its epoch.
@@ -229,7 +240,8 @@ class Run(Generic[DataT_co]):
     def save(self, path: Path) -> None:
         """Write a checkpoint with the state and the progress; errors as `Trainer.save`."""
         history = [asdict(epoch) for epoch in self.history]
-        record = Record(self.settings, self.rates, history, self.step, self.means.totals, self.means.samples)
+        means = self.means
+        record = Record(self.settings, self.rates, history, self.step, means.totals, means.samples, self.ending)
         self.trainer.save(path, {RUN_METADATA: json.dumps(asdict(record))})
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -268,6 +280,7 @@ class Record:
         settings, rates, step: as of `Run`.
         history: the attributes of its epochs.
         totals, samples: of the metrics in the current epoch, as for `Means`.
+        ending: as of `Run`; the default if an earlier version has written the checkpoint.
     """
 
     settings: dict[str, Any]
@@ -276,6 +289,7 @@ class Record:
     step: int
     totals: dict[str, float]
     samples: int
+    ending: Ending
 
     @property
     def epochs(self) -> list[Epoch]:
@@ -294,7 +308,8 @@ class Record:
         found = json.loads(text)
         numbers = {name: int(found[name]) for name in ("step", "samples")}
         totals = {name: float(total) for name, total in found["totals"].items()}
-        record = cls(found["settings"], tuple(map(float, found["rates"])), found["history"], totals=totals, **numbers)
+        rates, ending = tuple(map(float, found["rates"])), Ending(**found.get("ending", {}))
+        record = cls(found["settings"], rates, found["history"], totals=totals, ending=ending, **numbers)
         if not isinstance(record.settings, dict) or not all(epoch.training for epoch in record.epochs):
             raise TypeError(f"the settings are {record.settings!r} and the history is {record.history!r}")
         return record

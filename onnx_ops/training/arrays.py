@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from onnx import helper
@@ -51,13 +51,19 @@ def check_names(what: str, wanted: Mapping[str, TensorType], given: Iterable[str
     """Raise StepError for missing and unknown names; the message begins with `what`."""
     names = set(given)
     missing = [f"'{name}' ({tensor_text(tensor)})" for name, tensor in wanted.items() if name not in names]
-    unknown = [f"'{name}'" for name in names if name not in wanted]
-    problems = [f"lacks {', '.join(missing)}"] if missing else []
+    unknown = sorted(f"'{name}'" for name in names if name not in wanted)
+    problems = [f"lacks {listed(missing)}"] if missing else []
     if unknown:
-        known = ", ".join(f"'{name}'" for name in wanted) or "nothing"
-        problems.append(f"has {', '.join(sorted(unknown))}, where the step wants {known}")
+        known = listed([f"'{name}'" for name in wanted]) or "nothing"
+        problems.append(f"has {listed(unknown)}, where the step wants {known}")
     if problems:
         raise StepError(f"{what} {' and '.join(problems)}")
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts in messages, at most ten of them."""
+    more = f" and {len(texts) - 10} more" if len(texts) > 10 else ""
+    return ", ".join(texts[:10]) + more
 
 
 def check_unmasked(name: str, array: Source) -> None:

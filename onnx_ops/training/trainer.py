@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +17,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, same_bits
 from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, kernels_registered, registered_options
 from onnx_ops.training.adapters import adapter_names
-from onnx_ops.training.arrays import check_names, check_state
+from onnx_ops.training.arrays import check_names, check_state, listed
 from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
@@ -428,7 +428,10 @@ class Trainer:
                 f"{path} has neither optimizer state nor settings, such as '{others[0]}': a file of weights is"
                 " loaded by load_weights"
             )
-        self.load_state_dict(state, strict=strict)
+        try:
+            self.load_state_dict(state, strict=strict)
+        except StepError as error:
+            raise type(error)(f"{path}: {error}") from error
         self._checkpoint = Path(path)
         return metadata
 
@@ -463,8 +466,8 @@ class Trainer:
         keys = IncompatibleKeys([name for name in own if name not in reached], [n for n in given if n not in names])
         if not found or (strict and (keys.missing_keys or keys.unexpected_keys)):
             raise StepError(
-                f"{path} does not have the parameters and buffers of the step; missing: {_listed(keys.missing_keys)};"
-                f" unexpected: {_listed(keys.unexpected_keys)}" + ("; strict=False loads the others" if found else "")
+                f"{path} does not have the parameters and buffers of the step; missing: {_quoted(keys.missing_keys)};"
+                f" unexpected: {_quoted(keys.unexpected_keys)}" + ("; strict=False loads the others" if found else "")
             )
         types = {name: self._types[names[name]] for name in found}
         self.load_state_dict(converted(found, types, cast=cast), strict=False)
@@ -593,10 +596,8 @@ def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
     return trainer[name] if name else trainer._only()
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Names in messages, at most ten of them."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return (", ".join(f"'{name}'" for name in names[:10]) or "none") + more
+def _quoted(names: Iterable[str]) -> str:
+    return listed([f"'{name}'" for name in names]) or "none"
 
 
 @contextlib.contextmanager
