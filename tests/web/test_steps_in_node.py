@@ -466,6 +466,30 @@ await trainer.release();
     run_program(node, tmp_path, program, step=steps.whole_step().SerializeToString())
 
 
+def test_released_trainers_and_unknown_options_are_refused(node: Node, tmp_path: Path) -> None:
+    program = """
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import * as ort from "onnxruntime-web";
+import { Trainer } from "./training/trainer.js";
+ort.env.wasm.numThreads = 1;
+const file = await readFile("step");
+await assert.rejects(Trainer.create(ort, file, { checkfinite: false }), {
+  name: "StepError",
+  message: "there is no option 'checkfinite', expected one of weights, checkFinite, executionProviders, sessionOptions",
+});
+const trainer = await Trainer.create(ort, file);
+await trainer.release();
+const x = new ort.Tensor("float32", new Float32Array(3), [1, 3]);
+const calls = [() => trainer.step({}), () => trainer.infer({ x }), () => trainer.state(), () => trainer.export()];
+for (const call of calls) {
+  await assert.rejects(async () => call(), { name: "StepError", message: /the trainer is released/ });
+}
+assert.throws(() => (trainer.learningRate = 1), { message: /the trainer is released/ });
+"""
+    run_program(node, tmp_path, program, step=steps.whole_step().SerializeToString())
+
+
 def test_bytes_however_they_come(node: Node, tmp_path: Path) -> None:
     """Also as Buffers, which Node cuts out of a pool that others share; what cannot be bytes is refused."""
     program = """

@@ -43,7 +43,13 @@ export class Trainer {
   #state;
   #busy = false;
 
-  static async create(ort, file, { weights = null, checkFinite = true, executionProviders, sessionOptions = {} } = {}) {
+  static async create(ort, file, given = {}) {
+    const { weights = null, checkFinite = true, executionProviders, sessionOptions = {}, ...others } = given;
+    const [unknown] = Object.keys(others);
+    if (unknown !== undefined) {
+      const known = "weights, checkFinite, executionProviders, sessionOptions";
+      throw new StepError(`there is no option '${unknown}', expected one of ${known}`);
+    }
     const options = executionProviders === undefined ? sessionOptions : { ...sessionOptions, executionProviders };
     const onGpu = hasWebgpu(options.executionProviders ?? []);
     const { model, ...step } = await openStep(file, weights);
@@ -219,6 +225,7 @@ export class Trainer {
       this.#state = {};
       const graphs = await Promise.all(Object.values(this.#graphs));
       for (const session of [...graphs, this.#session]) await session.release();
+      this.#session = null;
     });
   }
 
@@ -351,6 +358,7 @@ export class Trainer {
 
   #refuseWhileBusy() {
     if (this.#busy) throw new StepError("the trainer is busy; await the previous call");
+    if (this.#session === null) throw new StepError("the trainer is released, and cannot be used any more");
   }
 }
 
