@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from onnx_ops.cli.inspection import REFUSALS
-from onnx_ops.cli.terminal import AsJson, compiling_status, counted, fail, make_console, print_json, print_wrapped
+from onnx_ops.cli.terminal import (
+    AsJson,
+    compiling_status,
+    counted,
+    fail,
+    make_console,
+    print_json,
+    print_wrapped,
+    reason,
+)
 
 
 def migrate(
@@ -67,6 +76,8 @@ def migrate(
             )
         capture.save(out, external=external)
         trainer = Trainer(out)
+    except OSError as error:
+        fail(reason(error), as_json)
     except (*REFUSALS, TypeError) as refusal:
         fail(str(refusal), as_json)
     parameters, names = list(trainer.weights()), list(trainer.state_dict())

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import onnx
@@ -14,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onnx_ops.core.step_format import STEP_METADATA
+from onnx_ops.graph.files import ExternalData, external_files, read_model
+from onnx_ops.graph.metadata import metadata_of
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, training_step
 from onnx_ops.torch.importing import ImportedModel, torch_dtype
@@ -67,12 +71,15 @@ def migrate(
         `labels`. Its inference graph is the model in evaluation mode.
 
     Raises:
-        CaptureError: an unknown loss or output; operators that cannot be imported, all of them in one message; what
-            `training_step` raises.
+        CaptureError: an unknown loss or output; a model that is a training step; operators that cannot be imported, all
+            of them in one message; what `training_step` raises.
+        ModelFileError: a file, or external data, that cannot be read; no model.
     """
     if loss not in get_args(Loss):
         raise CaptureError(f"loss is {loss!r}, expected one of {', '.join(get_args(Loss))}")
-    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model))
+    proto = model if isinstance(model, onnx.ModelProto) else _read(Path(model))
+    if metadata_of(proto, STEP_METADATA) is not None:
+        raise CaptureError("the model is a training step already, expected a forward model")
     module = ImportedModel(proto, trainable)
     if output is not None and output not in module.output_names:
         raise CaptureError(f"there is no output '{output}', expected one of {', '.join(module.output_names)}")
@@ -112,7 +119,7 @@ def migrate(
 
 
 def optimizer_named(name: str, arguments: Mapping[str, Any]) -> Callable[[Iterable[torch.nn.Parameter]], Optimizers]:
-    """What makes an optimizer of torch.optim, by its name without regard to case; ValueError for another name."""
+    """What makes an optimizer of torch.optim, by its name without regard to case; ValueError for unknown names."""
     known = {
         own.lower(): kind
         for own, kind in vars(torch.optim).items()
@@ -121,7 +128,20 @@ def optimizer_named(name: str, arguments: Mapping[str, Any]) -> Callable[[Iterab
     if name.lower() not in known:
         listed = ", ".join(sorted(kind.__name__ for kind in known.values()))
         raise ValueError(f"no optimizer '{name}' in torch.optim, expected one of {listed}")
-    return functools.partial(known[name.lower()], **arguments)
+    made = known[name.lower()]
+    own = [argument for argument in inspect.signature(made).parameters if argument != "params"]
+    for argument in arguments:
+        if argument not in own:
+            raise ValueError(f"{made.__name__} has no argument '{argument}', expected one of {', '.join(own)}")
+    return functools.partial(made, **arguments)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """A model with its external data."""
+    proto = read_model(path)
+    external_files(proto, path)
+    ExternalData(path).embed_all(proto)
+    return proto
 
 
 def _name_parameters(function: Callable[..., Any], names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import steps
 import torch
 from typer.testing import CliRunner
 
 import onnx_ops
 from onnx_ops.cli.app import app
+from onnx_ops.graph.files import ModelFileError
 from onnx_ops.torch import CaptureError, migrate
 from onnx_ops.torch.importing import ON_TENSORS, ImportedModel
 from onnx_ops.torch.migration import LOSSES
@@ -156,6 +159,8 @@ def test_command(tmp_path: Path) -> None:
     [
         (["--optimizer", "adamx"], "no optimizer 'adamx' in torch.optim"),
         (["--set", "lr"], "has no value"),
+        (["--set", "rate=1"], "AdamW has no argument 'rate', expected one of lr, betas, eps"),
+        (["--out", "none/step.onnx"], "none/step.onnx: No such file or directory"),
         (["--set", "lr=fast"], "expected NAME=VALUE with numbers"),
         (["--output", "z"], "there is no output 'z', expected one of out.y, scaled"),
         (["--train", "v*"], "no floating initializer matches v*, there are w.a, b, factor"),
@@ -168,6 +173,35 @@ def test_what_the_command_refuses(arguments: list[str], message: str, tmp_path: 
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
+
+
+def test_models_that_cannot_be_read(tmp_path: Path) -> None:
+    text, step = tmp_path / "text.onnx", tmp_path / "step.onnx"
+    text.write_text("no model")
+    step.write_bytes(steps.whole_step().SerializeToString())
+    for model, message in (
+        (tmp_path / "none.onnx", "cannot read .*none.onnx: No such file or directory"),
+        (text, "text.onnx is no ONNX model: "),
+        (step, "the model is a training step already, expected a forward model"),
+    ):
+        result = CliRunner().invoke(app, ["migrate", str(model), "--loss", "l1", "--out", str(tmp_path / "out.onnx")])
+        assert result.exit_code == 1
+        assert re.search(message, " ".join(result.output.split()))
+
+
+def test_external_data_is_read(tmp_path: Path) -> None:
+    """Weights of a model in two files; they may not lie outside its folder, nor be missing."""
+    model = onnx.parser.parse_model(LINEAR)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    onnx.save(model, tmp_path / "linear.onnx", save_as_external_data=True, location="linear.data", size_threshold=0)
+    capture = migrate(tmp_path / "linear.onnx", "l1", torch.optim.SGD, check=False)
+    for name in ("w.a", "b"):
+        np.testing.assert_array_equal(capture.state[name], arrays[name])
+    (tmp_path / "linear.data").unlink()
+    with pytest.raises(ModelFileError, match=r"linear\.data"):
+        migrate(tmp_path / "linear.onnx", "l1", torch.optim.SGD)
 
 
 def test_unsupported_operators_are_listed_together() -> None:
