@@ -138,6 +138,14 @@ def _run(root: Path, *arguments: str) -> str:
     return result.stdout
 
 
+def test_files_of_contributing_pass_ruff(extended: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", extended)
+    translation = "onnx_ops/torch/operators/searchsorted.py"
+    (extended / translation).write_text(_blocks("CONTRIBUTING.md")[len(ADDED)])
+    _run(extended, "-m", "ruff", "check", *ADDED, translation)
+    _run(extended, "-m", "ruff", "format", "--check", *ADDED, translation)
+
+
 def test_adding_an_op_as_contributing_says(extended: Path) -> None:
     """The file that CONTRIBUTING.md writes out makes an op, by itself, in kernel and function body."""
     program = """
