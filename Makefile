@@ -18,6 +18,8 @@ FLOWCHARTS := scripts/site/node_modules/.package-lock.json
 RELEASE := .venv-release
 # With RECORD=1 a run without a failure is noted in docs/versions.json, for the table in docs/support.md.
 RECORDED = $(if $(RECORD),--record "make $@")
+# Where modules are compiled anew in each process, those that tests start take twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
