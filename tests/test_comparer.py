@@ -191,16 +191,9 @@ def with_special_values(record: Record, call: Call, specials: Array) -> Callable
 
 
 def computed_once(record: Record, call: Call) -> Record:
-    """The record for one call alone, whose oracle and tolerances are not computed again for each fault."""
-    expected = functools.cache(lambda dtype: tuple(record.expected(call, dtype).values()))
-    terms = tuple(record.largest_terms(call).values())
+    """The record for one call alone, whose tolerances are not computed again for each fault."""
     slack = functools.cache(lambda output, dtype, portable: record.slack(call, output, dtype, portable))
-    return replace(
-        record,
-        oracle=lambda *inputs, dtype, **settings: expected(dtype),
-        terms=(lambda *inputs, dtype, **settings: terms) if terms else None,
-        slack=lambda call, output, dtype, portable: slack(output, dtype, portable),
-    )
+    return replace(record, slack=lambda call, output, dtype, portable: slack(output, dtype, portable))
 
 
 def passes(call: Call, outputs: dict[str, Array], portable: bool) -> bool:

@@ -30,7 +30,7 @@ def onnx_name(dtype: DType) -> str:
 # --- calls ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One call of an op.
 
@@ -259,7 +259,7 @@ def _none(*unused: Any) -> Iterator[Any]:
     return iter(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """One op.
 
@@ -426,16 +426,11 @@ class Record:
 
     def expected(self, call: Call, dtype: Reals = np.float64) -> dict[str, Array]:
         """All outputs by the oracle."""
-        return self._by_output(self.oracle, call, dtype)
+        return _by_output(self, self.oracle, call, dtype)
 
     def largest_terms(self, call: Call) -> dict[str, Array]:
         """The largest term of each element of all outputs; empty if it is the result itself."""
-        return {} if self.terms is None else self._by_output(self.terms, call, np.float64)
-
-    def _by_output(self, function: Callable[..., Any], call: Call, dtype: Reals) -> dict[str, Array]:
-        with np.errstate(all="ignore"):
-            result = function(*self.arrays(call), **{**self.defaults, **call.attributes}, dtype=dtype)
-        return dict(zip(self.outputs, result if isinstance(result, tuple) else (result,), strict=True))
+        return {} if self.terms is None else _by_output(self, self.terms, call, np.float64)
 
     def errors(
         self, call: Call, output: str, actual: Array, *, portable: bool = False, slack: float | None = None
@@ -473,3 +468,10 @@ __all__ = [
     "SUM_LIMITS", "TRUTH", "Accuracy", "Array", "Attribute", "Benchmark", "Call", "Choice", "DType", "Input", "Limits",
     "Output", "Record", "Refusal", "Worked", "at_least_float32", "like", "limits", "onnx_name", "promoted",
 ]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)  # a call is judged output by output
+def _by_output(record: Record, function: Callable[..., Any], call: Call, dtype: Reals) -> dict[str, Array]:
+    with np.errstate(all="ignore"):
+        result = function(*record.arrays(call), **{**record.defaults, **call.attributes}, dtype=dtype)
+    return dict(zip(record.outputs, result if isinstance(result, tuple) else (result,), strict=True))
