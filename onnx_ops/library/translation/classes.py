@@ -56,6 +56,7 @@ def arguments_of(kind: type) -> inspect.Signature:
     return inspect.signature(kind)
 
 
+@functools.cache
 def fields_of(kind: type) -> tuple[str, ...]:
     """Names of the fields; values that are computed once, on demand, are fields too."""
     if kind in FOREIGN:

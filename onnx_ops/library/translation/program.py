@@ -170,9 +170,10 @@ class Program:
         raise TranslationError(f"constants of class {type(value).__qualname__} are not translated: {value!r}")
 
     def _record(self, value: Any) -> Constant:
-        kind, names = self.kind(type(value)), classes.fields_of(type(value))
-        fields = f".kind = OO_RECORD, .type = {kind}, .count = {len(names)}"
-        if classes.is_named_tuple(type(value)):
+        kind: type = type(value)
+        names = classes.fields_of(kind)
+        fields = f".kind = OO_RECORD, .type = {self.kind(kind)}, .count = {len(names)}"
+        if classes.is_named_tuple(kind):
             return Constant(value, fields, [self.constant(item) for item in value])
         return Constant(value, fields, [None] * len(names))
 
@@ -180,7 +181,7 @@ class Program:
         """Add what names that are used now need of records and classes; returns whether anything was added."""
         added = False
         for constant in list(self.constants):
-            kind = type(constant.value)
+            kind: type = type(constant.value)
             if constant.items is None or kind not in self.kinds:
                 continue
             for i, name in enumerate(classes.fields_of(kind)):
