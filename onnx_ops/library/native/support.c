@@ -68,7 +68,7 @@ int oo_runs(const char *level) { return !*level || level_of_processor() >= atoi(
 int oo_runs(const char *level) { return !*level; }
 #endif
 
-int64_t oo_cache_bytes(void) {
+static int64_t largest_cache(void) {
     static const char folder[] = "/sys/devices/system/cpu/cpu0/cache";
     long long largest = 0;
     DIR *entries = opendir(folder);
@@ -87,6 +87,13 @@ int64_t oo_cache_bytes(void) {
     if (entries)
         closedir(entries);
     return largest ? largest << 10 : 32 << 20;
+}
+
+int64_t oo_cache_bytes(void) {
+    static _Atomic int64_t known;
+    if (!known)
+        known = largest_cache();
+    return known;
 }
 
 int64_t oo_available_cores(void) {
