@@ -604,8 +604,8 @@ static oo_value repr_of_items(oo_state *s, oo_value x, const char *begin, const 
 
 static oo_value repr_of_text(oo_state *s, oo_value x) {
     for (int64_t i = 0; i < x->count; i++) {
-        char c = x->as.text[i];
-        if (c < ' ' || c == '\'' || c == '\\' || c == 0x7F) oo_fail(s, "NotImplementedError: repr of such a str");
+        unsigned char c = (unsigned char)x->as.text[i];
+        if (c < ' ' || c > '~' || c == '\'' || c == '\\') oo_fail(s, "NotImplementedError: repr of such a str");
     }
     oo_value quote = oo_str(s, "'");
     return oo_joined(s, 3, (oo_value[]){quote, x, quote});
