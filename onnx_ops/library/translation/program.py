@@ -130,8 +130,10 @@ class Program:
             return type(value), value
         if type(value) in (float, np.float32):
             return type(value), float(value).hex()
-        if type(value) is tuple:
-            return tuple, tuple(map(self.constant, value))
+        if type(value) in (tuple, list):
+            return type(value), tuple(map(self.constant, value))
+        if isinstance(value, Mapping):
+            return Mapping, tuple(self.constant(item) for pair in value.items() for item in pair)
         if isinstance(value, Signature):
             return Signature, value
         return id(value)  # which stays that of the value: a constant keeps it
