@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numba.core.typing import Signature
+from onnx.defs import OpSchema
 
 from onnx_ops.library.translation import classes
 from onnx_ops.library.translation.errors import TranslationError
@@ -20,6 +21,8 @@ RUNTIME_NAMES = ("name", "value", "shape", "ndim", "dtype", "size", "attributes"
 """Names of attributes with numbers that native/values.h defines."""
 SINGLETONS: dict[Any, str] = {None: "oo_none", False: "oo_false", True: "oo_true"}
 MOST = 2**62
+OPAQUE = (Signature, OpSchema.FormalParameterOption)
+"""Values that are only compared; those of onnx 1.19 are no `enum.Enum`."""
 
 
 @dataclass
@@ -134,14 +137,12 @@ class Program:
             return type(value), tuple(map(self.constant, value))
         if isinstance(value, Mapping):
             return Mapping, tuple(self.constant(item) for pair in value.items() for item in pair)
-        if isinstance(value, Signature):
-            return Signature, value
+        if isinstance(value, OPAQUE):
+            return type(value), value
         return id(value)  # which stays that of the value: a constant keeps it
 
     def _constant(self, value: Any) -> Constant:
         if isinstance(value, enum.Enum):
-            if not classes.is_enumeration(type(value)) and type(value).__mro__[1:] == (enum.Enum, object):
-                return Constant(value, ".kind = OO_OPAQUE")
             kind = self.kind(type(value))
             return Constant(
                 value, f".kind = OO_MEMBER, .type = {kind}, .as.member = {{{value.value}, {text(value.name)}}}"
@@ -157,7 +158,7 @@ class Program:
             return Constant(value, f".kind = OO_STR, .count = {len(value.encode())}, .as.text = {text(value)}")
         if isinstance(value, FunctionType):
             return Constant(value, ".kind = OO_FUNCTION")
-        if isinstance(value, Signature):
+        if isinstance(value, OPAQUE):
             return Constant(value, ".kind = OO_OPAQUE")
         if classes.is_known(type(value)):
             return self._record(value)
