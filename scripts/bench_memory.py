@@ -7,6 +7,7 @@ trains in a process of its own; the numbers are medians over --repeat processes.
 Trainer         `onnx_ops.Trainer` on the saved file, in a process that does not import torch
 PyTorch         zero_grad(set_to_none=True), loss, backward, step of the fused optimizer
 PyTorch, hooks  a fused optimizer per parameter, which a hook calls as soon as the gradient is there, and then frees it
+C++             with --cpp: the trainer in C++, on the function bodies, with two sets of the state
 onnxruntime-training  with --onnxruntime-training: version 1.19.2 in an environment of its own, with onnx and torch
 """
 
@@ -28,7 +29,9 @@ import torch
 from tqdm import tqdm
 
 import onnx_ops.torch
+from onnx_ops.training.checkpoints import write_checkpoint
 from scripts import markdown, measuring, timing
+from scripts.compiling import compiled
 from scripts.memory import onnxruntime_training
 from scripts.memory.files import WARM_UP, Files
 from scripts.memory.networks import NETWORKS, trained
@@ -36,6 +39,7 @@ from scripts.memory.peaks import Measurement
 from scripts.memory.sides import SIDES
 
 MEBIBYTE = 2**20
+PROGRAM = Path(__file__).parent / "memory" / "trainer.cpp"
 STANDARD = "PyTorch"
 """The side that the others are compared with."""
 MAX_LOSS_DIFFERENCE = 1e-3
@@ -70,28 +74,32 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6, help="that are measured after the first; default: %(default)s")
     parser.add_argument("--repeat", type=int, default=3, help="processes per row; default: %(default)s")
+    parser.add_argument("--cpp", action="store_true", help="also the trainer in C++, for which a compiler is needed")
     parser.add_argument("--onnxruntime-training", type=Path, metavar="PYTHON", help="the interpreter that has it")
     parser.add_argument("--json", type=Path, default="build/bench_memory.json", metavar="PATH")
     options = parser.parse_args()
 
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as root, tqdm([WARM_UP, *options.network], unit="network") as progress:
+        program = compiled(PROGRAM, Path(root), "-O2") if options.cpp else None
         for network in progress:
             progress.set_description(network)
             files = Files(Path(root), network)
             parameters = timing.in_own_process(capture, files)
             commands = {side: [sys.executable, "-m", "scripts.memory.sides", side] for side in SIDES}
+            if program is not None:
+                commands["C++"] = [str(program)]
             if options.onnxruntime_training and timing.in_own_process(export_loss, files):
-                program = [str(options.onnxruntime_training), "-m", "scripts.memory.onnxruntime_training"]
-                subprocess.run([*program, "prepare", root, network], check=True)
-                commands["onnxruntime-training"] = [*program, "measure"]
+                module = [str(options.onnxruntime_training), "-m", "scripts.memory.onnxruntime_training"]
+                subprocess.run([*module, "prepare", root, network], check=True)
+                commands["onnxruntime-training"] = [*module, "measure"]
             if network == WARM_UP:
                 continue
             measured = {
                 side: median(run(command, files, options) for _ in range(options.repeat))
                 for side, command in commands.items()
             }
-            for side in SIDES:
+            for side in (*SIDES, *commands.keys() & {"C++"}):
                 check_losses(f"{network}, {side}", measured[side].losses, measured[STANDARD].losses)
             rows += [Row(network, side, parameters, measurement) for side, measurement in measured.items()]
             shutil.rmtree(files.folder)
@@ -115,7 +123,9 @@ def capture(files: Files) -> int:
     )
     step.save(files.step)
     names = onnx_ops.Step.of(step.model).batch(step.model)
-    np.savez(files.batch, **{name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)})
+    arrays = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+    np.savez(files.batch, **arrays)
+    write_checkpoint(files.tensors, arrays, {})
     return sum(parameter.nbytes for parameter in module.parameters())
 
 

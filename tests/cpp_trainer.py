@@ -4,63 +4,37 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from onnx import helper
 
-import onnx_ops
+from scripts.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 
-PACKAGES = Path(onnxruntime.__file__).parent / "capi"
-COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
 MOST_BYTES = 2_000_000
 """Of a program with the trainer."""
 
 
-class Missing(Exception):
-    """What the trainer in C++ needs is not installed."""
-
-
-def onnxruntime_library() -> Path:
-    """onnxruntime's library in the Python package; Missing if it is not there."""
-    found = sorted(PACKAGES.glob("libonnxruntime.so.*"))
-    if sys.platform != "linux" or not found:
-        raise Missing(f"the package onnxruntime has no libonnxruntime.so in {PACKAGES}")
-    return found[0]
-
-
 @functools.cache
-def compiled(source: Path, *flags: str) -> Path:
-    """The program or library of a C++ file, linked with onnxruntime; Missing without a compiler."""
-    library = onnxruntime_library()
-    if COMPILER is None:
-        raise Missing("there is no C++ compiler")
-    folder = Path(tempfile.mkdtemp(prefix="onnx_ops_cpp_"))
-    (folder / "libonnxruntime.so.1").symlink_to(library)  # the name by which programs look for it
-    command = [COMPILER, *FLAGS, *flags, f"-I{onnx_ops.include_directory()}", str(source), str(library)]
-    subprocess.run([*command, f"-Wl,-rpath,{folder}", "-o", str(folder / source.stem)], check=True, timeout=300)
-    return folder / source.stem
+def program(source: Path, *flags: str) -> Path:
+    """The compiled program or library of a C++ file; MissingError if it cannot be compiled here."""
+    found = compiled(source, Path(tempfile.mkdtemp(prefix="onnx_ops_cpp_")), *flags)
+    assert found.stat().st_size < MOST_BYTES
+    return found
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The C functions; Missing if they cannot be compiled here."""
+    """The C functions; MissingError if they cannot be compiled here."""
     source = Path(tempfile.mkdtemp(prefix="onnx_ops_cpp_")) / "trainer.cpp"
     source.write_text("#define ONNX_OPS_TRAINER_IMPLEMENTATION\n#include <onnx_ops/onnx_ops_trainer.h>\n")
-    file = compiled(source, "-s", "-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
-    assert file.stat().st_size < MOST_BYTES
-    found = ctypes.CDLL(str(file))
+    flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+    found = ctypes.CDLL(str(program(source, *flags)))
     found.onnx_ops_error_message.restype = ctypes.c_char_p
     found.onnx_ops_trainer_metadata.restype = ctypes.c_char_p
     found.onnx_ops_tensors_count.restype = ctypes.c_size_t

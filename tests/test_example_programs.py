@@ -9,11 +9,16 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import cpp_trainer
 import numpy as np
 import pytest
+
+import onnx_ops
+from scripts.compiling import MissingError
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "scripts" / "examples"
@@ -39,6 +44,9 @@ WITH_A_STEP = {
     "checkpoint": lambda names: names["resumed"].state_dict().keys() == names["tuned"].state_dict().keys(),
 }
 
+SUFFIXES = {"cpp": "cpp", "c": "c", "rust": "rs"}
+"""Of files in the languages of docs/cpp.md."""
+
 needs_torch = [
     pytest.mark.skipif(not all(map(importlib.util.find_spec, ("torch", "onnxscript"))), reason="captures from PyTorch"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # of torch.onnx, about itself
@@ -49,7 +57,7 @@ def run(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-def marked(names: dict[str, Any], *marks: pytest.MarkDecorator) -> list[Any]:
+def marked(names: Iterable[str], *marks: pytest.MarkDecorator) -> list[Any]:
     return [pytest.param(name, marks=marks) for name in names]
 
 
@@ -83,6 +91,36 @@ def test_example_trains_with_the_captured_step(
     assert printed
     assert "False" not in printed
     assert "[W:onnxruntime" not in logged
+
+
+@pytest.mark.parametrize("language", marked(SUFFIXES, *needs_torch))
+def test_code_of_the_page_on_cpp(language: str, captured: Path, tmp_path: Path) -> None:
+    """In C and Rust it is linked with the C functions in a shared library."""
+    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(encoding="utf-8"), re.DOTALL)
+    source, program = tmp_path / f"train.{SUFFIXES[language]}", tmp_path / "train"
+    source.write_text(code)
+    headers = f"-I{onnx_ops.include_directory()}"
+    commands = {
+        "c": ["cc", "-std=c99", "-Wall", "-Werror", headers, str(source), "-L.", "-ltrainer"],
+        "rust": ["rustc", "--edition", "2021", str(source), "-L", ".", "-l", "dylib=trainer"],
+    }
+    try:
+        if language == "cpp":
+            program = cpp_trainer.program(source)
+        else:
+            (tmp_path / "libtrainer.so").symlink_to(cpp_trainer.library()._name)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    if command := commands.get(language):
+        if shutil.which(command[0]) is None:
+            pytest.skip(f"{command[0]} is not installed")
+        subprocess.run([*command, "-o", str(program)], cwd=tmp_path, check=True)
+    shutil.copy(captured, tmp_path)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    losses = [float(loss) for loss in re.findall(r"loss (.*)", done.stdout)]
+    assert len(losses) >= 5, done.stderr
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.full

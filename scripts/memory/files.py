@@ -39,6 +39,11 @@ class Files:
         return self.folder / "batch.npz"
 
     @property
+    def tensors(self) -> Path:
+        """The same batch, for C++."""
+        return self.folder / "batch.safetensors"
+
+    @property
     def loss(self) -> Path:
         """The loss alone, for onnxruntime-training."""
         return self.folder / "loss.onnx"

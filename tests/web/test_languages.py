@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 import steps
-from cpp_trainer import CppTrainer, Missing
+from cpp_trainer import CppTrainer
 from onnxruntime_web import Node, Trainer, in_both_packages
 
 import onnx_ops
 from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
+from scripts.compiling import MissingError
 
 pytestmark = [in_both_packages, pytest.mark.filterwarnings("ignore:onnx_ops runs on function bodies")]
 
@@ -34,7 +35,7 @@ def test_three_languages(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     python.save(checkpoint, {"epoch": "1"})
     try:
         cpp = CppTrainer(file)
-    except Missing as missing:
+    except MissingError as missing:
         pytest.skip(str(missing))
     javascript = Trainer(node, file.read_bytes())
     cpp.load(checkpoint)

@@ -19,7 +19,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <map>
@@ -170,16 +169,6 @@ class Tensor {
     Tensor found(type, {0});
     found.shape_ = std::move(shape);
     found.memory_ = std::shared_ptr<void>(memory, [](void *) {});
-    return found;
-  }
-
-  /// A tensor with the elements `begin` to `end` along the first axis, in the memory of this one.
-  Tensor rows(std::int64_t begin, std::int64_t end) const {
-    Tensor found(*this);
-    const std::size_t row = shape_.at(0) ? bytes() / static_cast<std::size_t>(shape_[0]) : 0;
-    if (begin < 0 || end < begin || end > shape_[0]) throw StepError("rows beyond those of a tensor, " + text());
-    found.shape_[0] = end - begin;
-    found.memory_ = std::shared_ptr<void>(memory_, static_cast<char *>(memory_.get()) + row * static_cast<std::size_t>(begin));
     return found;
   }
 
@@ -1819,14 +1808,25 @@ inline std::string key_of(const Message &message, int name, int domain, int over
   return message.text(domain) + '\0' + message.text(name) + '\0' + message.text(overload);
 }
 
-inline std::vector<Message> subgraphs(const Message &node) {
+constexpr int DEEPEST_GRAPH = 100;  // nested graphs, so that the stack does not overflow
+
+inline std::vector<Message> subgraphs(const Message &node, int depth) {
   std::vector<Message> found;
   for (const Message &attribute : node.messages(field::NODE_ATTRIBUTES)) {
     for (int number : {field::ATTRIBUTE_GRAPH, field::ATTRIBUTE_GRAPHS}) {
       for (Message &graph : attribute.messages(number)) found.push_back(std::move(graph));
     }
   }
+  if (!found.empty() && depth >= DEEPEST_GRAPH) throw Damaged("graphs in it are nested more than " + std::to_string(DEEPEST_GRAPH) + " deep");
   return found;
+}
+
+/// Adds the keys of the operators of nodes and of those in their subgraphs.
+inline void add_called(const std::vector<Message> &nodes, std::vector<std::string> &keys, int depth = 0) {
+  for (const Message &node : nodes) {
+    keys.push_back(key_of(node, field::NODE_OPERATOR, field::NODE_DOMAIN, field::NODE_OVERLOAD));
+    for (const Message &graph : subgraphs(node, depth)) add_called(graph.messages(field::GRAPH_NODES), keys, depth + 1);
+  }
 }
 
 /// The bytes of the functions that nodes call, also within functions, in their order in the model.
@@ -1842,25 +1842,24 @@ inline std::string called_functions(const Message &model, const std::vector<Mess
     functions.push_back({one.whole, Message(one.bytes)});
     places[key_of(functions.back().message, field::FUNCTION_NAME, field::FUNCTION_DOMAIN, field::FUNCTION_OVERLOAD)] = functions.size() - 1;
   }
-  const std::function<void(const Message &)> visit = [&](const Message &node) {
-    for (const Message &graph : subgraphs(node)) {
-      for (const Message &inner : graph.messages(field::GRAPH_NODES)) visit(inner);
-    }
-    const auto place = places.find(key_of(node, field::NODE_OPERATOR, field::NODE_DOMAIN, field::NODE_OVERLOAD));
-    if (place == places.end() || functions[place->second].needed) return;
+  std::vector<std::string> pending;
+  add_called(nodes, pending);
+  while (!pending.empty()) {
+    const auto place = places.find(pending.back());
+    pending.pop_back();
+    if (place == places.end() || functions[place->second].needed) continue;
     functions[place->second].needed = true;
-    for (const Message &inner : functions[place->second].message.messages(field::FUNCTION_NODES)) visit(inner);
-  };
-  for (const Message &node : nodes) visit(node);
+    add_called(functions[place->second].message.messages(field::FUNCTION_NODES), pending);
+  }
   std::string found;
   for (const Function &function : functions) found += function.needed ? function.whole : "";
   return found;
 }
 
 /// The values that a node and its subgraphs read from the graph around it.
-inline void add_values_read(const Message &node, std::set<std::string> &read) {
+inline void add_values_read(const Message &node, std::set<std::string> &read, int depth = 0) {
   for (const std::string &name : node.texts(field::NODE_INPUTS)) read.insert(name);
-  for (const Message &graph : subgraphs(node)) {
+  for (const Message &graph : subgraphs(node, depth)) {
     std::set<std::string> inner, own;
     for (int number : {field::GRAPH_INPUTS, field::GRAPH_INITIALIZERS}) {
       for (const Message &value : graph.messages(number)) {
@@ -1868,7 +1867,7 @@ inline void add_values_read(const Message &node, std::set<std::string> &read) {
       }
     }
     for (const Message &one : graph.messages(field::GRAPH_NODES)) {
-      add_values_read(one, inner);
+      add_values_read(one, inner, depth + 1);
       for (const std::string &name : one.texts(field::NODE_OUTPUTS)) own.insert(name);
     }
     for (const Message &value : graph.messages(field::GRAPH_OUTPUTS)) inner.insert(value.text(field::VALUE_NAME));
