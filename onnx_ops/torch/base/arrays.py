@@ -18,6 +18,8 @@ LARGE = 2**16
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """A tensor's elements, in its memory if it is contiguous; those of a complex tensor as (..., 2)."""
     tensor = as_real(tensor.detach()).cpu().contiguous()
+    if tensor._is_zerotensor():  # such as the gradient of torch.sgn, which has no memory
+        tensor = tensor.clone()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()

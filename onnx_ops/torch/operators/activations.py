@@ -29,7 +29,6 @@ decomposed_by_pytorch(
     aten.hardswish.default,
     aten.hardswish_backward.default,
     aten.hardtanh.default,
-    aten.hardtanh_backward.default,
     aten.leaky_relu.default,
     aten.leaky_relu_backward.default,
     aten.log_sigmoid_forward.default,
@@ -76,6 +75,12 @@ def _gelu_backward(grad: Any, self: Any, approximate: str = "none") -> Any:
 def _hardsigmoid_backward(grad: Tensor, self: Tensor) -> Tensor:
     """PyTorch's 1/6 is a float32 in float64 too."""
     return torch.where((self > -3) & (self < 3), grad * float(np.float32(1 / 6)), 0.0)
+
+
+@decomposes(aten.hardtanh_backward.default)
+def _hardtanh_backward(grad: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    """0 at the bounds, such as at relu6(0), where torch.onnx passes the gradient on."""
+    return torch.where((self > min_val) & (self < max_val), grad, 0.0)
 
 
 @replaces(functional.softshrink)

@@ -1,7 +1,8 @@
-"""Products and extremes of the elements up to each place of an axis."""
+"""Products, extremes and sums of exponentials of the elements up to each place of an axis."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,8 @@ def _running(name: str, kind: Any) -> Callable[..., Any]:
         values = torch.where(seen, rows.detach().unsqueeze(-2), unseen)
         best = getattr(values, name)(-1, keepdim=True)
         order = torch.arange(size, device=input.device)
-        indices = torch.where((values == best) & seen, order, -1).amax(-1)
+        chosen = (values == best) | (best.isnan() & values.isnan())
+        indices = torch.where(chosen & seen, order, -1).amax(-1)
         return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))
 
     return running
@@ -46,3 +48,14 @@ def _running(name: str, kind: Any) -> Callable[..., Any]:
 
 replaces(torch.cummax, torch.Tensor.cummax)(_running("amax", cummax))
 replaces(torch.cummin, torch.Tensor.cummin)(_running("amin", cummin))
+
+
+@replaces(torch.logcumsumexp, torch.Tensor.logcumsumexp)
+def _logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    """Each place relative to the largest of its own terms: relative to that of the whole axis, sums become 0."""
+    if input.dim() == 0:
+        return input.clone()
+    rows = input.movedim(dim, -1)
+    places = torch.arange(rows.shape[-1], device=input.device)
+    seen = places.unsqueeze(1) >= places
+    return torch.where(seen, rows.unsqueeze(-2), -math.inf).logsumexp(-1).movedim(-1, dim)

@@ -45,12 +45,15 @@ translates(aten.log10.default)(_logarithm(10))
 
 @replaces(torch.fmax, torch.Tensor.fmax)
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
-    return torch.where(input.isnan(), other, torch.where(other.isnan(), input, torch.maximum(input, other)))
+    """The gradient with respect to equal elements is that of `input` alone."""
+    input, other = torch.broadcast_tensors(input, other)
+    return torch.where((input >= other) | other.isnan(), input, other)
 
 
 @replaces(torch.fmin, torch.Tensor.fmin)
 def _fmin(input: Tensor, other: Tensor) -> Tensor:
-    return torch.where(input.isnan(), other, torch.where(other.isnan(), input, torch.minimum(input, other)))
+    input, other = torch.broadcast_tensors(input, other)
+    return torch.where((input <= other) | other.isnan(), input, other)
 
 
 @replaces(torch.hypot, torch.Tensor.hypot)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.return_types import kthvalue, median
 
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import integers, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces, translates
 
 aten = torch.ops.aten
@@ -18,17 +20,72 @@ decomposed_by_pytorch(aten.logsumexp.default)  # onnxruntime's ReduceLogSumExp t
 decomposed_by_pytorch(aten.linalg_vector_norm.default, only=torch.float64)  # onnxruntime has no float64 ReduceL2
 
 
+def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
+    """Where x is NaN, as uint8, and whether it is anywhere along the axes; onnxruntime's extremes ignore NaN."""
+    isnan = op.Cast(op.IsNaN(x), to=ir.DataType.UINT8)
+    return isnan, op.Cast(op.ReduceMax(isnan, axes, keepdims=keepdims), to=ir.DataType.BOOL)
+
+
 def _extreme(name: str) -> Callable[..., Any]:
     """amax or amin, without axes over all of them, which the translation of torch.onnx refuses."""
 
     def translated(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-        return getattr(op, name)(x, integers(dim) if dim else None, keepdims=int(keepdim))
+        axes = integers(dim) if dim else None
+        found = getattr(op, f"Reduce{name}")(x, axes, keepdims=int(keepdim))
+        if not x.dtype.is_floating_point():
+            return found
+        return op.Where(_any_nan(x, axes, int(keepdim))[1], number(math.nan, x), found)
 
     return translated
 
 
-translates(aten.amax.default)(_extreme("ReduceMax"))
-translates(aten.amin.default)(_extreme("ReduceMin"))
+def _place(name: str) -> Callable[..., Any]:
+    """argmax or argmin: the first NaN is the largest and the smallest number."""
+
+    def translated(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        rank = len(x.shape)
+        whole = dim is None or not rank
+        rows, axis = (op.Reshape(x, integers([-1])), 0) if dim is None or not rank else (x, dim)
+        keepdims = int(keepdim or whole)
+        found = getattr(op, f"Arg{name}")(rows, axis=axis, keepdims=keepdims)
+        if x.dtype.is_floating_point():
+            isnan, any_ = _any_nan(rows, integers([axis]), keepdims)
+            found = op.Where(any_, op.ArgMax(isnan, axis=axis, keepdims=keepdims), found)
+        return op.Reshape(found, integers([1] * rank if keepdim else [])) if whole else found
+
+    return translated
+
+
+def _extreme_along(name: str) -> Callable[..., Any]:
+    """The values and indices of max or min along an axis."""
+    values, place = _extreme(name), _place(name)
+
+    def translated(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        if len(x.shape) == 0:
+            return op.Identity(x), op.Constant(value_int=0)
+        return values(x, [dim], keepdim), place(x, dim, keepdim)
+
+    return translated
+
+
+for _name, _whole, _several, _one, _index in (
+    ("Max", aten.max.default, aten.amax.default, aten.max.dim, aten.argmax.default),
+    ("Min", aten.min.default, aten.amin.default, aten.min.dim, aten.argmin.default),
+):
+    translates(_whole, _several)(_extreme(_name))
+    translates(_one)(_extreme_along(_name))
+    translates(_index)(_place(_name))
+
+
+@translates(aten.sort.default, aten.sort.stable)
+def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Any, Any]:
+    """TopK keeps the order of equal elements."""
+    if len(x.shape) == 0:
+        return op.Identity(x), op.Constant(value_int=0)
+    size = op.Gather(op.Shape(x), integers([dim]), axis=0)
+    ordered = op.Cast(x, to=ir.DataType.UINT8) if x.dtype == ir.DataType.BOOL else x
+    values, indices = op.TopK(ordered, size, axis=dim, largest=int(descending))
+    return (values if ordered is x else op.Cast(values, to=ir.DataType.BOOL)), indices
 
 
 @replaces(torch.kthvalue, torch.Tensor.kthvalue)
@@ -38,14 +95,37 @@ def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> An
     return kthvalue(found if keepdim else tuple(part.squeeze(dim) for part in found))
 
 
+class _MedianOfAll(torch.autograd.Function):
+    """The lower median of all elements, whose gradient elements that are equal to it share."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor) -> Tensor:
+        flat = input.flatten()
+        middle = (int(flat.shape[0]) + 1) // 2
+        found = torch.where(flat.isnan().any(), math.nan, flat.sort(0).values[middle - 1]).to(input.dtype)
+        ctx.save_for_backward(input, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        input, found = ctx.saved_tensors
+        chosen = (input == found) | (found.isnan() & input.isnan())
+        return torch.where(chosen, grads[0] / chosen.sum(), 0.0)
+
+
 @replaces(torch.median, torch.Tensor.median)
 def _median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Of an even number of elements the lower median, as PyTorch."""
+    """Of an even number of elements the lower median, as PyTorch; NaN if one of them is."""
     if dim is None:
-        flat = input.flatten()
-        return _kthvalue(flat, (int(flat.shape[0]) + 1) // 2, 0)[0]
+        return _MedianOfAll.apply(input)
     size = int(input.shape[dim]) if input.dim() else 1
-    return median(tuple(_kthvalue(input, (size + 1) // 2, dim, keepdim)))
+    values, indices = _kthvalue(input, (size + 1) // 2, dim, keepdim=True)
+    if input.is_floating_point() and input.dim():
+        isnan = input.isnan()
+        indices = torch.where(isnan.any(dim, keepdim=True), isnan.to(torch.uint8).argmax(dim, keepdim=True), indices)
+        values = input.gather(dim, indices)
+    found = values, indices
+    return median(found if keepdim or not input.dim() else tuple(part.squeeze(dim) for part in found))
 
 
 @replaces(torch.prod, torch.Tensor.prod)

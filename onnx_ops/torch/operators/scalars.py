@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
-from onnx_ops.torch.base.nodes import double, op
+from onnx_ops.torch.base.nodes import double, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, translates
 
 aten = torch.ops.aten
@@ -92,10 +92,26 @@ def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
     return translated
 
 
+def _remainder(self: Any, other: Any) -> Any:
+    """Of floating numbers, with the sign of the divisor: exact, where torch.onnx subtracts a rounded multiple of it."""
+    if not self.dtype.is_floating_point():
+        return core.aten_remainder(self, other)
+    rest = op.Mod(self, other, fmod=1)
+    zero = number(0.0, self)
+    opposite = op.Not(op.Equal(op.Less(rest, zero), op.Less(other, zero)))
+    return op.Where(op.And(opposite, op.Not(op.Equal(rest, zero))), op.Add(rest, other), rest)
+
+
+@translates(aten.remainder.Scalar)
+def _remainder_of_number(self: Any, other: Any) -> Any:
+    return _remainder(self, number(other, self) if isinstance(other, int | float) else op.CastLike(other, self))
+
+
+translates(aten.remainder.Tensor)(_remainder)
+
 for _operator, _of_python, _of_tensors in (
     (aten.add.Scalar, core.aten_add_scalar, core.aten_add),
     (aten.mul.Scalar, core.aten_mul_scalar, core.aten_mul),
-    (aten.remainder.Scalar, core.aten_remainder_scalar, core.aten_remainder),
     (aten.sub.Scalar, core.aten_sub_scalar, core.aten_sub),
 ):
     translates(_operator)(_of_number(_of_python, _of_tensors))

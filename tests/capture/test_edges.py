@@ -1,0 +1,88 @@
+"""Values and gradients where elements are equal, at bounds, NaN or infinite, compared one by one with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from captures import gradients
+from torch import Tensor, nn
+
+import onnx_ops
+
+NAN, INF = float("nan"), float("inf")
+TIES = torch.tensor([[1.0, 2.0, 2.0, 0.0, 1.0, 2.0], [0.0] * 6, [3.0, -1.0, 3.0, -1.0, 3.0, -1.0]])
+GAPS = torch.tensor([[1.0, NAN, 2.0, -INF, INF, 2.0], [NAN, NAN, 0.0, 1.0, 0.5, 1.0], [3.0, -1.0, 2.5, -0.5, 7.0, 4.0]])
+SPREAD = torch.tensor([[-25.0, -20.0, -16.5, 3.0, -5.0, 9.0], [-1000.0, -200.0, 5.0, 6.0, -INF, -INF]])
+TARGETS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+
+Function = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
+
+CASES: dict[str, tuple[Tensor, Function]] = {
+    "relu6": (TIES, F.relu6),
+    "hardtanh": (TIES, F.hardtanh),
+    "fmax": (TIES, lambda x: torch.fmax(x, x * 1)),
+    "fmin": (TIES, lambda x: torch.fmin(x * x, x)),
+    "median": (TIES, torch.median),
+    "stable sort": (TIES, lambda x: x.sort(dim=1, descending=True, stable=True)),
+    "sort of booleans": (TIES, lambda x: ((x > 0).sort(1)[1], x)),
+    "sign": (TIES, lambda x: torch.sgn(x) + x),
+    "median of NaN": (GAPS, torch.median),
+    "medians of NaN": (GAPS, lambda x: x.median(1)),
+    "max of NaN": (GAPS, torch.max),
+    "maxima of NaN": (GAPS, lambda x: (*x.max(0), *x.max(1, keepdim=True))),
+    "minima of NaN": (GAPS, lambda x: (*x.min(0), *x.min(1))),
+    "amax of NaN": (GAPS, lambda x: (x.amax((0, 1)), x.amax(1), x.amin(0))),
+    "places of NaN": (GAPS, lambda x: (x.argmax(), x.argmin(1), x.argmax(0, keepdim=True), x.argmin(keepdim=True), x)),
+    "cummax of NaN": (GAPS, lambda x: (*x.cummax(1), *x.cummin(0))),
+    "relu6 of NaN": (GAPS, F.relu6),
+    "logcumsumexp": (SPREAD, lambda x: x.logcumsumexp(1)),
+    "remainder": (SPREAD[:1], lambda x: (x.remainder(0.3), x.remainder(-7), x.remainder(torch.tensor(INF)))),
+    "binary cross entropy": (SPREAD[0], lambda x: F.binary_cross_entropy(x.sigmoid(), TARGETS, reduction="none")),
+    "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
+}
+
+
+class Cases(nn.Module):
+    """All cases side by side, each on a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.ParameterList([nn.Parameter(x.clone()) for x, _ in CASES.values()])
+
+    def results(self) -> list[tuple[Tensor, ...]]:
+        found = (function(x) for x, (_, function) in zip(self.inputs, CASES.values(), strict=True))
+        return [result if isinstance(result, tuple) else (result,) for result in found]
+
+
+def weighted(results: tuple[Tensor, ...]) -> Tensor:
+    """The sum of the floating elements, each with a weight of its own."""
+    return sum((torch.linspace(0.5, 1.5, r.numel()).view_as(r) * r).sum() for r in results if r.is_floating_point())
+
+
+def loss(model: Cases, x: Tensor) -> dict[str, Tensor]:
+    found = model.results()
+    outputs = {f"{i}.{j}": part for i, results in enumerate(found) for j, part in enumerate(results)}
+    return {"loss": sum(map(weighted, found)) + x.sum()} | outputs
+
+
+@pytest.fixture(scope="module")
+def captured() -> dict[str, np.ndarray]:
+    capture = gradients(Cases(), loss, (torch.zeros(1),), check=False)
+    session = onnx_ops.InferenceSession(capture.model)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, capture.state | {"x": np.zeros(1, np.float32)}), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_edges(name: str, captured: dict[str, np.ndarray]) -> None:
+    i, model = list(CASES).index(name), Cases()
+    results = model.results()[i]
+    (gradient,) = torch.autograd.grad(weighted(results), model.inputs[i])
+    pairs = [(captured[f"{i}.{j}"], result) for j, result in enumerate(results)]
+    for got, wanted in (*pairs, (captured[f"grad.inputs.{i}"], gradient.clone())):
+        assert got.dtype == wanted.detach().numpy().dtype
+        np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=5e-5, atol=1e-6, equal_nan=True)
