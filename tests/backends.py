@@ -6,12 +6,13 @@ op, dtypes, ranks, attributes and outputs; their dimensions are symbolic unless 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -19,6 +20,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto
+from onnx.compose import add_prefix_graph
 from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
@@ -54,6 +56,7 @@ class Backend:
     name: str
     run: Callable[[Call], dict[str, Array]]
     portable: bool = False
+    run_in_one_session: Callable[[Sequence[Call]], list[dict[str, Array]]] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -62,6 +65,23 @@ class Backend:
         """The output of an op with a single output."""
         (output,) = self.run(call_of(op, inputs, attributes, static=static)).values()
         return output
+
+    def with_outputs_of(self, calls: Sequence[Call]) -> Backend:
+        """The backend after it has run calls in few sessions, as making one takes longer than running it.
+
+        Those with the same inputs left out are nodes of one model: in a model of both, a default is given to a node.
+        """
+        if self.run_in_one_session is None:
+            return self
+        groups: dict[tuple[str, ...], list[Call]] = {}
+        for call in calls:
+            groups.setdefault(tuple(call.given), []).append(call)
+        outputs: dict[Call, dict[str, Array]] = {}
+        for group in groups.values():
+            # Some function bodies serve one combination of dtypes: those calls, and wrong ones, run one by one.
+            with contextlib.suppress(Exception):
+                outputs |= zip(group, self.run_in_one_session(group), strict=True)
+        return replace(self, run=lambda call: outputs[call] if call in outputs else self.run(call))
 
 
 # --- models and sessions -------------------------------------------------------------------------------------------
@@ -122,7 +142,10 @@ def kernel_options(threads: int = 1, optimise: bool = True) -> ort.SessionOption
 
 @functools.lru_cache(maxsize=512)
 def _session(way: str, key: Key) -> ort.InferenceSession:
-    model = _model(*key)
+    return _session_of(way, _model(*key))
+
+
+def _session_of(way: str, model: ModelProto) -> ort.InferenceSession:
     if way == "kernels":
         return kernel_session(model)
     session_options = options(optimise=way != "as_written")
@@ -169,6 +192,29 @@ def _in_session(call: Call, way: str) -> dict[str, Array]:
     return run_outputs(_session(way, key_of(call)), call.given)
 
 
+def _in_one_session(calls: Sequence[Call], way: str) -> list[dict[str, Array]]:
+    """The outputs of calls whose nodes are in one model; the names and dimensions of each have a prefix."""
+    model, feeds = ModelProto(), {}
+    model.CopyFrom(model_of(calls[0]))
+    model.ClearField("graph")
+    model.graph.name = "calls"
+    for number, call in enumerate(calls):
+        graph = add_prefix_graph(model_of(call).graph, f"{number}.")
+        for value in (*graph.input, *graph.output):
+            for dimension in value.type.tensor_type.shape.dim:
+                if dimension.dim_param:
+                    dimension.dim_param = f"{number}.{dimension.dim_param}"
+        for part in ("node", "input", "output"):
+            getattr(model.graph, part).extend(getattr(graph, part))
+        feeds |= {f"{number}.{name}": array for name, array in call.given.items()}
+    outputs = run_outputs(_session_of(way, model), feeds)
+    results: list[dict[str, Array]] = [{} for _ in calls]
+    for name, array in outputs.items():
+        number, output = name.split(".", 1)
+        results[int(number)][output] = array
+    return results
+
+
 @functools.lru_cache(maxsize=512)
 def _evaluator(body: bool, key: Key) -> ReferenceEvaluator:
     if body:
@@ -193,10 +239,15 @@ def _in_float64(call: Call) -> dict[str, Array]:
     return {name: array for name in wanted if (array := found[name]) is not None}
 
 
-KERNEL = Backend("kernel", functools.partial(_in_session, way="kernels"))
-PORTABLE = Backend("portable", functools.partial(_in_session, way="linked"), portable=True)
-PORTABLE_AS_WRITTEN = Backend("portable_unoptimised", functools.partial(_in_session, way="as_written"), portable=True)
-INLINED = Backend("inlined", functools.partial(_in_session, way="inlined"), portable=True)
+def _of_sessions(name: str, way: str, portable: bool = True) -> Backend:
+    together = functools.partial(_in_one_session, way=way)
+    return Backend(name, functools.partial(_in_session, way=way), portable, together)
+
+
+KERNEL = _of_sessions("kernel", "kernels", portable=False)
+PORTABLE = _of_sessions("portable", "linked")
+PORTABLE_AS_WRITTEN = _of_sessions("portable_unoptimised", "as_written")
+INLINED = _of_sessions("inlined", "inlined")
 EVALUATOR = Backend("evaluator", functools.partial(_in_evaluator, body=False))
 REFERENCE = Backend("reference_float64", _in_float64)
 PORTABLE_EVALUATOR = Backend("portable_evaluator", functools.partial(_in_evaluator, body=True), portable=True)

@@ -40,10 +40,15 @@ PAIRS = _named(itertools.chain.from_iterable(record.combinations() for record in
 CALLS = _named(itertools.chain.from_iterable(record.calls() for record in PRESENT))
 
 
+def check_together(backend: Backend, calls: list[Call]) -> None:
+    if calls:
+        check_each(functools.partial(check_call, backend.with_outputs_of(calls)), calls)
+
+
 @backends.in_turns(["call"], [(call,) for call in PAIRS], by=lambda call: call.op)
 def test_pairs(rows: list[tuple[Call]], backend: Backend) -> None:
     """Every two dtypes, attributes and forms meet."""
-    check_each(functools.partial(check_call, backend), [call for (call,) in rows])
+    check_together(backend, [call for (call,) in rows])
 
 
 @pytest.mark.full
@@ -62,14 +67,15 @@ def test_all_combinations(backend: Backend, record: Record) -> None:
 def test_calls(rows: list[tuple[Call]], backend: Backend) -> None:
     """Shapes that broadcast, empty tensors, special values, the ends of the range."""
     # A function body may lose what is small.
-    kept = [call for (call,) in rows if not (call.careful and backend.portable)]
-    check_each(functools.partial(check_call, backend), kept)
+    check_together(backend, [call for (call,) in rows if not (call.careful and backend.portable)])
 
 
 @backends.in_turns(["record", "dtype"], itertools.product(PRESENT, FLOATS))
 def test_worked(record: Record, dtype: DType, backend: Backend) -> None:
     """Results that are known without computing them."""
-    for worked in record.worked(dtype):
+    cases = list(record.worked(dtype))
+    backend = backend.with_outputs_of([worked.call for worked in cases])
+    for worked in cases:
         outputs = backend.run(worked.call)
         assert tuple(outputs) == record.wanted(worked.call)
         for name, expected in worked.outputs.items():

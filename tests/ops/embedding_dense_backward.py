@@ -130,8 +130,8 @@ def worked(dtype: DType) -> Iterator[Worked]:
         for scale, rows in ((0, plain), (1, mean)):
             attributes = {"num_weights": 4, "scale_grad_by_freq": scale}
             yield Worked(Call(OP, given, attributes, label=f"by_hand_{scale}"), {"out": rows})
-            attributes["padding_idx"] = 3
-            yield Worked(Call(OP, given, attributes, label=f"padded_{scale}"), {"out": [*rows[:3], [0, 0]]})
+            padded = Call(OP, given, {**attributes, "padding_idx": 3}, label=f"padded_{scale}")
+            yield Worked(padded, {"out": [*rows[:3], [0, 0]]})
 
 
 def refusals(plain: Call) -> Iterator[Refusal]:
