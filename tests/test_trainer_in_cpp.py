@@ -26,7 +26,8 @@ import onnx_ops
 from models.digit_training import HIDDEN
 from models.line_reader import training as line_reader
 from models.perceptron import perceptron_step
-from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, STEP_METADATA
+from onnx_ops.core.step_format import CARRIED_DOMAIN, CONDITIONS, INFERENCE, STEP_METADATA
+from onnx_ops.graph.light import delimited
 from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
 from onnx_ops.training.checkpoints import open_checkpoint
@@ -499,11 +500,19 @@ def test_files_that_are_no_steps(tmp_path: Path) -> None:
         path.write_bytes(wrong)
         with contextlib.suppress(CppError):
             CppTrainer(path)
-    path.write_text("no model")
-    with pytest.raises(CppError, match="is no ONNX model: ") as found:
-        CppTrainer(path)
-    assert found.value.kind == MODEL_ERROR
-    assert CONDITION_NUMBERS in {value.name for value in good.graph.output}
+    nested = onnx.NodeProto(op_type="Identity").SerializeToString()
+    for _ in range(20_000):  # nodes in graphs in attributes of nodes
+        nested = delimited(5, delimited(6, delimited(1, nested)))
+    carried = onnx.FunctionProto(domain=CARRIED_DOMAIN, name=INFERENCE).SerializeToString() + delimited(7, nested)
+    for content, problem in (
+        (b"no model", "no field has the wire type 6"),
+        (b"", "there is no graph in it"),
+        (whole + delimited(25, carried), "graphs in it are nested more than 100 deep"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CppError, match=f"^{re.escape(str(path))} is no ONNX model: {problem}$") as found:
+            CppTrainer(path)
+        assert found.value.kind == MODEL_ERROR
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
