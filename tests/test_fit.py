@@ -614,6 +614,11 @@ def test_broken_files_of_a_folder(write: Callable[[Path], None], trainer: Traine
         onnx_ops.fit(trainer, tmp_path)
 
 
+def test_no_trainer(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=r"the trainer is a str, expected an onnx_ops\.Trainer"):
+        onnx_ops.fit("step.onnx", steps.batch())  # type: ignore[arg-type]
+
+
 def test_folders_without_data(trainer: Trainer, tmp_path: Path) -> None:
     with pytest.raises(StepError, match=r"has no \.npy files; expected a file \.npz, "):
         onnx_ops.fit(trainer, tmp_path)

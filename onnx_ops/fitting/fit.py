@@ -140,6 +140,8 @@ def fit(
             unless it is resumed.
         OSError: a file that cannot be read or written.
     """
+    if not isinstance(trainer, Trainer):
+        raise StepError(f"the trainer is a {type(trainer).__name__}, expected an onnx_ops.Trainer")
     options = Options(
         epochs,
         batch_size,

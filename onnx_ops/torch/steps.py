@@ -121,6 +121,10 @@ class JointStep:
     def __init__(
         self, model: torch.nn.Module, loss: Callable[..., Any], args: tuple[Any, ...], dynamic_shapes: DynamicShapes
     ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise CaptureError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
+        if not isinstance(args, tuple | list):
+            raise CaptureError(f"the example is a {type(args).__name__}, expected a tuple of the loss's arguments")
         self._call = _Call(model, loss)
         self._loss = loss
         self.model = model

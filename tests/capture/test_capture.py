@@ -435,6 +435,30 @@ def test_losses_that_are_none(loss: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": lambda x: x}, "the model is a function, expected a torch.nn.Module"),
+        (
+            {"args": torch.ones(5, 4)},
+            "the example is a Tensor, expected a tuple of the loss's arguments",
+        ),
+        (
+            {"optimizer": None},
+            "the optimizer is None, expected one like torch.optim.SGD(model.parameters())",
+        ),
+        ({"optimizer": torch.optim.SGD}, "the optimizer is <class 'torch.optim.sgd.SGD'>, expected one like"),
+        ({"optimizer": [torch.optim.SGD]}, "the optimizer is <class 'torch.optim.sgd.SGD'>, expected one like"),
+    ],
+)
+def test_arguments_of_other_types(change: dict[str, Any], said: str) -> None:
+    model = nn.Linear(4, 2)
+    given = {"model": model, "loss": lambda m, x: m(x).mean(), "args": (torch.ones(5, 4),)}
+    with pytest.raises(CaptureError) as refused:
+        training_step(**(given | {"optimizer": torch.optim.SGD(model.parameters())} | change))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("shapes", "said"),
     [
         (({3: Dim("N")},), "names the axis 3, but its rank is 2"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -67,10 +67,12 @@ def groups_of(optimizers: Optimizers) -> list[ParameterGroup]:
     """The groups of one or several optimizers, in their order.
 
     Raises:
-        CaptureError: an optimizer without a rule; a group without a learning rate.
+        CaptureError: what is no optimizer, or one without a rule; a group without a learning rate.
     """
     found = []
-    for optimizer in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+    for optimizer in optimizers if isinstance(optimizers, Iterable) else [optimizers]:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise CaptureError(f"the optimizer is {optimizer!r}, expected one like torch.optim.SGD(model.parameters())")
         rule = rule_of(optimizer)
         for i, group in enumerate(optimizer.param_groups):
             if "lr" not in group:
