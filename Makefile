@@ -24,6 +24,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
+# Those of these kernels that take long too, and share little with others, of which a relative is tested.
+LARGE := ApplyAdamW Convolution ConvolutionBackward DepthwiseConv2DBackpropFilter FlashAttentionScoreGrad
+WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))
 
 .PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site release-check clean
 
@@ -55,7 +58,7 @@ test-newest: $(NEWEST)/ready ## captures, and what another version may break, wi
 	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) $(RECORDED)
 
 smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
-	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE)
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_LARGE)
 
 fuzz: $(VENV)/ready ## random calls and graphs on all backends: 3 minutes, or make fuzz SECONDS=600 SEED=7
 	$(RUN) -m pytest -q tests/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
