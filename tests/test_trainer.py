@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -31,8 +32,10 @@ from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.training import checkpoints
+from onnx_ops.training import trainer as trainer_module
 from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
+from scripts.memory.peaks import STATUS, resident
 from scripts.trainings.threads import ThreadCommunicator
 
 WEIGHT = "linear.weight"
@@ -60,6 +63,43 @@ def assert_same_state(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndar
 def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
     copy = onnx.load_model_from_string(model.SerializeToString())  # onnx takes the data out of what it saves
     onnx.save_model(copy, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="reads the address space of the process as Linux counts it")
+def test_sessions_of_large_parameters_begin_with_a_region_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the largest parameter, 6 floats, as a power of two; none that is smaller than the least."""
+    region = 128
+    monkeypatch.setattr(trainer_module, "LEAST_REGION", region)
+    asked: list[int] = []
+    monkeypatch.setattr(trainer_module, "reserving", lambda size: asked.append(size) or contextlib.nullcontext())
+    Trainer(steps.whole_step(), kernel_options())
+    monkeypatch.setattr(trainer_module, "LEAST_REGION", region + 1)
+    Trainer(steps.whole_step(), kernel_options())
+    assert asked == [region, 0]
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="reads the address space of the process as Linux counts it")
+def test_a_region_takes_address_space_but_no_memory(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    region = 1 << 30
+    batch = steps.batch(3)
+    usual = Trainer(model, kernel_options())
+    expected = usual.step(**batch)
+    before, space = resident(), address_space()
+    monkeypatch.setattr(trainer_module, "_arena_region", lambda _: region)
+    trainer = Trainer(model, kernel_options())
+    assert address_space() - space >= region
+    assert_same_state(trainer.step(**batch), expected)
+    assert_same_state(trainer.state_dict(), usual.state_dict())
+    assert resident() - before < region // 8  # 1/32 is written for the bookkeeping of the arena
+
+
+def address_space() -> int:
+    """Bytes of the process's address space (VmSize)."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmSize:"))
+    return int(line.split()[1]) * 1024
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------

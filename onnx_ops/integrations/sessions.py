@@ -235,5 +235,19 @@ def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
     return naming
 
 
+def reserving(size: int) -> contextlib.AbstractContextManager[None]:
+    """A context for making a session whose memory arena begins with a region of `size` bytes, 0 for one of its choice.
+
+    The arena chooses too in a session without kernels, or with those of a library.
+    """
+    if not size or prebuilt.library():
+        return contextlib.nullcontext()
+    try:
+        context: contextlib.AbstractContextManager[None] = _host().reserving(size)
+    except ImportError:
+        return contextlib.nullcontext()
+    return context
+
+
 def _is_external(model: onnx.ModelProto) -> bool:
     return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors(model))

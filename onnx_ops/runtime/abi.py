@@ -37,6 +37,8 @@ class Api(enum.IntEnum):
     GetDimensions = 62
     GetSymbolicDimensions = 63
     GetTensorTypeAndShape = 65
+    AllocatorAlloc = 75
+    AllocatorFree = 76
     KernelInfoGetAttribute_float = 85
     KernelInfoGetAttribute_int64 = 86
     KernelInfoGetAttribute_string = 87
@@ -46,6 +48,7 @@ class Api(enum.IntEnum):
     ReleaseStatus = 93
     ReleaseTypeInfo = 98
     ReleaseTensorTypeAndShapeInfo = 99
+    ReleaseAllocator = 132
     KernelInfoGetAttributeArray_float = 162
     KernelInfoGetAttributeArray_int64 = 163
     KernelInfo_GetInputCount = 230
@@ -59,6 +62,7 @@ class Api(enum.IntEnum):
     SetSymbolicDimensions = 271
     ReadOpAttr = 272
     KernelContext_ParallelFor = 274
+    KernelInfoGetAllocator = 278
 
 
 CType: TypeAlias = type["C._SimpleCData[Any]"]
@@ -84,6 +88,10 @@ SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.ReleaseStatus: (VP,),
     Api.ReleaseTypeInfo: (VP,),
     Api.ReleaseTensorTypeAndShapeInfo: (VP,),
+    Api.AllocatorAlloc: (VP, SZ, VP),
+    Api.AllocatorFree: (VP, VP),
+    Api.ReleaseAllocator: (VP,),
+    Api.KernelInfoGetAllocator: (VP, INT, VP),
     Api.KernelInfo_GetInputCount: (VP, VP),
     Api.KernelInfo_GetOutputCount: (VP, VP),
     Api.KernelInfo_GetOutputName: (VP, SZ, VP, VP),

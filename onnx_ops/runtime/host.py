@@ -166,6 +166,8 @@ def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: in
             call = _call_of_node(api, op, info, outputs)
             op.infer(call)
             parts = _parts_of(op, call)
+        if size := _reserved.pop(asker, 0):
+            _reserve(api, info, size)
     parts.kernel["api"], parts.kernel["python"] = api_address, _python().ctypes.data
     VP.from_address(kernel).value = parts.written(label, libc().malloc)
 
@@ -194,6 +196,36 @@ def naming(label_of: Callable[[str], str | None]) -> Iterator[None]:
 
 _naming: dict[int, Callable[[str], str | None]] = STATE.settled.setdefault("naming", {})
 """By thread."""
+
+
+@contextlib.contextmanager
+def reserving(size: int) -> Iterator[None]:
+    """Within this context, the memory arena of a session created on this thread gets a region of `size` bytes.
+
+    Without one, the arena grows by regions of its own choice, and cannot join free blocks of several. Memory of a
+    region takes none of the system's until it is written.
+    """
+    own = threading.get_ident()
+    _reserved[own] = size
+    try:
+        yield
+    finally:
+        _reserved.pop(own, None)
+
+
+_reserved: dict[int, int] = STATE.settled.setdefault("reserved", {})
+"""By thread; the first kernel of the session takes the entry."""
+
+DEFAULT_MEMORY = 0
+"""OrtMemTypeDefault."""
+
+
+def _reserve(api: OrtApi, info: int, size: int) -> None:
+    """Let the arena of a kernel's session have a free block; nothing happens if there is no memory for it."""
+    if allocator := api.word(Api.KernelInfoGetAllocator, info, DEFAULT_MEMORY):
+        if block := api.word(Api.AllocatorAlloc, allocator, size):
+            api(Api.AllocatorFree, allocator, block)
+        api(Api.ReleaseAllocator, allocator)
 
 
 def _node_label(asker: int, output: str) -> str:

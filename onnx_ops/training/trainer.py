@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,9 +17,15 @@ import onnxruntime as ort
 from onnx_ops.core.step_format import GRAD_SCALE, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, same_bits
-from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, kernels_registered, registered_options
+from onnx_ops.integrations.sessions import (
+    InferenceSession,
+    OwnOptions,
+    kernels_registered,
+    registered_options,
+    reserving,
+)
 from onnx_ops.training.adapters import adapter_names
-from onnx_ops.training.arrays import check_names, check_state, listed
+from onnx_ops.training.arrays import check_names, check_state, listed, numpy_dtype
 from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
@@ -40,6 +48,12 @@ from onnx_ops.training.workers.step_runner import DistributedStepRunner
 CPU = "CPUExecutionProvider"
 SPINNING = "session.intra_op.allow_spinning"
 """Session option: whether waiting threads keep their cores busy."""
+
+
+LARGEST_GRADIENTS = 3
+"""The number of gradients of the largest parameter for which the first region of a session's memory arena has room."""
+LEAST_REGION = 256 << 20
+"""Bytes below which the arena chooses its first region: there it has been measured to need less memory so."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -156,12 +170,18 @@ class Trainer:
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 
+        region = _arena_region(self._types[name] for name in self._changing)
+
         def session(model: onnx.ModelProto) -> InferenceSession:
             options = OwnOptions() if sess_options is None else registered
             if communicator is not None and sess_options is None:
                 # Threads that spin until their session's next run slow down other workers and other parts of the step.
                 options.add_session_config_entry(SPINNING, "0")
-            with refusals_as_step_errors("the step cannot be run"), _without_memory_patterns(options):
+            with (
+                refusals_as_step_errors("the step cannot be run"),
+                _without_memory_patterns(options),
+                reserving(region),
+            ):
                 return InferenceSession(model, options, providers)
 
         meeting = None if communicator is None else Meeting(communicator, list(models))
@@ -598,6 +618,22 @@ def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
 
 def _quoted(names: Iterable[str]) -> str:
     return listed([f"'{name}'" for name in names]) or "none"
+
+
+def _arena_region(changing: Iterable[TensorType]) -> int:
+    """Bytes of the first region of the memory arena of a step that changes tensors of these types; 0 if it may choose.
+
+    The arena cannot join free blocks of several regions, and leaves gaps if gradients take a large part of a region. It
+    writes 1/32 of a region at once, for its bookkeeping; on Windows memory that is not written counts too.
+    """
+    largest = max((_bytes(tensor) for tensor in changing), default=0)
+    region: int = 1 << max(LARGEST_GRADIENTS * largest - 1, 0).bit_length()
+    return region if region >= LEAST_REGION and sys.platform != "win32" else 0
+
+
+def _bytes(tensor: TensorType) -> int:
+    """Bytes of a tensor of known shape."""
+    return math.prod(size for size in tensor.shape or () if isinstance(size, int)) * numpy_dtype(tensor).itemsize
 
 
 @contextlib.contextmanager
