@@ -1206,6 +1206,27 @@ def test_function_called_with_several_combinations_is_refused() -> None:
         onnx_ops.link(model)
 
 
+def test_attention_in_float_and_in_double_with_statistics() -> None:
+    """The dtype of the statistics is that of the query, in one function for both."""
+    model = model_of(
+        """graph (float[1,2,3,4] q, double[1,2,3,4] p)
+                => (float[1,2,3] m, float[1,2,3,4] a, double[1,2,3] n, double[1,2,3,4] b) {
+            m, s, a = aclnn.FlashAttentionScore (q, q, q)
+            n, t, b = aclnn.FlashAttentionScore (p, p, p)
+        }"""
+    )
+    p = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
+    for kernels in (False, True):
+        given = {"q": p.astype(np.float32), "p": p}
+        results = _run_session(onnx_ops.link(model), given, kernels=kernels, optimized=True)
+        most = (p @ p.swapaxes(2, 3)).max(3)
+        weights = np.exp(p @ p.swapaxes(2, 3) - most[..., None])
+        out = weights @ p / weights.sum(3, keepdims=True)
+        for got, expected in zip(results, (most, out, most, out), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5 if got.dtype == np.float32 else 1e-12)
+        assert [got.dtype for got in results] == [np.float32, np.float32, np.float64, np.float64]
+
+
 def test_ctc_alone_in_a_graph_is_linked() -> None:
     model = model_of(
         """graph (float[2] g, float[5,2,4] lp, int64[2,3] t, int64[2] il, int64[2] tl, float[2] nll, float[2,5,7] la)

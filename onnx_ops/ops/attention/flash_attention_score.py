@@ -384,7 +384,7 @@ def body(b: Body) -> None:
     b.store("attention_out", with_heads_first(b, products.weighted(weights, value, "result")), "query")
     most = b.op("Where", b.op("IsNaN", total), np.nan, most, name="most_or_nan")
     for name, statistic in (("softmax_max", most), ("softmax_sum", total)):
-        b.give(name, b.op("Squeeze", statistic, [3], name=f"{name}_value"))
+        b.store(name, b.op("Squeeze", statistic, [3], name=f"{name}_value"), "query")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
