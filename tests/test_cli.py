@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from onnx_ops.cli import diagnosis
 from onnx_ops.cli.app import app
 from onnx_ops.cli.console import LineConsole
 from onnx_ops.cli.inspection import Linked, inspect
+from onnx_ops.core.op import Op
 from onnx_ops.graph.files import ModelFileError, external_files, read_model, write_model
 from onnx_ops.integrations import sessions
 from onnx_ops.integrations.examples import example_model
@@ -938,6 +939,24 @@ def test_build_library_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "ziglang", None)
     problem = error("build-library", tmp_path / "library.so", "--ops", "Hardshrink", "--cpu", "native")
     assert "there is no C compiler: install one of cc, gcc, clang, or the package ziglang, or set CC" in problem
+
+
+@pytest.mark.parametrize("option", ["--ops", "--for"])
+def test_library_of_some_ops_orders_updates(
+    option: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has OptimizationBarrier: without its kernel, Trainer would read parameters that it has updated in place."""
+    built: list[str] = []
+
+    def build(path: Path, ops: Sequence[Op], cpus: Sequence[str]) -> None:
+        built.extend(op.name for op in ops)
+        path.touch()
+
+    monkeypatch.setattr("onnx_ops.library.build.build", build)
+    result = run("build-library", tmp_path / "library.so", option, "KlDiv" if option == "--ops" else good)
+    assert result.exit_code == 0
+    assert "OptimizationBarrier" in built
+    assert len(built) > 1
 
 
 def test_build_library_refuses_options(good: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from onnx_ops.cli.terminal import (
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import read_light_model
 from onnx_ops.ops import ALL_VERSIONS
+from onnx_ops.training.in_place import BARRIER
 
 
 def build_library(
@@ -61,7 +63,11 @@ def build_library(
 
 
 def _wanted(names: str, model: Path | None, as_json: bool) -> list[Op]:
-    """The ops with these names, or those of a model; all by default."""
+    """The ops with these names, or those of a model; all by default.
+
+    OptimizationBarrier is always among them: Trainer orders the updates in place by it, and its function body orders
+    nothing.
+    """
     if names and model:
         fail("--ops and --for are both given, expected one of them", as_json)
     if model:
@@ -71,8 +77,13 @@ def _wanted(names: str, model: Path | None, as_json: bool) -> list[Op]:
         found = [op for op in ALL_VERSIONS if op.kernel_name in kernels]
         if not found:
             fail(f"{model} has no ops of the domain", as_json)
-        return found
+        return _with_barrier(found)
     if not names:
         return list(ALL_VERSIONS)
     wanted = {op_named(name, as_json).name for name in names.split(",")}
-    return [op for op in ALL_VERSIONS if op.name in wanted]
+    return _with_barrier([op for op in ALL_VERSIONS if op.name in wanted])
+
+
+def _with_barrier(chosen: Sequence[Op]) -> list[Op]:
+    kernels = {BARRIER.kernel_name, *(op.kernel_name for op in chosen)}
+    return [op for op in ALL_VERSIONS if op.kernel_name in kernels]
