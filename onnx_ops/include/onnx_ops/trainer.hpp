@@ -1786,9 +1786,14 @@ void check_names(const std::string &what, const Named<TensorType> &wanted, const
   }
   std::sort(unknown.begin(), unknown.end());
   const auto own = [](const std::string &text) { return text; };
+  const auto listed = [&](std::vector<std::string> names) {  // at most ten of them
+    const std::size_t more = names.size() > 10 ? names.size() - 10 : 0;
+    names.resize(names.size() - more);
+    return joined(names, own) + (more ? " and " + std::to_string(more) + " more" : "");
+  };
   std::vector<std::string> problems;
-  if (!missing.empty()) problems.push_back("lacks " + joined(missing, own));
-  if (!unknown.empty()) problems.push_back("has " + joined(unknown, own) + ", where the step wants " + (known.empty() ? "nothing" : joined(known, own)));
+  if (!missing.empty()) problems.push_back("lacks " + listed(missing));
+  if (!unknown.empty()) problems.push_back("has " + listed(unknown) + ", where the step wants " + (known.empty() ? "nothing" : listed(known)));
   if (!problems.empty()) throw StepError(what + " " + joined(problems, own, " and "));
 }
 
@@ -2314,7 +2319,11 @@ class Trainer {
       throw StepError(path.string() + " has neither optimizer state nor settings, such as '" + others[0] +
                       "': a file of weights is loaded with strict = false");
     }
-    load_sources(found.tensors, strict);
+    try {
+      load_sources(found.tensors, strict);
+    } catch (const StepError &error) {
+      throw StepError(path.string() + ": " + error.what());
+    }
     return found.metadata;
   }
 
