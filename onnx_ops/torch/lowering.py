@@ -13,7 +13,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch._C._functorch import _wrap_functional_tensor
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -87,12 +89,22 @@ def _writes(node: Node) -> bool:
 def _functionalized(graph: GraphModule) -> GraphModule:
     """A graph in which results of writes are new tensors; operators that wrote may have decompositions."""
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    run = torch.func.functionalize(torch.fx.Interpreter(graph).run)
+    run = torch.func.functionalize(_Functional(graph).run)
     functional = make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
     for node in functional.graph.find_nodes(op="call_function", target=aten.copy_.default):
         if _source(node.args[1]) is node.args[0]:  # `parameter.data = parameter.data`
             functional.graph.erase_node(node)
     return functional
+
+
+class _Functional(torch.fx.Interpreter):
+    """Runs a graph under functionalize, which replaces writes only to tensors computed from those it has wrapped."""
+
+    def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return _wrap_functional_tensor(value, retrieve_current_functorch_interpreter().level())
 
 
 def _source(node: Node) -> Node:

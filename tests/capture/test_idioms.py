@@ -122,3 +122,25 @@ def test_diagonals_that_are_written() -> None:
 
     torch.manual_seed(0)
     gradients(nn.Linear(3, 3), loss, (torch.randn(7, 3),))
+
+
+UNSEEN = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+
+class Masked(nn.Module):
+    """Attention with a mask that is no buffer, which nn.MultiheadAttention makes another of by a write in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.zeros_like(UNSEEN, dtype=x.dtype)
+        bias[:2] += UNSEEN[1:3]
+        return self.attention(x, x, x, attn_mask=UNSEEN)[0] + bias.masked_fill_(UNSEEN, -0.3)[:, :4]
+
+
+def test_writes_to_tensors_made_of_constants() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 4)
+    gradients(Masked(), lambda m, x: m(x).square().mean(), (x,), dynamic_shapes=({0: Dim("N")},))

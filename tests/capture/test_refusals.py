@@ -52,7 +52,10 @@ REFUSED = {
     "array": (lambda x: x * float(x.detach().numpy().sum()), rf"{WHERE} decides by the numbers .* {LINE}"),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
     "text": (lambda x: x if f"{x.sum():.2f}" else -x, rf"{WHERE} decides by the numbers .* {LINE}"),
-    "shape of data": (lambda x: torch.linalg.lstsq(x, x)[0], rf"{WHERE} runs aten\.linalg_lstsq.* {LINE}, the shape"),
+    "least squares": (
+        lambda x: torch.linalg.lstsq(x, x)[0],
+        rf"{WHERE} runs torch\.linalg\.lstsq {LINE}.*linalg\.solve",
+    ),
     "compiled function": (lambda x: COMPILED(x), rf"{WHERE} calls a function that torch\.compile .* {LINE}"),
     "branch on data": (
         lambda x: x if x.sum() > 0 else -x,
