@@ -28,7 +28,7 @@ SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --desel
 LARGE := ApplyAdamW Convolution ConvolutionBackward DepthwiseConv2DBackpropFilter FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site release-check clean
+.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -104,6 +104,9 @@ site: $(SITE)/ready $(FLOWCHARTS) ## the documentation as a site in build/site; 
 	PATH="$(CURDIR)/$(SITE)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 REPOSITORY=$(REPOSITORY) \
 	  $(SITE)/bin/python -m mkdocs build --strict --config-file scripts/site/mkdocs.yml
 	@echo "Look at it with: $(PYTHON) -m http.server --directory build/site"
+
+wheel: $(RELEASE)/ready ## a wheel for this platform with compiled kernels, tried in a fresh environment (needs a C compiler): 15 minutes at first
+	$(RELEASE)/bin/python -m scripts.release.platform_wheel
 
 release-check: $(RELEASE)/ready ## builds wheel and sdist, and tries each in a fresh environment; README's code if .venv has PyTorch
 	$(RELEASE)/bin/python -m scripts.release.check --packages-of $(VENV)

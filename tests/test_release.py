@@ -7,12 +7,13 @@ import tarfile
 import tomllib
 import zipfile
 from email.message import Message
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 import onnx_ops
-from scripts.release import check
+from scripts.release import check, platform_wheel
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -117,3 +118,27 @@ def test_archives_are_examined(tmp_path: Path) -> None:
         "the sdist lacks CITATION.cff",
         "the sdist has build",
     ]
+
+
+def test_wheel_of_a_platform() -> None:
+    """Only the extra `compile` requires what compiles kernels; the description stays as it is."""
+    required = ["numba<1,>=0.60", "numpy", "onnxruntime-extensions>=0.10", "onnxruntime>=1"]
+    fields = ["Name: onnx-ops", *(f"Requires-Dist: {line}" for line in required)]
+    fields += ["Provides-Extra: cli", "Requires-Dist: typer; extra == 'cli'"]
+    text = "\n".join(fields) + "\n\nRequires-Dist: numba\n"
+    changed = platform_wheel.without_compiler(text)
+    _, _, description = changed.partition("\n\n")
+    assert description == "Requires-Dist: numba\n"
+    found = Parser().parsestr(changed)
+    assert found.get_all("Provides-Extra") == ["cli", "compile"]
+    lines = found.get_all("Requires-Dist", [])
+    assert [line for line in lines if "extra" not in line] == ["numpy", "onnxruntime>=1"]
+    assert [line for line in lines if "'compile'" in line] == [
+        "numba<1,>=0.60; extra == 'compile'", "onnxruntime-extensions>=0.10; extra == 'compile'",
+    ]  # fmt: skip
+    wheel = "Wheel-Version: 1.0\nGenerator: hatchling\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    assert platform_wheel.of_platform(wheel, "linux_x86_64").splitlines() == [
+        "Wheel-Version: 1.0", "Generator: hatchling", "Root-Is-Purelib: false", "Tag: py3-none-linux_x86_64",
+    ]  # fmt: skip
+    project = {re.split(r"[<>=]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    assert project.issuperset(platform_wheel.COMPILING)

@@ -115,10 +115,12 @@ def kernels() -> Kernels:
     path = prebuilt.library()
     library = str(path) if path else None
     try:
-        register(None)
+        options = register(None)
     except KernelsUnavailableError as reason:
         return Kernels(False, str(reason), library)
-    return Kernels(True, None, library, prebuilt.level(path) if path else None)
+    level = prebuilt.level(path) if path else None
+    del options  # onnxruntime unloads a library that neither options nor sessions use
+    return Kernels(True, None, library, level)
 
 
 def _version(package: str) -> str | None:

@@ -26,9 +26,8 @@ COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 SYSTEM_OPTIONS = {
     "darwin": ("-lm",),
-    "linux": ("-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread"),
+    "linux": ("-s", "-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread"),
 }
-OF_LINUX = ("-s", "-static-libgcc", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-lpthread")
 
 
 def compiler() -> list[str]:
@@ -73,7 +72,7 @@ def build(path: Path, ops: Sequence[Op] = ALL_VERSIONS, cpus: Sequence[str] = ()
         listed.write_text("\n".join(map(shlex.quote, map(str, objects))))
         options = (*OPTIONS, f"-I{NATIVE_SOURCES}", f"-I{folder}", "-o", str(made))
         done = subprocess.run(
-            [*command, *options, *map(str, sources), f"@{listed}", *(OF_LINUX if sys.platform == "linux" else ())],
+            [*command, *options, *map(str, sources), f"@{listed}", *SYSTEM_OPTIONS.get(sys.platform, ())],
             capture_output=True,
             text=True,
         )
