@@ -114,9 +114,9 @@ TABLES: dict[str, dict[str, str]] = {
         "SequentialLR.entry": "(self)",
         "evaluate": "(trainer, data, *, batch_size=None, step='', cast=False, mode='eval')",
         "fit": (
-            "(trainer, data, *, validation=None, epochs=1, batch_size=None, accumulate=None, step='', "
+            "(trainer, data, *, validation=None, epochs=None, batch_size=None, accumulate=None, step='', "
             "seed=None, shuffle=None, cast=False, learning_rate=None, schedule=None, "
-            "validation_mode='eval', monitor=None, mode=None, patience=None, min_delta=0.0, "
+            "validation_mode='eval', monitor=None, mode=None, patience=None, min_delta=None, "
             "checkpoint=None, best=None, resume=False, logs=(), tensorboard=None, progress=True)"
         ),
         "WorkerError": "Error, RuntimeError",
