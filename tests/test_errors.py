@@ -70,6 +70,7 @@ def test_exceptions_have_the_packages_base_class_and_one_of_python() -> None:
     found = dict(defined_exceptions())
     assert found.pop("Error") == ["Exception"]
     assert found.pop("StateLostError") == ["StepError"]
+    assert found.pop("UnknownMethodError") == ["TranslationError"]
     assert {"OpError", "LinkError", "ModelFileError", "StepError", "WorkerError", "CaptureError"} < found.keys()
     for name, bases in found.items():
         assert name.endswith("Error")

@@ -435,7 +435,7 @@ class Trainer:
             StepError: no safetensors file, or a state that does not fit. The state is then as it was.
         """
         state, metadata = open_checkpoint(Path(path))
-        if state and not strict and not any(name in self._types or name in self._step.tied for name in state):
+        if state and not strict and {*self._types, *self._step.tied}.isdisjoint(state):
             first, wanted = next(iter(state)), next(iter(self._types), None)
             raise StepError(
                 f"{path} has no name of the step: it has '{first}' and {len(state) - 1} others, expected names such as"
@@ -443,7 +443,7 @@ class Trainer:
             )
         shared = set(self._step.names(*SHARED))
         others = [name for name in self._types if name not in shared]
-        if strict and state and others and not any(name in state for name in others):
+        if strict and state and others and set(others).isdisjoint(state):
             raise StepError(
                 f"{path} has neither optimizer state nor settings, such as '{others[0]}': a file of weights is"
                 " loaded by load_weights"

@@ -51,7 +51,7 @@ MISSING = object()
 """In place of the constant that an expression is not."""
 
 
-class MethodUnknown(TranslationError):
+class UnknownMethodError(TranslationError):
     """A method that no class has which was met so far."""
 
 
@@ -631,7 +631,7 @@ class Body:
                 self.refuse(node, "another number of arguments than elsewhere")
             own = self.kept(f"oo_attribute_of(s, {value}, {self.program.name(name)})")
             return self.kept(f"oo_called(s, {own}, {self.array(values)})")
-        raise MethodUnknown(f"no class with method '{name}' was met")
+        raise UnknownMethodError(f"no class with method '{name}' was met")
 
     def _bound(self, node: ast.Call, signature: inspect.Signature, first: Sequence[str]) -> str:
         """The array of the arguments of a call, one for each parameter."""

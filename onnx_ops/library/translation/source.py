@@ -13,7 +13,7 @@ from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
 from onnx_ops.library.translation import classes
-from onnx_ops.library.translation.body import Body, MethodUnknown
+from onnx_ops.library.translation.body import Body, UnknownMethodError
 from onnx_ops.library.translation.errors import TranslationError
 from onnx_ops.library.translation.program import RUNTIME_NAMES, Program
 from onnx_ops.loops.records import KERNEL, MAX_INPUTS, MAX_OUTPUTS, WORD_TYPES, attributes_of
@@ -129,12 +129,12 @@ def _bodies(program: Program) -> list[str]:
     found: dict[str, str] = {}
     while program.wanted:
         before = len(program.functions), len(program.seen)
-        waiting: dict[FunctionType, MethodUnknown] = {}
+        waiting: dict[FunctionType, UnknownMethodError] = {}
         while program.wanted:
             function = program.wanted.pop(0)
             try:
                 found[program.functions[function]] = Body(program, function).written()
-            except MethodUnknown as error:
+            except UnknownMethodError as error:
                 waiting[function] = error
         program.complete()
         if waiting and before == (len(program.functions), len(program.seen)):
