@@ -36,7 +36,7 @@ demo: $(VENV)/ready ## five short trainings on real data, and a page of their pi
 help: ## this list; times are for two cores, once the environment is there and the kernels are compiled
 	@grep -E '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## /\1\t/' | expand -t 16
 
-test: lint types unit ## lint, types and unit: up to 10 minutes
+test: lint types unit ## lint, types and unit: up to 11 minutes
 
 lint: $(VENV)/ready ## ruff: seconds
 	$(RUN) -m ruff check .
@@ -45,7 +45,7 @@ lint: $(VENV)/ready ## ruff: seconds
 types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
-unit: $(VENV)/ready ## the tests: up to 9 minutes, of which captures are a third where PyTorch is installed
+unit: $(VENV)/ready ## the tests: up to 10 minutes, of which captures are a third where PyTorch is installed
 	$(RUN) -m pytest -q $(PARALLEL) $(RECORDED)
 
 test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
