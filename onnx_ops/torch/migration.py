@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnx_ops.core.step_format import STEP_METADATA
-from onnx_ops.graph.files import ExternalData, external_files, read_model
+from onnx_ops.graph.files import embed_external_data, external_files, read_model
 from onnx_ops.graph.metadata import metadata_of
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, training_step
@@ -140,7 +140,7 @@ def _read(path: Path) -> onnx.ModelProto:
     """A model with its external data."""
     proto = read_model(path)
     external_files(proto, path)
-    ExternalData(path).embed_all(proto)
+    embed_external_data(proto, path)
     return proto
 
 
