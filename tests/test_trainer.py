@@ -31,7 +31,7 @@ from onnx_ops import StepError, Trainer, inline
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
-from onnx_ops.training import checkpoints
+from onnx_ops.training import arena, checkpoints
 from onnx_ops.training import trainer as trainer_module
 from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
@@ -72,11 +72,11 @@ def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
 def test_sessions_of_large_parameters_begin_with_a_region_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the largest parameter, 6 floats, as a power of two; none that is smaller than the least."""
     region = 128
-    monkeypatch.setattr(trainer_module, "LEAST_REGION", region)
+    monkeypatch.setattr(arena, "LEAST_REGION", region)
     asked: list[int] = []
     monkeypatch.setattr(trainer_module, "reserving", lambda size: asked.append(size) or contextlib.nullcontext())
     Trainer(steps.whole_step(), kernel_options())
-    monkeypatch.setattr(trainer_module, "LEAST_REGION", region + 1)
+    monkeypatch.setattr(arena, "LEAST_REGION", region + 1)
     Trainer(steps.whole_step(), kernel_options())
     assert asked == [region, 0]
 
@@ -88,7 +88,7 @@ def test_a_region_takes_address_space_but_no_memory(model: onnx.ModelProto, monk
     usual = Trainer(model, kernel_options())
     expected = usual.step(**batch)
     before, space = resident(), address_space()
-    monkeypatch.setattr(trainer_module, "_arena_region", lambda _: region)
+    monkeypatch.setattr(arena, "first_region", lambda _: region)
     trainer = Trainer(model, kernel_options())
     assert address_space() - space >= region
     assert_same_state(trainer.step(**batch), expected)

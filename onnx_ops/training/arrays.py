@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,16 @@ def numpy_dtype(tensor: TensorType) -> np.dtype:
     """The NumPy dtype of a tensor of known element type."""
     assert tensor.dtype is not None
     return np.dtype(helper.tensor_dtype_to_np_dtype(tensor.dtype))
+
+
+def element_count(tensor: TensorType) -> int:
+    """The number of elements of a tensor of the state, whose shape is fixed."""
+    return math.prod(dim for dim in tensor.shape or () if isinstance(dim, int))
+
+
+def byte_count(tensor: TensorType) -> int:
+    """The memory of a tensor of the state."""
+    return element_count(tensor) * numpy_dtype(tensor).itemsize
 
 
 def tensor_text(tensor: TensorType) -> str:

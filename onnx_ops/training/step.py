@@ -32,7 +32,7 @@ from onnx_ops.core.step_format import (
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.metadata import metadata_of, set_metadata
 from onnx_ops.graph.types import declared_types
-from onnx_ops.training.arrays import numpy_dtype, tensor_text
+from onnx_ops.training.arrays import byte_count, element_count, tensor_text
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.ranges import IndexRange
@@ -244,17 +244,12 @@ def parameter_count(model: onnx.ModelProto, *, frozen: bool = True) -> int:
     """The number of elements of all parameters of a step, or of those that it changes."""
     step = Step.of(model)
     state, left_out = step.state(model), [] if frozen else frozen_names(model)
-    return sum(_size(state[name]) for name in step.names(InputRole.PARAMETER) if name not in left_out)
+    return sum(element_count(state[name]) for name in step.names(InputRole.PARAMETER) if name not in left_out)
 
 
 def state_bytes(model: onnx.ModelProto) -> int:
     """The memory of the state of a step."""
-    return sum(_size(tensor) * numpy_dtype(tensor).itemsize for tensor in Step.of(model).state(model).values())
-
-
-def _size(tensor: TensorType) -> int:
-    """The number of elements of a tensor of the state, whose shape is fixed."""
-    return math.prod(dim for dim in tensor.shape or () if isinstance(dim, int))
+    return sum(byte_count(tensor) for tensor in Step.of(model).state(model).values())
 
 
 def bytes_text(size: int) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,8 +21,9 @@ from onnx_ops.integrations.sessions import (
     registered_options,
     reserving,
 )
+from onnx_ops.training import arena
 from onnx_ops.training.adapters import adapter_names
-from onnx_ops.training.arrays import check_names, check_state, listed, numpy_dtype
+from onnx_ops.training.arrays import check_names, check_state, listed
 from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
@@ -48,12 +46,6 @@ from onnx_ops.training.workers.step_runner import DistributedStepRunner
 CPU = "CPUExecutionProvider"
 SPINNING = "session.intra_op.allow_spinning"
 """Session option: whether waiting threads keep their cores busy."""
-
-
-LARGEST_GRADIENTS = 3
-"""The number of gradients of the largest parameter for which the first region of a session's memory arena has room."""
-LEAST_REGION = 256 << 20
-"""Bytes below which the arena chooses its first region: there it has been measured to need less memory so."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -170,7 +162,7 @@ class Trainer:
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 
-        region = _arena_region(self._types[name] for name in self._changing)
+        region = arena.first_region(self._types[name] for name in self._changing)
 
         def session(model: onnx.ModelProto) -> InferenceSession:
             options = OwnOptions() if sess_options is None else registered
@@ -179,7 +171,7 @@ class Trainer:
                 options.add_session_config_entry(SPINNING, "0")
             with (
                 refusals_as_step_errors("the step cannot be run"),
-                _without_memory_patterns(options),
+                arena.without_memory_patterns(options),
                 reserving(region),
             ):
                 return InferenceSession(model, options, providers)
@@ -618,33 +610,6 @@ def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
 
 def _quoted(names: Iterable[str]) -> str:
     return listed([f"'{name}'" for name in names]) or "none"
-
-
-def _arena_region(changing: Iterable[TensorType]) -> int:
-    """Bytes of the first region of the memory arena of a step that changes tensors of these types; 0 if it may choose.
-
-    The arena cannot join free blocks of several regions, and leaves gaps if gradients take a large part of a region. It
-    writes 1/32 of a region at once, for its bookkeeping; on Windows memory that is not written counts too.
-    """
-    largest = max((_bytes(tensor) for tensor in changing), default=0)
-    region: int = 1 << max(LARGEST_GRADIENTS * largest - 1, 0).bit_length()
-    return region if region >= LEAST_REGION and sys.platform != "win32" else 0
-
-
-def _bytes(tensor: TensorType) -> int:
-    """Bytes of a tensor of known shape."""
-    return math.prod(size for size in tensor.shape or () if isinstance(size, int)) * numpy_dtype(tensor).itemsize
-
-
-@contextlib.contextmanager
-def _without_memory_patterns(options: ort.SessionOptions) -> Iterator[None]:
-    """Sessions allocate each value by itself: a block for all of them would be added to what the first run has used."""
-    before = options.enable_mem_pattern
-    options.enable_mem_pattern = False
-    try:
-        yield
-    finally:
-        options.enable_mem_pattern = before
 
 
 def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, needed: bool) -> tuple[str, int] | None:
