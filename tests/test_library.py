@@ -242,5 +242,5 @@ def test_library_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     path.write_text("no library")
     with pytest.raises(onnx_ops.KernelsUnavailableError, match=re.escape(str(path))):
-        prebuilt.register(None, path)
-    assert not prebuilt.is_registered(path)
+        prebuilt.Library(path).register(None)
+    assert not prebuilt.Library(path).is_registered()

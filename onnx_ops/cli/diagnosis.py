@@ -112,15 +112,15 @@ def diagnose() -> Diagnosis:
 
 def kernels() -> Kernels:
     """Try to register the kernels; compiles the code for it if it is not cached."""
-    path = prebuilt.library()
-    library = str(path) if path else None
+    library = prebuilt.library()
+    path = str(library.path) if library else None
     try:
         options = register(None)
     except KernelsUnavailableError as reason:
-        return Kernels(False, str(reason), library)
-    level = prebuilt.level(path) if path else None
+        return Kernels(False, str(reason), path)
+    level = library.level() if library else None
     del options  # onnxruntime unloads a library that neither options nor sessions use
-    return Kernels(True, None, library, level)
+    return Kernels(True, None, path, level)
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,21 +108,27 @@ def register(options: ort.SessionOptions | None, kernels: Collection[str] | None
         options: session options, or None.
         kernels: as for `host.register`.
     """
-    if path := prebuilt.library():
-        options = prebuilt.register(options, path)
-    else:
-        try:
-            host = _host()
-        except ImportError as error:
-            raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
-        options = host.register(options, ALL_VERSIONS, kernels)
+    try:
+        source = _kernels()
+    except ImportError as error:
+        raise KernelsUnavailableError(f"Numba cannot be imported: {error}") from error
+    options = source.register(options, ALL_VERSIONS, kernels)
     STATE.enter_onnxruntime()
     return options
 
 
+def _kernels() -> ModuleType | prebuilt.Library:
+    """Where sessions get kernels from: a library, or the module that compiles them.
+
+    Raises:
+        ImportError: there is no library, and Numba cannot be imported.
+    """
+    return prebuilt.library() or _host()
+
+
 @functools.cache
 def _host() -> ModuleType:
-    """The module that registers kernels.
+    """The module that compiles and registers kernels.
 
     It is imported in another thread and under a lock: an interrupt during the import would leave Numba partly imported,
     and a fork would leave it locked in the child.
@@ -139,10 +145,8 @@ def _host() -> ModuleType:
 
 def kernels_registered() -> bool:
     """Whether sessions of this process can have the kernels."""
-    if path := prebuilt.library():
-        return prebuilt.is_registered(path)
     try:
-        return bool(_host().is_registered())
+        return bool(_kernels().is_registered())
     except ImportError:
         return False
 
@@ -226,13 +230,7 @@ def _written_in(folder: Path, model: onnx.ModelProto) -> Iterator[str]:
 
 def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
     """A context for making a session of a linked model, in which its kernels learn the names of their nodes."""
-    if path := prebuilt.library():
-        return prebuilt.naming(path, Origins(model).labels)
-    try:
-        naming: contextlib.AbstractContextManager[None] = _host().naming(Origins(model))
-    except ImportError:
-        return contextlib.nullcontext()
-    return naming
+    return _context(lambda source: source.naming(Origins(model)))
 
 
 def reserving(size: int) -> contextlib.AbstractContextManager[None]:
@@ -240,13 +238,16 @@ def reserving(size: int) -> contextlib.AbstractContextManager[None]:
 
     The arena chooses too in a session without kernels, or with those of a library.
     """
-    if not size or prebuilt.library():
-        return contextlib.nullcontext()
+    return _context(lambda source: source.reserving(size)) if size else contextlib.nullcontext()
+
+
+def _context(made: Callable[[Any], contextlib.AbstractContextManager[None]]) -> contextlib.AbstractContextManager[None]:
+    """A context that the source of kernels makes; none without kernels."""
     try:
-        context: contextlib.AbstractContextManager[None] = _host().reserving(size)
+        source = _kernels()
     except ImportError:
         return contextlib.nullcontext()
-    return context
+    return made(source)
 
 
 def _is_external(model: onnx.ModelProto) -> bool:
