@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,20 +69,15 @@ def _wanted(names: str, model: Path | None, as_json: bool) -> list[Op]:
     """
     if names and model:
         fail("--ops and --for are both given, expected one of them", as_json)
+    if not names and not model:
+        return list(ALL_VERSIONS)
     if model:
         with refusals(as_json):
             nodes = inspect(read_light_model(model)).nodes
         kernels = {node.kernel or node.bare_kernel for node in nodes}
-        found = [op for op in ALL_VERSIONS if op.kernel_name in kernels]
-        if not found:
+        if kernels.isdisjoint(op.kernel_name for op in ALL_VERSIONS):
             fail(f"{model} has no ops of the domain", as_json)
-        return _with_barrier(found)
-    if not names:
-        return list(ALL_VERSIONS)
-    wanted = {op_named(name, as_json).name for name in names.split(",")}
-    return _with_barrier([op for op in ALL_VERSIONS if op.name in wanted])
-
-
-def _with_barrier(chosen: Sequence[Op]) -> list[Op]:
-    kernels = {BARRIER.kernel_name, *(op.kernel_name for op in chosen)}
-    return [op for op in ALL_VERSIONS if op.kernel_name in kernels]
+    else:
+        wanted = {op_named(name, as_json).name for name in names.split(",")}
+        kernels = {op.kernel_name for op in ALL_VERSIONS if op.name in wanted}
+    return [op for op in ALL_VERSIONS if op.kernel_name in kernels | {BARRIER.kernel_name}]
