@@ -24,11 +24,17 @@ decomposed_by_pytorch(
 )
 
 
+def _moments(x: Any, axes: list[int]) -> tuple[Any, Any, Any]:
+    """The mean of a tensor along axes, its difference from that, and its variance."""
+    mean = op.ReduceMean(x, integers(axes))
+    centered = op.Sub(x, mean)
+    return mean, centered, op.ReduceMean(op.Mul(centered, centered), integers(axes))
+
+
 @computes_float64("InstanceNormalization")
 def _of_instances(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> Any:
     axes = list(range(2, len(x.shape)))
-    centered = op.Sub(x, op.ReduceMean(x, integers(axes)))
-    variance = op.ReduceMean(op.Mul(centered, centered), integers(axes))
+    _, centered, variance = _moments(x, axes)
     normal = op.Div(centered, op.Sqrt(op.Add(variance, double(epsilon))))
     by_channel = integers([1, -1] + [1] * len(axes))
     return op.Add(op.Mul(normal, op.Reshape(scale, by_channel)), op.Reshape(bias, by_channel))
@@ -38,10 +44,7 @@ def _of_instances(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> Any:
 def _of_layers(
     x: Any, scale: Any, bias: Any = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Any, Any, Any]:
-    axes = integers(list(range(axis % len(x.shape), len(x.shape))))
-    mean = op.ReduceMean(x, axes)
-    centered = op.Sub(x, mean)
-    variance = op.ReduceMean(op.Mul(centered, centered), axes)
+    mean, centered, variance = _moments(x, list(range(axis % len(x.shape), len(x.shape))))
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, double(epsilon))))
     scaled = op.Mul(op.Mul(centered, inverse), scale)
     return scaled if bias is None else op.Add(scaled, bias), mean, inverse

@@ -44,8 +44,8 @@ def _place(name: str) -> Callable[..., Any]:
 
     def translated(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         rank = len(x.shape)
-        whole = dim is None or not rank
-        rows, axis = (op.Reshape(x, integers([-1])), 0) if dim is None or not rank else (x, dim)
+        rows, axis = (x, dim) if dim is not None and rank else (op.Reshape(x, integers([-1])), 0)
+        whole = rows is not x
         keepdims = int(keepdim or whole)
         found = getattr(op, f"Arg{name}")(rows, axis=axis, keepdims=keepdims)
         if x.dtype.is_floating_point():
