@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,14 @@ class Checks:
             if hasattr(self._library, name):
                 getattr(self._library, name).restype = C.c_char_p
 
+    @contextlib.contextmanager
+    def _arena(self) -> Iterator[C.c_void_p]:
+        arena = C.c_void_p(self._library.oo_arena_new())
+        try:
+            yield arena
+        finally:
+            self._library.oo_arena_free(arena)
+
     def infer(
         self,
         op: Op,
@@ -118,12 +127,9 @@ class Checks:
         """The types of the outputs, or the message of the error."""
         call, _kept = self._call(op, types, attributes, wanted)
         outputs = (Tensor * 4)()
-        arena = self._library.oo_arena_new()
-        try:
-            text = self._library.oo_infer(C.c_void_p(arena), C.byref(call), LABEL.encode(), outputs)
+        with self._arena() as arena:
+            text = self._library.oo_infer(arena, C.byref(call), LABEL.encode(), outputs)
             return text.decode() if text else tuple(map(_type_of, outputs[: len(op.output_names)]))
-        finally:
-            self._library.oo_arena_free(arena)
 
     def check_arrays(
         self,
@@ -138,12 +144,9 @@ class Checks:
         call, _kept = self._call(op, types, attributes, wanted)
         for i, array in enumerate(contiguous):
             call.input[i].data = None if array is None else array.ctypes.data
-        arena = self._library.oo_arena_new()
-        try:
-            text = self._library.oo_check_arrays(C.c_void_p(arena), C.byref(call), LABEL.encode())
+        with self._arena() as arena:
+            text = self._library.oo_check_arrays(arena, C.byref(call), LABEL.encode())
             return text.decode() if text else None
-        finally:
-            self._library.oo_arena_free(arena)
 
     def kernel(
         self,
@@ -155,9 +158,8 @@ class Checks:
         """The kernel of a call, in which the address of a function is its number plus 1, and those of lists are 0."""
         call, _kept = self._call(op, types, attributes, wanted)
         parts = Parts()
-        arena = self._library.oo_arena_new()
-        try:
-            text = self._library.oo_kernel(C.c_void_p(arena), C.byref(call), C.byref(parts))
+        with self._arena() as arena:
+            text = self._library.oo_kernel(arena, C.byref(call), C.byref(parts))
             assert text is None, text
             records = [bytearray(C.string_at(parts.kernel, parts.kernel_bytes))]
             records.append(bytearray(C.string_at(parts.loop, parts.loop_bytes) if parts.loop else b""))
@@ -169,8 +171,6 @@ class Checks:
             lists = {names[item.offset]: C.string_at(item.data, item.bytes) for item in parts.list[: parts.lists]}
             loop = np.frombuffer(records[1], LOOP) if parts.loop else None
             return kernels.Parts(np.frombuffer(records[0], KERNEL), loop, own, lists)
-        finally:
-            self._library.oo_arena_free(arena)
 
     def _call(
         self,

@@ -254,3 +254,16 @@ def conditional_step() -> onnx.ModelProto:
     )
     Step({"weight": InputRole.PARAMETER}, conditions=conditions).write_into(model)
     return step_model(model, {"weight": np.array(1, np.float32)}, evaluation=evaluation)
+
+
+def conditional_batches(*more: float) -> list[dict[str, np.ndarray]]:
+    """Batches of `conditional_step`, most of which it refuses: large, small and special numbers, and `more` of them.
+
+    The last ones let the weight grow beyond its bound.
+    """
+    floats = [0.5, 2, -1.5, 1e16, 123456789012345680.0, 1e15, -2.5e-5, 1e21, np.inf, -np.inf, np.nan, *more]
+    numbers: list[tuple[float, ...]] = [(1, 1, number) for number in floats]
+    numbers += [(1, number, -0.0) for number in (0, 2, -3, 2.0**70, np.nan)]
+    numbers += [(number, 1, 1) for number in (7, np.nan)]
+    numbers += [(0, 0, 0)] * 8
+    return [{"x": np.array(1, np.float32), "numbers": np.array(three, np.float64)} for three in numbers]
