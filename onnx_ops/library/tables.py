@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx.defs import OpSchema
-
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.library.functions import COMPUTE_FUNCTION
 from onnx_ops.library.objects import Level, symbol
-from onnx_ops.loops.records import attributes_of, offset
 from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.compiler import Function
 from onnx_ops.runtime.declarations import Declaration, declarations
-
-KINDS = {
-    OpSchema.AttrType.INT: "i",
-    OpSchema.AttrType.FLOAT: "f",
-    OpSchema.AttrType.INTS: "I",
-    OpSchema.AttrType.FLOATS: "F",
-}
 
 
 def tables(ops: Sequence[Op], functions: Sequence[Function], levels: Iterable[Level]) -> str:
@@ -38,25 +28,12 @@ def tables(ops: Sequence[Op], functions: Sequence[Function], levels: Iterable[Le
 
 
 def _operators(ops: Sequence[Op]) -> Iterator[str]:
-    for i, op in enumerate(ops):
-        if op.schema.attributes:
-            yield f"static const oo_attribute_info attributes_{i}[] = {{{_listed(_attributes(op))}}};"
     yield "const oo_operator oo_operators[] = {"
-    for i, op in enumerate(ops):
+    for op in ops:
         optional = [int(is_optional(parameter)) for parameter in op.schema.outputs]
         some = int(any(is_optional(parameter) for parameter in op.schema.inputs))
-        counts = (len(op.input_names), len(op.output_names), len(op.schema.attributes))
-        attributes = f"attributes_{i}" if op.schema.attributes else "NULL"
-        yield f'    {{"{op.name}", {_listed(counts)}, {{{_listed(optional)}}}, {some}, {attributes}}},'
+        yield f'    {{"{op.name}", {{{_listed(optional)}}}, {some}}},'
     yield "};\n"
-
-
-def _attributes(op: Op) -> Iterator[str]:
-    layout = attributes_of(op.schema)
-    for name, attribute in op.schema.attributes.items():
-        kind = KINDS[attribute.type]
-        length = offset(layout, f"{name}_count") if kind.isupper() else 0
-        yield f"{{\"{name}\", '{kind}', {offset(layout, name)}, {length}}}"
 
 
 def _declarations(ops: Sequence[Op], numbers: Mapping[Function, int]) -> Iterator[str]:

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checks.h"
 #include "library.h"
+#include "values.h"
 
 enum { UNKNOWN = -1, MAX_NAME = 48, NO_MEMORY = 2 };
 
@@ -132,38 +132,38 @@ static int read_type(request *own, void *info, int of_value, oo_tensor *tensor) 
 }
 
 /* Reads a list attribute by a function that takes a buffer and its size; a query of the size may be an error. */
-static int read_list(request *own, void *info, const oo_attribute_info *known, oo_attribute *value) {
+static int read_list(request *own, void *info, const oo_field *known, oo_attribute *value) {
     size_t count = 0;
     int whole = known->kind == 'I';
-    ok(whole ? oo_KernelInfoGetAttributeArray_int64(api, info, known->name, NULL, &count)
-             : oo_KernelInfoGetAttributeArray_float(api, info, known->name, NULL, &count));
+    ok(whole ? oo_KernelInfoGetAttributeArray_int64(api, info, known->name->as.text, NULL, &count)
+             : oo_KernelInfoGetAttributeArray_float(api, info, known->name->as.text, NULL, &count));
     void *list = take(own, count * (whole ? sizeof(int64_t) : sizeof(float)));
     if (!list)
         return 0;
-    value->given = ok(whole ? oo_KernelInfoGetAttributeArray_int64(api, info, known->name, list, &count)
-                            : oo_KernelInfoGetAttributeArray_float(api, info, known->name, list, &count));
+    value->given = ok(whole ? oo_KernelInfoGetAttributeArray_int64(api, info, known->name->as.text, list, &count)
+                            : oo_KernelInfoGetAttributeArray_float(api, info, known->name->as.text, list, &count));
     value->list = list;
     value->count = (int64_t)count;
     return 1;
 }
 
 /* Reads an attribute of the node of an OrtKernelInfo. */
-static int read_attribute(request *own, void *info, const oo_attribute_info *known, oo_attribute *value) {
+static int read_attribute(request *own, void *info, const oo_field *known, oo_attribute *value) {
     if (known->kind == 'i')
-        value->given = ok(oo_KernelInfoGetAttribute_int64(api, info, known->name, &value->integer));
+        value->given = ok(oo_KernelInfoGetAttribute_int64(api, info, known->name->as.text, &value->integer));
     else if (known->kind == 'f')
-        value->given = ok(oo_KernelInfoGetAttribute_float(api, info, known->name, &value->number));
+        value->given = ok(oo_KernelInfoGetAttribute_float(api, info, known->name->as.text, &value->number));
     else
         return read_list(own, info, known, value);
     return 1;
 }
 
 /* Reads an attribute of the node of an OrtShapeInferContext. */
-static int read_inferred(request *own, void *context, const oo_attribute_info *known, oo_attribute *value) {
+static int read_inferred(request *own, void *context, const oo_field *known, oo_attribute *value) {
     enum { INT = 1, INTS = 2, FLOAT = 3, FLOATS = 4 }; /* OrtOpAttrType */
     void *attribute = NULL;
     size_t bytes = 0;
-    if (!ok(oo_ShapeInferContext_GetAttribute(api, context, known->name, &attribute)) || !attribute)
+    if (!ok(oo_ShapeInferContext_GetAttribute(api, context, known->name->as.text, &attribute)) || !attribute)
         return 1;
     if (known->kind == 'i') {
         value->given = ok(oo_ReadOpAttr(api, attribute, INT, &value->integer, sizeof value->integer, &bytes));
@@ -189,7 +189,7 @@ static int read_inferred(request *own, void *context, const oo_attribute_info *k
 /* --- creation of kernels ------------------------------------------------------------------------------------------ */
 
 /* Reads the outputs of a node: which are wanted, and its description, NULL if none has a name. */
-static int read_outputs(request *own, void *info, const oo_operator *op, oo_call *call, char **label) {
+static int read_outputs(request *own, void *info, const oo_op *op, oo_call *call, char **label) {
     static const char form[] = "node with output '%s'";
     size_t count = 0;
     ok(oo_KernelInfo_GetOutputCount(api, info, &count));
@@ -215,7 +215,7 @@ static int read_outputs(request *own, void *info, const oo_operator *op, oo_call
 }
 
 /* Reads the inputs of a node. types: receives OrtTypeInfos, which the names of dimensions live in. */
-static int read_inputs(request *own, void *info, const oo_operator *op, oo_call *call, void **types) {
+static int read_inputs(request *own, void *info, const oo_op *op, oo_call *call, void **types) {
     size_t count = 0;
     ok(oo_KernelInfo_GetInputCount(api, info, &count));
     call->inputs = (int64_t)count < op->inputs ? (int64_t)count : op->inputs;
@@ -274,15 +274,15 @@ static void *assembled(const oo_kernel_parts *parts, int64_t op, const char *lab
 }
 
 static void *create(request *own, int64_t number, void *info, void **types, void **kernel) {
-    const oo_operator *op = &oo_operators[number];
+    const oo_op *op = &oo_translated.op[number];
     oo_call call = {.op = number};
     oo_tensor outputs[OO_MAX_OUTPUTS];
     oo_kernel_parts parts = {0};
     char *label = NULL;
     if (!read_outputs(own, info, op, &call, &label) || !read_inputs(own, info, op, &call, types))
         return no_memory();
-    for (int64_t i = 0; i < op->attributes; i++)
-        if (!read_attribute(own, info, &op->attribute[i], &call.attribute[i]))
+    for (int64_t i = 0; i < op->attributes.fields; i++)
+        if (!read_attribute(own, info, &op->attributes.field[i], &call.attribute[i]))
             return no_memory();
     const char *problem = oo_infer(own->arena, &call, label, outputs);
     if (!problem)
@@ -342,7 +342,8 @@ static int set_output(request *own, void *context, int64_t index, const oo_tenso
 }
 
 static void infer(request *own, const oo_declaration *self, void *context) {
-    const oo_operator *op = &oo_operators[self->op];
+    const oo_op *op = &oo_translated.op[self->op];
+    const int *optional = oo_operators[self->op].optional_output;
     oo_call call = {.op = self->op};
     oo_tensor outputs[OO_MAX_OUTPUTS];
     size_t count = 0;
@@ -354,12 +355,12 @@ static void infer(request *own, const oo_declaration *self, void *context) {
             if (!read_type(own, info, 0, &call.input[i]))
                 return;
     }
-    for (int64_t i = 0; i < op->attributes; i++)
-        if (!read_inferred(own, context, &op->attribute[i], &call.attribute[i]))
+    for (int64_t i = 0; i < op->attributes.fields; i++)
+        if (!read_inferred(own, context, &op->attributes.field[i], &call.attribute[i]))
             return;
     int typed = 1;
     for (int64_t k = 0; k < op->outputs; k++) {
-        call.wanted[k] = !op->optional_output[k]; /* which are omitted is unknown here */
+        call.wanted[k] = !optional[k]; /* which are omitted is unknown here */
         typed &= self->native.output_type[k] != 0;
     }
     if (oo_infer(own->arena, &call, NULL, outputs)) {
@@ -373,7 +374,7 @@ static void infer(request *own, const oo_declaration *self, void *context) {
             outputs[k] = (oo_tensor){.given = 1, .dtype = dtype, .rank = UNKNOWN};
     }
     for (int64_t k = 0; k < op->outputs; k++)
-        if (!op->optional_output[k] || version_of_onnxruntime >= SAFE_OUTPUTS)
+        if (!optional[k] || version_of_onnxruntime >= SAFE_OUTPUTS)
             if (!set_output(own, context, k, &outputs[k]))
                 return;
 }
@@ -390,9 +391,9 @@ static void *infer_output_shape(const void *self, void *context) {
 /* --- rejected runs ------------------------------------------------------------------------------------------------ */
 
 /* The attributes of a kernel. */
-static void stored_attributes(const oo_operator *op, const char *record, oo_attribute *values) {
-    for (int64_t i = 0; i < op->attributes; i++) {
-        const oo_attribute_info *known = &op->attribute[i];
+static void stored_attributes(const oo_op *op, const char *record, oo_attribute *values) {
+    for (int64_t i = 0; i < op->attributes.fields; i++) {
+        const oo_field *known = &op->attributes.field[i];
         values[i].given = 1;
         if (known->kind == 'i')
             memcpy(&values[i].integer, record + known->offset, sizeof values[i].integer);
@@ -400,7 +401,7 @@ static void stored_attributes(const oo_operator *op, const char *record, oo_attr
             memcpy(&values[i].number, record + known->offset, sizeof values[i].number);
         else {
             memcpy(&values[i].list, record + known->offset, sizeof values[i].list);
-            memcpy(&values[i].count, record + known->length, sizeof values[i].count);
+            memcpy(&values[i].count, record + known->count, sizeof values[i].count);
         }
     }
 }
@@ -416,7 +417,8 @@ static void *composed(request *own, const char *kind, const char *op, const char
 }
 
 static void *explain(request *own, const oo_kernel_record *kernel, void *context, int64_t code) {
-    const oo_operator *op = &oo_operators[kernel->op];
+    const oo_op *op = &oo_translated.op[kernel->op];
+    const char *name = oo_operators[kernel->op].name;
     oo_call call = {.op = kernel->op, .inputs = kernel->inputs};
     char *label = take(own, (size_t)kernel->node_label_bytes + 1);
     if (!label)
@@ -424,7 +426,7 @@ static void *explain(request *own, const oo_kernel_record *kernel, void *context
     memcpy(label, (const char *)kernel->node_label, (size_t)kernel->node_label_bytes);
     label[kernel->node_label_bytes] = 0;
     if (code == NO_MEMORY)
-        return composed(own, "MemoryError", op->name, "no memory for intermediate results; ", label);
+        return composed(own, "MemoryError", name, "no memory for intermediate results; ", label);
     for (int64_t i = 0; i < kernel->inputs; i++) {
         void *value = NULL, *info = NULL;
         if (!kernel->element_type[i] || !ok(oo_KernelContext_GetInput(api, context, i, &value)) ||
@@ -442,7 +444,7 @@ static void *explain(request *own, const oo_kernel_record *kernel, void *context
     const char *problem = oo_check_arrays(own->arena, &call, *label ? label : NULL);
     if (problem)
         return status(problem);
-    return composed(own, "AssertionError", op->name, "the kernel refused a call that its checks accept", "");
+    return composed(own, "AssertionError", name, "the kernel refused a call that its checks accept", "");
 }
 
 /* `callbacks.fail`: the OrtStatus of a call that the kernel rejected. */

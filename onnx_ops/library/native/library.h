@@ -2,23 +2,14 @@
 #ifndef OO_LIBRARY_H
 #define OO_LIBRARY_H
 
+#include "checks.h"
 #include "runtime.h"
 
-/* An attribute; kind: i, f, I, F (lists); offset: of its value or address in the record of attributes; length: of the
-   number of elements of a list. */
+/* What the translation of an op (`oo_op` of values.h) does not have. */
 typedef struct {
     const char *name;
-    char kind;
-    int64_t offset, length;
-} oo_attribute_info;
-
-/* An op. */
-typedef struct {
-    const char *name;
-    int64_t inputs, outputs, attributes;
-    int optional_output[OO_OUTPUTS];
+    int optional_output[OO_MAX_OUTPUTS];
     int has_optional_inputs;
-    const oo_attribute_info *attribute;
 } oo_operator;
 
 /* An op for one combination of dtypes. The native functions are numbers of functions, -1 for none. */
