@@ -20,7 +20,8 @@ from onnx_ops.graph.files import embed_external_data, external_files, read_model
 from onnx_ops.graph.metadata import metadata_of
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, training_step
-from onnx_ops.torch.importing import ImportedModel, torch_dtype
+from onnx_ops.torch.importing.module import ImportedModel
+from onnx_ops.torch.importing.nodes import torch_dtype
 from onnx_ops.torch.optimizers.plan import Optimizers
 
 Loss = Literal["cross_entropy", "mse", "bce_with_logits", "l1"]

@@ -20,7 +20,8 @@ import onnx_ops
 from onnx_ops.cli.app import app
 from onnx_ops.graph.files import ModelFileError
 from onnx_ops.torch import CaptureError, migrate
-from onnx_ops.torch.importing import ON_TENSORS, ImportedModel
+from onnx_ops.torch.importing.module import ImportedModel
+from onnx_ops.torch.importing.tensors import ON_TENSORS
 from onnx_ops.torch.migration import LOSSES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*torchvision:UserWarning")

@@ -1,0 +1,24 @@
+"""What DepthwiseConv2DBackpropFilter and DepthwiseConv2DBackpropInput correspond to in CANN."""
+
+from __future__ import annotations
+
+from onnx_ops.ascend.correspondences.records import (
+    Correspondence,
+)
+
+CORRESPONDENCES = {
+    "DepthwiseConv2DBackpropFilter": Correspondence(
+        None,
+        None,
+        "CANN's list of aclnn functions does not have this name: it is that of an operator of graphs,"
+        " DepthwiseConv2DBackpropFilterD, whose filters have another layout. aclnnConvolutionBackward computes the same"
+        " with as many groups as channels.",
+    ),
+    "DepthwiseConv2DBackpropInput": Correspondence(
+        None,
+        None,
+        "CANN's list of aclnn functions does not have this name: it is that of an operator of graphs,"
+        " DepthwiseConv2DBackpropInputD, whose filters have another layout. aclnnConvolutionBackward computes the same"
+        " with as many groups as channels.",
+    ),
+}
