@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import pickle
@@ -51,20 +50,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 def test_workers_fill_the_cache(folder: Path) -> None:
     ahead.compile_ahead(FUNCTIONS)
-    assert {path.name for path in folder.iterdir()} == {*map(compiler.entry_name, FUNCTIONS)}
+    assert {path.name for path in folder.iterdir()} == {cache.LOCKS, *map(compiler.entry_name, FUNCTIONS)}
     assert ahead.missing(FUNCTIONS) == []
     assert not {*FUNCTIONS} & compiler.compiled.keys()
 
 
-def test_worker_stops_when_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_worker_stops_when_nobody_waits_for_it(tmp_path: Path, seen: list[compiler.Function]) -> None:
     """Its parent was killed, and could not end it."""
-    (tmp_path / "functions").write_bytes(pickle.dumps([]))
-    file, (queue, end) = os.open(tmp_path / "functions", os.O_RDONLY), os.pipe()
-    os.write(end, bytes(ahead.RECORD_BYTES))
-    worker.main(queue, file, parent=os.getpid())
-    assert os.read(queue, ahead.RECORD_BYTES) == bytes(ahead.RECORD_BYTES)
-    for descriptor in (file, queue, end):
-        os.close(descriptor)
+    work(tmp_path, parent=os.getpid())
+    assert not seen
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,36 +103,80 @@ def test_interrupt_ends_the_workers(started: list[subprocess.Popen[bytes]], monk
     assert ahead._workers() == []
 
 
+ELSEWHERE = """
+import fcntl, sys, zlib
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX, 1, zlib.crc32(sys.argv[2].encode()))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def locked(folder: Path) -> Iterator[None]:
-    """Another process compiles for the same folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    yield
-    os.close(descriptor)
+def elsewhere(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which compiles the first function until its standard input ends."""
+    command = [sys.executable, "-c", ELSEWHERE, str(folder / cache.LOCKS), compiler.entry_name(FUNCTIONS[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "locked\n"
+        yield process
 
 
-@pytest.mark.usefixtures("locked")
-def test_what_another_process_has_compiled_is_not_compiled(
-    folder: Path, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[compiler.Function]:
+    """What a worker in this process compiles."""
+    functions: list[compiler.Function] = []
+    monkeypatch.setattr(worker, "compile_native", lambda *function: functions.append(function))
+    return functions
+
+
+def work(tmp_path: Path, parent: int | None = None) -> None:
+    """A worker for all functions, in this process, as if `parent` had started it."""
+    wanted = [(function.__module__, function.__name__, signature) for function, signature in FUNCTIONS]
+    (tmp_path / "functions").write_bytes(pickle.dumps(wanted))
+    file, (queue, end) = os.open(tmp_path / "functions", os.O_RDONLY), os.pipe()
+    for number in (*range(len(FUNCTIONS)), ahead.LAST):
+        os.write(end, number.to_bytes(ahead.RECORD_BYTES, "little"))
+    worker.main(queue, file, parent or os.getppid())
+    for descriptor in (file, queue, end):
+        os.close(descriptor)
+
+
+def test_what_another_process_compiles_comes_last_and_is_not_compiled(
+    folder: Path,
+    tmp_path: Path,
+    elsewhere: subprocess.Popen[str],
+    seen: list[compiler.Function],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[tuple[int, int]] = []
+    def compile_other(*function: Any) -> None:
+        seen.append(function)
+        if function == FUNCTIONS[-1]:  # meanwhile the other process is done with the first one
+            (folder / compiler.entry_name(FUNCTIONS[0])).touch()
+            elsewhere.communicate()
 
-    def advance(done: int, total: int) -> None:
-        told.append((done, total))
-        (folder / compiler.entry_name(FUNCTIONS[done % total])).touch()  # the other process is done with one more
-
-    monkeypatch.setattr(ahead, "reporter", lambda: advance)
-    ahead.compile_ahead(FUNCTIONS)
-    assert told == [(done, 4) for done in range(5)]
-    assert not started
+    monkeypatch.setattr(worker, "compile_native", compile_other)
+    monkeypatch.setattr(worker, "is_kept", lambda function: (folder / compiler.entry_name(function)).exists())
+    work(tmp_path)
+    assert seen == FUNCTIONS[1:]
 
 
-@pytest.mark.usefixtures("locked")
-def test_another_process_that_does_nothing_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE", 0.1)
-    with ahead._locked(folder, FUNCTIONS, lambda done, total: None) as is_left:
-        assert is_left
+@pytest.mark.usefixtures("elsewhere")
+def test_another_process_that_does_not_finish_is_not_waited_for(
+    tmp_path: Path, seen: list[compiler.Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    work(tmp_path)
+    assert seen == [*FUNCTIONS[1:], FUNCTIONS[0]]
+
+
+def test_another_process_that_ends_leaves_its_function(
+    tmp_path: Path, elsewhere: subprocess.Popen[str], seen: list[compiler.Function]
+) -> None:
+    elsewhere.kill()
+    elsewhere.wait()
+    work(tmp_path)
+    assert seen == FUNCTIONS
 
 
 def test_a_model_tells_all_that_its_session_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ def compile_kernels(as_json: AsJson = False) -> None:
             precompile()
     except (OSError, onnx_ops.KernelsUnavailableError) as error:
         fail(f"kernels cannot be compiled: {error}", as_json)
-    files = sum(path.is_file() for path in folder.iterdir())
+    files = len(list(folder.glob("*.kernel")))
     if as_json:
         print_json(cache=str(folder), files=files, readers=readers(folder))
     else:

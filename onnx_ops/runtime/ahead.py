@@ -6,33 +6,27 @@ only fill the cache, from which functions are loaded when they are needed; those
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onnx_ops.runtime import cache
 from onnx_ops.runtime.compiler import Function, compiled, entry_name, is_kept
 from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.process import STATE
-from onnx_ops.runtime.progress import Advance, reporter
+from onnx_ops.runtime.progress import reporter
 from onnx_ops.runtime.signatures import PLAN, TASK
-
-if sys.platform != "win32":
-    import fcntl
 
 MIN_FUNCTIONS = 4
 """Fewer functions are compiled in the process itself: a worker takes two seconds to start."""
 MAX_WORKERS = 16
 """A worker takes 300 MB."""
 POLL_SECONDS = 0.05
-PATIENCE = 120.0
-"""Seconds without progress after which this process no longer waits for another one that compiles."""
 
 # Workers read indices of functions from a pipe that they share, until LAST.
 RECORD_BYTES = 4
@@ -49,10 +43,7 @@ def compile_ahead(functions: Iterable[Function]) -> None:
         folder = cache.cache_directory()
     except OSError:  # workers could not pass on what they compile
         return
-    advance = reporter()
-    with _locked(folder, left, advance) as is_left:
-        if is_left:
-            _compile(sorted(left, key=_order), workers, advance)
+    _compile(sorted(left, key=_order), workers, folder)
 
 
 def missing(functions: Iterable[Function]) -> list[Function]:
@@ -72,43 +63,8 @@ def _can_start_python() -> bool:
     return sys.platform != "win32" and is_python and not getattr(sys, "frozen", False)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, left: Sequence[Function], advance: Advance) -> Iterator[bool]:
-    """Wait for the lock of the cache folder while other processes compile; yields whether functions are left."""
-    if sys.platform == "win32":
-        yield True
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        done, since = -1, time.monotonic()
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                before, done = done, _done(folder, left)
-            except OSError:  # a file system without locks
-                break
-            advance(done, len(left))
-            now = time.monotonic()
-            since = now if done != before else since
-            if done == len(left) or now - since > PATIENCE:
-                break
-            time.sleep(POLL_SECONDS)
-        yield _done(folder, left) < len(left)
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not unlock if a forked child has the descriptor too
-        os.close(descriptor)
-
-
-def _done(folder: Path, functions: Sequence[Function]) -> int:
-    """Number of functions that have a file in the cache."""
-    return sum((folder / entry_name(function)).exists() for function in functions)
-
-
-def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> None:
-    folder = cache.wanted_cache_directory()
+def _compile(functions: Sequence[Function], workers: int, folder: Path) -> None:
+    advance, left = reporter(), {folder / entry_name(function) for function in functions}
     queue, queue_end = os.pipe()
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryFile() as file:
@@ -121,7 +77,8 @@ def _compile(functions: Sequence[Function], workers: int, advance: Advance) -> N
                 running.append(_started(queue, file.fileno()))
                 _workers().append(running[-1])
             while any(worker.poll() is None for worker in running):
-                advance(_done(folder, functions), len(functions))
+                left = {entry for entry in left if not entry.exists()}
+                advance(len(functions) - len(left), len(functions))
                 time.sleep(POLL_SECONDS)
         finally:
             os.close(queue_end)

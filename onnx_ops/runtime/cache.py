@@ -15,6 +15,8 @@ import os
 import stat
 import sys
 import tempfile
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -25,12 +27,16 @@ from onnx_ops.core.errors import Error
 from onnx_ops.runtime.process import STATE
 
 if sys.platform != "win32":
+    import fcntl
     import grp
     import pwd
 
 DIRECTORY_VARIABLE = "ONNX_OPS_CACHE_DIR"
 MAX_LINKS = 40
 """Symbolic links in one path, as in Linux."""
+LOCKS = ".locks"
+"""A file of which a process that compiles a function locks a byte."""
+POLL_SECONDS = 0.05
 PROBLEM = "cache_problem"
 OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 """Refuses symbolic links, and does not block on pipes."""
@@ -117,6 +123,40 @@ def written(name: str) -> Iterator[IO[bytes]]:
     except BaseException:
         os.unlink(own)
         raise
+
+
+@contextlib.contextmanager
+def claimed(name: str, patience: float = 0.0) -> Iterator[bool]:
+    """Whether no other process is in such a context for an entry; waits `patience` seconds for one that is.
+
+    True too where files cannot be locked.
+    """
+    if sys.platform == "win32":
+        yield True
+        return
+    try:
+        descriptor = os.open(cache_directory() / LOCKS, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _locked(descriptor, zlib.crc32(name.encode()), time.monotonic() + patience)
+    finally:
+        os.close(descriptor)  # which unlocks, as the end of the process does
+
+
+def _locked(descriptor: int, byte: int, until: float) -> bool:
+    """Lock a byte of a file for this process; returns whether no other process had it locked until then."""
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(POLL_SECONDS)
+                continue
+        return True
 
 
 def note_problem(error: OSError) -> None:
