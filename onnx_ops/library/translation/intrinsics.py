@@ -6,31 +6,15 @@ import ast
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from onnx_ops.library.translation.program import Program
+from onnx_ops.library.translation.writer import Writer
 from onnx_ops.runtime.compiler import compile_native
-
-
-class Writer(Protocol):
-    """What writes the body of a function; the methods are those of `Body`."""
-
-    program: Program
-
-    def refuse(self, node: ast.AST, what: str) -> NoReturn: ...
-    def emit(self, line: str) -> None: ...
-    def block(self, head: str) -> AbstractContextManager[None]: ...
-    def kept(self, expression: str, kind: str = "V") -> str: ...
-    def array(self, values: Sequence[str]) -> str: ...
-    def value(self, node: ast.expr) -> str: ...
-    def constant_of(self, node: ast.expr) -> Any: ...
-    def until(self, node: ast.expr, decide: Callable[[ast.expr], str]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
 from onnx_ops.library.translation import classes
-from onnx_ops.library.translation.body import Body, UnknownMethodError
+from onnx_ops.library.translation.body import Body
+from onnx_ops.library.translation.calls import UnknownMethodError
 from onnx_ops.library.translation.errors import TranslationError
 from onnx_ops.library.translation.program import RUNTIME_NAMES, Program
 from onnx_ops.loops.records import KERNEL, MAX_INPUTS, MAX_OUTPUTS, WORD_TYPES, attributes_of
