@@ -17,31 +17,31 @@ from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     LANES,
-    add_products,
+    LINE,
     address_of,
     allocate,
     array_at,
     bfloats_at,
-    correlate,
-    exp_of_difference,
     floats_at,
     free,
     halves_at,
     interleave,
     read_floats,
     separate,
+    tail,
     write_floats,
 )
-from onnx_ops.loops.tiles import ROWS, add_outer_products, largest, multiply_tile
+from onnx_ops.loops.primitives import exp_of_difference
+from onnx_ops.loops.tiles import ROWS, add_outer_products, add_products, correlate, largest, multiply_tile
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
 from onnx_ops.runtime import abi, host
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
-from onnx_ops.runtime.memory import LINE, copy_past_caches, i8_at, store_fence
+from onnx_ops.runtime.memory import copy_past_caches, i8_at, store_fence
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.records import LAYOUT, LOOP
 
@@ -377,9 +377,9 @@ def test_results_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.Monkey
 
 
 def fill_buffers(first: int, second: int, third: int, results: int) -> None:
-    """Fill three arrays of one block; write their sums and their offsets in the block to `results`, int64."""
+    """Fill three arrays of one block; write their sums and addresses to `results`, int64."""
     memory, masks, numbers, places = allocate((first, np.uint8), (second, np.float32), (third, np.int64))
-    out = array_at(results, 6, np.int64)
+    out = array_at(results, 7, np.int64)
     for i in range(first):
         masks[i] = 1
     for i in range(second):
@@ -394,15 +394,18 @@ def fill_buffers(first: int, second: int, third: int, results: int) -> None:
     for i in range(third):
         place_sum += int(places[i])
     out[0], out[1], out[2] = mask_sum, int(number_sum), place_sum
-    out[3], out[4], out[5] = address_of(masks) - memory, address_of(numbers) - memory, address_of(places) - memory
+    out[3], out[4], out[5] = address_of(masks), address_of(numbers), address_of(places)
+    out[6] = address_of(tail(places, 2))
     free(memory)
 
 
 def test_arrays_of_a_block_do_not_overlap() -> None:
     for run in (natively(fill_buffers, 4), fill_buffers):
-        got = np.zeros(6, np.int64)
-        run(9, 6, 3, got.ctypes.data)
-        np.testing.assert_array_equal(got, [9, 3, -3, 0, 16, 40])
+        got = np.zeros(7, np.int64)
+        run(9, 20, 3, got.ctypes.data)
+        np.testing.assert_array_equal(got[:3], [9, 10, -3])
+        assert got[3] % LINE == 0
+        np.testing.assert_array_equal(got[3:] - got[3], [0, LINE, 3 * LINE, 3 * LINE + 16])
 
 
 # --- lanes, natively and as plain Python -----------------------------------------------------------------------------

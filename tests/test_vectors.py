@@ -14,7 +14,8 @@ import pytest
 from llvmlite import binding
 from native import natively
 
-from onnx_ops.loops.primitives import LANES, array_at, bfloats_at, floats_at, fma, halves_at
+from onnx_ops.loops.memory import LANES, array_at, bfloats_at, floats_at, halves_at
+from onnx_ops.loops.primitives import fma
 from onnx_ops.loops.tables import log_parts, softplus_approx, softplus_parts
 from onnx_ops.loops.vectors import (
     QUAD,

@@ -69,7 +69,7 @@ JOB = np.dtype(
         ("prepare_tasks", i8),
         ("tasks", i8),
         ("scratch_bytes", i8),
-        ("scratch", i8),
+        ("scratch", i8),  # address of so many bytes, at the begin of a cache line
         ("failed", i8),
         ("layout", i8),  # address of the runtime's record of strides and blocks, for a `Loop`
     ],

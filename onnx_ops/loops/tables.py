@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import LANES, ONE, fma, inlined
+from onnx_ops.loops.memory import LANES
+from onnx_ops.loops.primitives import ONE, fma, inlined
 from onnx_ops.loops.vectors import TO_INTEGER, Table, as_floats, bits, floats, lesser, spread
 
 f4 = np.float32

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.memory import LANES
 
 ROWS = 8
 """Rows of a tile."""
@@ -97,3 +97,64 @@ def add_outer_products(
 def largest(numbers: Any, start: int, count: int) -> Any:
     """The largest of numbers[start:start + count] that is not NaN, or -infinity; `count` is a multiple of LANES."""
     return np.fmax.reduce(numbers[start : start + count], initial=-np.inf)
+
+
+def correlate(
+    a: Any,
+    b: Any,
+    a_places: Any,
+    b_places: Any,
+    terms: int,
+    rows: int,
+    columns: int,
+    b_row: int,
+    out: Any,
+    place: int,
+    out_row: int,
+    step: int,
+) -> None:
+    """Sums of products for each lane: out[(place + i*out_row + j*step)*LANES + lane] = sum over t in [0, terms) of
+
+        a[a_places[t]*LANES + lane] * b[(b_places[t] + i*b_row + j)*LANES + lane]
+
+    in the order of t, for i in [0, rows) and j in [0, columns). a, b and out have one dtype.
+    """
+    for i in range(rows):
+        for j in range(columns):
+            total = np.zeros(LANES, out.dtype)
+            for t in range(terms):
+                at_a, at_b = int(a_places[t]) * LANES, (int(b_places[t]) + i * b_row + j) * LANES
+                with np.errstate(all="ignore"):
+                    total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
+            at = (place + i * out_row + j * step) * LANES
+            out[at : at + LANES] = total
+
+
+def add_products(
+    sums: Any,
+    a: Any,
+    b: Any,
+    a_start: int,
+    b_starts: tuple[int, int, int],
+    rows: int,
+    columns: int,
+    a_row: int,
+    b_row: int,
+    step: int,
+) -> None:
+    """Accumulate three sums of products for each lane: sums[t*LANES + lane] += sum over i and j of
+
+        a[(a_start + i*a_row + j)*LANES + lane] * b[(b_starts[t] + i*b_row + j*step)*LANES + lane]
+
+    for i in [0, rows) and j in [0, columns), with a partial sum per row. sums, a and b have one dtype.
+    """
+    for t in range(3):
+        for i in range(rows):
+            total = np.zeros(LANES, sums.dtype)
+            for j in range(columns):
+                at_a = (a_start + i * a_row + j) * LANES
+                at_b = (b_starts[t] + i * b_row + j * step) * LANES
+                with np.errstate(all="ignore"):
+                    total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
+            with np.errstate(all="ignore"):
+                sums[t * LANES : (t + 1) * LANES] += total

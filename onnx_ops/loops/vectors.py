@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import LANES, inlined
+from onnx_ops.loops.memory import LANES
+from onnx_ops.loops.primitives import inlined
 
 QUAD = 4
 """Elements of a float64 vector: conversion from float32 is fastest in this width."""

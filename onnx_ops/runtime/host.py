@@ -38,7 +38,7 @@ from onnx_ops.core.errors import KernelsUnavailableError, OpError, at_node, is_o
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.primitives import array_at
+from onnx_ops.loops.memory import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
 from onnx_ops.runtime import callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, I64, VP, Api, OrtApi, decoded, encoded

@@ -1,4 +1,4 @@
-"""Compiled forms of `primitives` for lanes: interleaving of rows, and sums of products."""
+"""Compiled forms of `loops.memory` and `loops.tiles` for lanes: interleaving of rows, and sums of products."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from onnx_ops.loops import primitives
-from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops import memory, tiles
+from onnx_ops.loops.memory import LANES
 from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
 from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD, joined, shuffled, widened
 from onnx_ops.runtime.pointers import element_at, load, pointer_at, store
@@ -90,7 +90,7 @@ def _interleave(sources, size, start, count, out, place, at):
                 out[(place + j) * LANES + lane] = at(sources[lane] + (start + j) * size)[0]
 
 
-@overload(primitives.interleave, jit_options=OPTIONS)
+@overload(memory.interleave, jit_options=OPTIONS)
 def _interleave_of_type(sources, element_type, start, count, out, place):
     def implementation(sources, element_type, start, count, out, place):
         if element_type == FLOAT:
@@ -146,7 +146,7 @@ def _add_products(
     return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
 
 
-@overload(primitives.add_products, jit_options=OPTIONS)
+@overload(tiles.add_products, jit_options=OPTIONS)
 def _products(sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step):
     return lambda sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step: _add_products(
         sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step
@@ -194,7 +194,7 @@ def _separate_as_they_are(numbers, place, count, targets, start, size, at):
     _separate_one_by_one(numbers, place + whole, count - whole, targets, start + whole, size, at)
 
 
-@overload(primitives.separate, jit_options=OPTIONS)
+@overload(memory.separate, jit_options=OPTIONS)
 def _separate(numbers, place, count, targets, element_type, start):
     to_float = _separate_as_they_are if numbers.dtype == types.float32 else _separate_one_by_one
     to_double = _separate_as_they_are if numbers.dtype == types.float64 else _separate_one_by_one
@@ -257,7 +257,7 @@ def _correlating(width: int) -> Any:
 _correlate_quad, _correlate_one = _correlating(QUAD), _correlating(1)
 
 
-@overload(primitives.correlate, jit_options=OPTIONS)
+@overload(tiles.correlate, jit_options=OPTIONS)
 def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
     def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
         whole = columns - columns % QUAD

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from onnx_ops.core.types import MAX_ELEMENTS, MAX_RANK
+from onnx_ops.loops.memory import LINE, whole_lines
 from onnx_ops.loops.records import JOB, NO_MEMORY, OK, REFUSED, offset
 from onnx_ops.runtime.abi import Api
 from onnx_ops.runtime.memory import free, i8_at, job_at, kernel_at, malloc, python_at, stack
@@ -85,10 +86,12 @@ def compute(kernel_address, context):
         for i in range(kernel.inputs):
             job.in_place |= kernel.element_type[i] != 0 and job.data[i] == job.output[k]
 
+    scratch = 0
     if job.scratch_bytes > 0:
-        job.scratch = malloc(job.scratch_bytes)
-        if job.scratch == 0:
+        scratch = malloc(job.scratch_bytes + LINE)
+        if scratch == 0:
             return call(python.fail, (kernel_address, context, NO_MEMORY))
+        job.scratch = whole_lines(scratch)
     if kernel.begin != 0:
         call(kernel.begin, (kernel_address, job_address))
     if kernel.prepare != 0 and job.prepare_tasks > 0:
@@ -102,7 +105,7 @@ def compute(kernel_address, context):
     if kernel.finish != 0 and job.failed == OK:
         call(kernel.finish, (kernel_address, job_address))
     if job.scratch_bytes > 0:
-        free(job.scratch)
+        free(scratch)
     if job.failed != OK:
         return call(python.fail, (kernel_address, context, job.failed))
     return 0

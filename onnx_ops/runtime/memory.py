@@ -1,4 +1,4 @@
-"""Compiled forms of `primitives` for memory, and memory operations of the runtime."""
+"""Compiled forms of `loops.memory`, and memory operations of the runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numba import from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from onnx_ops.loops import primitives
+from onnx_ops.loops import memory, primitives
+from onnx_ops.loops.memory import LINE, whole_lines
 from onnx_ops.loops.records import JOB, KERNEL
 from onnx_ops.runtime.native import (
     BFLOAT16,
@@ -36,9 +37,6 @@ from onnx_ops.runtime.native import (
 )
 from onnx_ops.runtime.pointers import cast, element_at, load, pointer_at, pointer_type, store
 from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
-
-LINE = 64
-"""Bytes of a cache line."""
 
 # --- pointers and blocks of memory -----------------------------------------------------------------------------------
 
@@ -289,30 +287,31 @@ _POINTERS = {
 }  # fmt: skip
 
 
-@overload(primitives.size_of, jit_options=OPTIONS)
+@overload(memory.size_of, jit_options=OPTIONS)
 def _size_of(dtype):
-    size = dtype.dtype.bitwidth // 8
+    kind = dtype.dtype
+    size = kind.size if isinstance(kind, types.Record) else kind.bitwidth // 8
     return lambda dtype: size
 
 
-@overload(primitives.array_at, jit_options=OPTIONS)
+@overload(memory.array_at, jit_options=OPTIONS)
 def _array_at(address, count, dtype):
     pointer = _POINTERS[dtype.dtype.name]
     # A pointer, since an array would handle negative indices, which prevents vectorization.
     return lambda address, count, dtype: pointer(address)
 
 
-@overload(primitives.halves_at, jit_options=OPTIONS)
+@overload(memory.halves_at, jit_options=OPTIONS)
 def _halves_at(address, count):
     return lambda address, count: half_at(address)
 
 
-@overload(primitives.bfloats_at, jit_options=OPTIONS)
+@overload(memory.bfloats_at, jit_options=OPTIONS)
 def _bfloats_at(address, count):
     return lambda address, count: bfloat_at(address)
 
 
-@overload(primitives.record_at, jit_options=OPTIONS)
+@overload(memory.record_at, jit_options=OPTIONS)
 def _record_at(address, layout):
     pointer = _record_pointer(layout.dtype)
     return lambda address, layout: pointer(address)
@@ -339,12 +338,12 @@ def number_at(address, element_type, index):
     return f8(u1_at(address)[index])  # uint8 and bool
 
 
-@overload(primitives.number_at, jit_options=OPTIONS)
+@overload(memory.number_at, jit_options=OPTIONS)
 def _number_at(address, element_type, index):
     return lambda address, element_type, index: number_at(address, element_type, index)
 
 
-@overload(primitives.read_numbers, jit_options=OPTIONS)
+@overload(memory.read_numbers, jit_options=OPTIONS)
 def _read_numbers(function, source, element_type, count, target):
     def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, 1, count, target))
@@ -352,7 +351,7 @@ def _read_numbers(function, source, element_type, count, target):
     return implementation
 
 
-@overload(primitives.write_numbers, jit_options=OPTIONS)
+@overload(memory.write_numbers, jit_options=OPTIONS)
 def _write_numbers(function, source, element_type, count, target):
     def implementation(function, source, element_type, count, target):
         call(function, (source, element_type, count, target))
@@ -366,7 +365,7 @@ def _copy(numbers, count, out):
         out[i] = numbers[i]
 
 
-@overload(primitives.read_floats, jit_options=OPTIONS)
+@overload(memory.read_floats, jit_options=OPTIONS)
 def _read_floats(source, element_type, count, target):
     def implementation(source, element_type, count, target):
         if element_type == FLOAT16:
@@ -379,7 +378,7 @@ def _read_floats(source, element_type, count, target):
     return implementation
 
 
-@overload(primitives.write_floats, jit_options=OPTIONS)
+@overload(memory.write_floats, jit_options=OPTIONS)
 def _write_floats(source, element_type, count, target):
     def implementation(source, element_type, count, target):
         if element_type == FLOAT16:
@@ -392,17 +391,17 @@ def _write_floats(source, element_type, count, target):
     return implementation
 
 
-@overload(primitives.malloc, jit_options=OPTIONS)
+@overload(memory.malloc, jit_options=OPTIONS)
 def _malloc(size):
     return lambda size: malloc(size)
 
 
-@overload(primitives.free, jit_options=OPTIONS)
+@overload(memory.free, jit_options=OPTIONS)
 def _free(address):
     return lambda address: free(address)
 
 
-@overload(primitives.copy_bytes, jit_options=OPTIONS)
+@overload(memory.copy_bytes, jit_options=OPTIONS)
 def _copy_bytes(source, target, size):
     return lambda source, target, size: copy_bytes(source, target, size)
 
@@ -415,9 +414,22 @@ def _address_of(typing: Any, pointer: Any) -> Any:
     return types.int64(pointer), codegen
 
 
-@overload(primitives.address_of, jit_options=OPTIONS)
+@overload(memory.address_of, jit_options=OPTIONS)
 def _address_of_pointer(array):
     return lambda array: _address_of(array)
+
+
+@intrinsic
+def _tail(typing: Any, pointer: Any, start: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return element_at(builder, args[0], context.get_data_type(pointer.dtype), args[1])
+
+    return pointer(pointer, types.int64), codegen
+
+
+@overload(memory.tail, jit_options=OPTIONS)
+def _tail_of_pointer(array, start):
+    return lambda array, start: _tail(array, start)
 
 
 @intrinsic
@@ -431,18 +443,16 @@ def _divide(typing: Any, address: Any, buffers: Any) -> Any:
         for pair, pointer in zip(cgutils.unpack_tuple(builder, args[1]), pointers, strict=True):
             arrays.append(builder.inttoptr(end, context.get_value_type(pointer)))
             size = builder.mul(builder.extract_value(pair, 0), WORD(pointer.dtype.bitwidth // 8))
-            if pointer.dtype.bitwidth < 64:
-                size = builder.and_(builder.add(size, WORD(7)), WORD(-8))
-            end = builder.add(end, size)
+            end = builder.add(end, builder.and_(builder.add(size, WORD(LINE - 1)), WORD(-LINE)))
         return context.make_tuple(builder, result, (end, context.make_tuple(builder, pointers, arrays)))
 
     return result(types.int64, buffers), codegen
 
 
-@overload(primitives.allocate, jit_options=OPTIONS)
+@overload(memory.allocate, jit_options=OPTIONS)
 def _allocate(*buffers):
     def implementation(*buffers):
-        memory = malloc(_divide(0, buffers)[0])
-        return (memory, *_divide(memory, buffers)[1])
+        memory = malloc(_divide(0, buffers)[0] + LINE)
+        return (memory, *_divide(whole_lines(memory), buffers)[1])
 
     return implementation

@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from onnx_ops.loops import tiles
-from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.tiles import PANEL, ROWS
 from onnx_ops.runtime.lanes import alignment, plus_product
 from onnx_ops.runtime.native import FEATURES, OPTIONS, WORD, repeated, shuffled

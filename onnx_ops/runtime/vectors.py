@@ -14,7 +14,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import lower_builtin, models, register_model, typeof_impl
 
 from onnx_ops.loops import vectors
-from onnx_ops.loops.primitives import LANES
+from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.vectors import QUAD
 from onnx_ops.runtime.memory import Numbers16, prefetch_line, room
 from onnx_ops.runtime.native import FEATURES, called, joined, of_type, repeated, shuffled, widened

@@ -7,29 +7,28 @@ queries and values are padded to a multiple of a panel, PANEL * LANES numbers; k
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
     LANES,
+    address_of,
     array_at,
     copy_bytes,
-    helper,
     interleave,
     item_size,
-    like,
     read_floats,
     record_at,
+    tail,
     write_floats,
 )
+from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.records import KERNEL
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.attention._rules import BSND, LEFT_UP_CAUSAL, RANK, RIGHT_DOWN_CAUSAL, SCALED_AFTER
 
-LINE = 64
-"""Bytes of a cache line, to which arrays are aligned."""
 QUERIES, KEYS = 64, 256
 """Rows and columns of a tile of scores, which stays in the cache of a core; multiples of ROWS, and of a panel."""
 ROW = KEYS + LANES
@@ -57,29 +56,11 @@ LAYOUT = np.dtype(
     ],
     align=True,
 )
-LAYOUT_BYTES = -(-LAYOUT.itemsize // LINE) * LINE
-
-
-@helper
-def ceil_divide(a: int, b: int) -> int:
-    return (a + b - 1) // b
-
-
-@helper
-def whole_lines(size: int) -> int:
-    """`size` bytes, rounded up to a multiple of a cache line."""
-    return ceil_divide(size, LINE) * LINE
 
 
 @helper
 def whole_panels(count: int) -> int:
     return ceil_divide(count, WIDTH) * WIDTH
-
-
-@helper
-def layout_of(job: Any) -> Any:
-    """The layout of a run, in its scratch memory."""
-    return record_at(whole_lines(job.scratch), LAYOUT)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -146,97 +127,85 @@ def write_sizes(
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-@helper
-def row_of(layout: Any, heads: int, places: int, size: int, sample: int, head: int, place: int) -> int:
-    """Index of the first element of a row of queries, keys or values."""
-    if layout.heads_last == 1:
-        return ((sample * places + place) * heads + head) * size
-    return ((sample * heads + head) * places + place) * size
+class Heads(NamedTuple):
+    """A tensor of heads of rows: queries, keys, values, or something of their shape."""
+
+    address: int
+    element_type: int
+    heads: int
+    rows: int
+    size: int  # numbers of a row
+    heads_last: int  # as in LAYOUT
 
 
 @helper
-def read_row(source: int, element_type: int, count: int, target: int) -> None:
+def of_queries(layout: Any, address: int, element_type: int, size: int) -> Heads:
+    """A tensor with a row of so many numbers for each query."""
+    return Heads(address, element_type, layout.heads, layout.queries, size, layout.heads_last)
+
+
+@helper
+def of_keys(layout: Any, address: int, element_type: int, size: int) -> Heads:
+    """A tensor with a row of so many numbers for each key."""
+    return Heads(address, element_type, layout.key_heads, layout.keys, size, layout.heads_last)
+
+
+@helper
+def row_at(tensor: Heads, sample: int, head: int, row: int) -> int:
+    """Address of a row."""
+    if tensor.heads_last == 1:
+        index = (sample * tensor.rows + row) * tensor.heads + head
+    else:
+        index = (sample * tensor.heads + head) * tensor.rows + row
+    return int(tensor.address + index * tensor.size * item_size(tensor.element_type))
+
+
+@helper
+def read_row(source: int, element_type: int, count: int, target: Any) -> None:
     """Convert elements at an address to the computing dtype: float64 for DOUBLE, else float32."""
     if element_type == DOUBLE:
-        copy_bytes(source, target, 8 * count)
+        copy_bytes(source, address_of(target), 8 * count)
     else:
-        read_floats(source, element_type, count, target)
+        read_floats(source, element_type, count, address_of(target))
 
 
 @helper
-def write_row(source: int, element_type: int, count: int, target: int) -> None:
-    """Inverse of `read_row`, rounded once."""
-    if element_type == DOUBLE:
-        copy_bytes(source, target, 8 * count)
+def write_row(tensor: Heads, sample: int, head: int, row: int, numbers: Any) -> None:
+    """Write a row of numbers of the computing dtype, rounded once."""
+    target = row_at(tensor, sample, head, row)
+    if tensor.element_type == DOUBLE:
+        copy_bytes(address_of(numbers), target, 8 * tensor.size)
     else:
-        write_floats(source, element_type, count, target)
+        write_floats(address_of(numbers), tensor.element_type, tensor.size, target)
 
 
 @helper
-def read_rows(
-    layout: Any,
-    data: int,
-    element_type: int,
-    heads: int,
-    places: int,
-    size: int,
-    sample: int,
-    head: int,
-    first: int,
-    count: int,
-    target: int,
-    bytes_of: int,
-) -> None:
-    """Convert rows [first, first + count) of a head, padded to whole panels.
-
-    bytes_of: of an element of the target.
-    """
+def read_rows(tensor: Heads, sample: int, head: int, first: int, count: int, target: Any) -> None:
+    """Convert rows [first, first + count) of a head, padded to whole panels."""
     for i in range(count):
-        source = data + row_of(layout, heads, places, size, sample, head, first + i) * item_size(element_type)
-        read_row(source, element_type, size, target + i * whole_panels(size) * bytes_of)
+        source = row_at(tensor, sample, head, first + i)
+        read_row(source, tensor.element_type, tensor.size, tail(target, i * whole_panels(tensor.size)))
 
 
 @helper
-def interleave_rows(
-    layout: Any,
-    data: int,
-    element_type: int,
-    size: int,
-    sample: int,
-    head: int,
-    first: int,
-    count: int,
-    sources: Any,
-    out: Any,
-) -> None:
-    """Interleave rows [first, first + count) of a head of keys or values; the last one is repeated."""
+def interleave_rows(tensor: Heads, sample: int, head: int, first: int, count: int, sources: Any, out: Any) -> None:
+    """Interleave rows [first, first + count) of a head; the last one is repeated.
+
+    sources: an array of LANES addresses.
+    """
     for block in range(ceil_divide(count, LANES)):
         for lane in range(LANES):
-            place = first + min(block * LANES + lane, count - 1)
-            row = row_of(layout, layout.key_heads, layout.keys, size, sample, head, place)
-            sources[lane] = data + row * item_size(element_type)
-        interleave(sources, element_type, 0, size, out, block * size)
+            sources[lane] = row_at(tensor, sample, head, first + min(block * LANES + lane, count - 1))
+        interleave(sources, tensor.element_type, 0, tensor.size, out, block * tensor.size)
 
 
 @helper
-def all_finite(
-    layout: Any,
-    data: int,
-    element_type: int,
-    heads: int,
-    places: int,
-    size: int,
-    sample: int,
-    head: int,
-    buffer: Any,
-    address: int,
-) -> bool:
+def all_finite(tensor: Heads, sample: int, head: int, buffer: Any) -> bool:
     """Whether all numbers of a head are finite; overwrites a buffer of one row."""
     nothing = like(0, buffer[0])
-    for place in range(places):
-        source = data + row_of(layout, heads, places, size, sample, head, place) * item_size(element_type)
-        read_row(source, element_type, size, address)
-        for i in range(size):
+    for row in range(tensor.rows):
+        read_row(row_at(tensor, sample, head, row), tensor.element_type, tensor.size, buffer)
+        for i in range(tensor.size):
             nothing += buffer[i] * like(0, buffer[0])
     return bool(nothing == nothing)
 
@@ -252,27 +221,22 @@ def multiply_by_interleaved(
     terms: int,
     columns: Any,
     column_count: int,
-    to: int,
+    out: Any,
     places: Any,
     zero: Any,
-    dtype: Any,
-    size: int,
 ) -> None:
     """A tile: products of `count` rows with `column_count` interleaved ones, each of `terms` numbers.
 
     Args:
         starts: index of each row.
-        to: address of the tile.
-        places: index of each of its rows, in vectors.
-        zero: an array of one zero.
-    """  # fmt: skip
+        places: index of each row of `out`, in vectors.
+        zero: an array of one number.
+    """
     for panel in range(ceil_divide(column_count, WIDTH)):
         zero[0] = panel * PANEL * terms
-        out = array_at(to + panel * WIDTH * size, 1, dtype)
+        part = tail(out, panel * WIDTH)
         for row in range(0, count, ROWS):
-            multiply_tile(
-                rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, out, places, row, 1
-            )  # fmt: skip
+            multiply_tile(rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, part, places, row, 1)
 
 
 @helper
@@ -283,20 +247,16 @@ def multiply_by_rows(
     terms: int,
     rows: Any,
     row_size: int,
-    to: int,
+    out: Any,
     places: Any,
     zero: Any,
-    dtype: Any,
-    size: int,
 ) -> None:
     """Sums of `terms` rows of `row_size` numbers, whole panels, with the weights of each row of a tile."""
     for panel in range(row_size // WIDTH):
         zero[0] = panel * PANEL
-        out = array_at(to + panel * WIDTH * size, 1, dtype)
+        part, step = tail(out, panel * WIDTH), row_size // LANES
         for row in range(0, count, ROWS):
-            multiply_tile(
-                weights, starts, row, 1, terms, LANES, rows, zero, 0, LANES, row_size // LANES, out, places, row, 1
-            )  # fmt: skip
+            multiply_tile(weights, starts, row, 1, terms, LANES, rows, zero, 0, LANES, step, part, places, row, 1)
 
 
 @helper
@@ -344,14 +304,13 @@ def finish_scores(
     count: int,
     row: Any,
     buffer: Any,
-    address: int,
 ) -> None:
     """Scale, shift and mask a row of products of a query with keys; -infinity up to a multiple of LANES.
 
     Args:
         shift, mask: indices of inputs.
-        buffer, address: an array of KEYS numbers.
-    """  # fmt: skip
+        buffer: an array of KEYS numbers.
+    """
     scale = like(attributes.scale_value, row[0])
     element_type = record_at(job.kernel, KERNEL).element_type[shift]
     if element_type == 0:
@@ -361,11 +320,11 @@ def finish_scores(
         strides, size = layout.shift, item_size(element_type)
         at = sample * strides[0] + head * strides[1] + query * strides[2] + first * strides[3]
         if strides[3] == 0:
-            read_row(job.data[shift] + at * size, element_type, 1, address)
+            read_row(job.data[shift] + at * size, element_type, 1, buffer)
             for j in range(1, count):
                 buffer[j] = buffer[0]
         else:
-            read_row(job.data[shift] + at * size, element_type, count, address)
+            read_row(job.data[shift] + at * size, element_type, count, buffer)
         if attributes.pse_type == SCALED_AFTER:
             for j in range(count):
                 row[j] = (row[j] + buffer[j]) * scale

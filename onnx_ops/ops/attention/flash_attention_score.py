@@ -13,20 +13,11 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    LANES,
-    add_any_order,
-    array_at,
-    exp_of_difference,
-    free,
-    helper,
-    item_size,
-    like,
-    malloc,
-    record_at,
-)
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.memory import LANES, allocate, array_at, free, record_at, size_of, tail
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.loops.tiles import largest
 from onnx_ops.ops.attention._formula import (
     Products,
@@ -40,22 +31,18 @@ from onnx_ops.ops.attention._rules import RANK, attention_attributes, check_atte
 from onnx_ops.ops.attention._tiles import (
     KEYS,
     LAYOUT,
-    LAYOUT_BYTES,
-    LINE,
     QUERIES,
     ROW,
     all_finite,
-    ceil_divide,
     dropped_at,
     finish_scores,
     interleave_rows,
-    layout_of,
     multiply_by_interleaved,
     multiply_by_rows,
+    of_keys,
+    of_queries,
     read_rows,
-    row_of,
     seen_keys,
-    whole_lines,
     whole_panels,
     write_row,
     write_sizes,
@@ -176,9 +163,9 @@ LEAST, MOST_QUERIES = 4 * QUERIES, 16 * QUERIES
 
 
 @helper
-def write_layout(layout: Any, job: Any) -> bool:
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
-    attributes = record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES)
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     if not write_sizes(layout, attributes, job, QUERY, KEY, VALUE, SHIFT, DROP, MASK):
         return False
     for k in range(2):
@@ -196,29 +183,22 @@ def write_layout(layout: Any, job: Any) -> bool:
         block = ceil_divide(layout.queries, ceil_divide(TASKS, pairs))
         layout.block = min(max(ceil_divide(block, QUERIES) * QUERIES, LEAST), MOST_QUERIES)
         job.tasks = pairs * ceil_divide(layout.queries, layout.block)
-    job.scratch_bytes = LAYOUT_BYTES + LINE
+    job.scratch_bytes = size_of(LAYOUT)
     return True
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    fits = write_layout(record_at(memory, LAYOUT), record_at(job_address, JOB))
-    free(memory)
-    return OK if fits else REFUSED
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory."""
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), job)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 @helper
-def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
-    """Attention of a block of queries of a head."""
-    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+def run_task(job: Any, number: int, dtype: Any) -> None:
+    """Attention of a block of queries of a head, computed in this dtype."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type = kernel.element_type[QUERY]
     blocks = ceil_divide(layout.queries, layout.block)
@@ -229,37 +209,25 @@ def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
     count = end - begin
     q_row, v_row = whole_panels(layout.size), whole_panels(layout.value_size)
 
-    words = whole_lines(8 * QUERIES)
-    most_bytes, sums_bytes = whole_lines(count * size), whole_lines(count * v_row * size)
-    tile_bytes, product_bytes = whole_lines(QUERIES * ROW * size), whole_lines(QUERIES * v_row * size)
-    rows_bytes, keys_bytes = whole_lines(QUERIES * q_row * size), whole_lines(KEYS * layout.size * size)
-    values_bytes, buffer_bytes = whole_lines(KEYS * v_row * size), whole_lines((KEYS + v_row) * size)
-    memory = malloc(
-        4 * words + 2 * LINE + 8 * LANES + 2 * most_bytes + sums_bytes + tile_bytes + product_bytes + rows_bytes
-        + keys_bytes + values_bytes + buffer_bytes
+    words = (QUERIES, np.int64)
+    (
+        memory,
+        q_starts, tile_starts, tile_places, product_places, zero, sources,
+        most, total, sums, tile, product, rows,
+        keys, values, buffer,
+    ) = allocate(
+        words, words, words, words, (1, np.int64), (LANES, np.int64),
+        (count, dtype), (count, dtype), (count * v_row, dtype), (QUERIES * ROW, dtype), (QUERIES * v_row, dtype),
+        (QUERIES * q_row, dtype),
+        (KEYS * layout.size, dtype), (KEYS * v_row, dtype), (KEYS + v_row, dtype),
     )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    at = whole_lines(memory)
-    q_starts, at = array_at(at, QUERIES, np.int64), at + words
-    tile_starts, at = array_at(at, QUERIES, np.int64), at + words
-    tile_places, at = array_at(at, QUERIES, np.int64), at + words
-    product_places, at = array_at(at, QUERIES, np.int64), at + words
-    zero, at = array_at(at, 1, np.int64), at + LINE
-    sources, at = array_at(at, LANES, np.int64), at + 8 * LANES
-    most, at = array_at(at, count, dtype), at + most_bytes
-    total, at = array_at(at, count, dtype), at + most_bytes
-    sums_at, at = at, at + sums_bytes
-    tile_at, at = at, at + tile_bytes
-    product_at, at = at, at + product_bytes
-    rows_at, at = at, at + rows_bytes
-    keys, at = array_at(at, KEYS * layout.size, dtype), at + keys_bytes
-    values_at, at = at, at + values_bytes
-    buffer, buffer_at = array_at(at, KEYS + v_row, dtype), at
-    sums, values = array_at(sums_at, count * v_row, dtype), array_at(values_at, KEYS * v_row, dtype)
-    rows, tile = array_at(rows_at, QUERIES * q_row, dtype), array_at(tile_at, QUERIES * ROW, dtype)
-    product = array_at(product_at, QUERIES * v_row, dtype)
+    queries_in = of_queries(layout, job.data[QUERY], element_type, layout.size)
+    keys_in = of_keys(layout, job.data[KEY], element_type, layout.size)
+    values_in = of_keys(layout, job.data[VALUE], element_type, layout.value_size)
+    out = of_queries(layout, job.output[OUT], element_type, layout.value_size)
     nought, lowest = like(0, most[0]), like(-np.inf, most[0])
     for i in range(QUERIES):
         q_starts[i], tile_starts[i] = i * q_row, i * ROW
@@ -272,39 +240,24 @@ def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
         values[i] = nought
 
     # A weight of 0 times a value that is not finite is NaN: such keys are not left out.
-    skips = layout.reach < layout.keys - 1 and all_finite(
-        layout, job.data[VALUE], element_type, layout.key_heads, layout.keys, layout.value_size, sample, key_head,
-        buffer, buffer_at,
-    )  # fmt: skip
+    skips = layout.reach < layout.keys - 1 and all_finite(values_in, sample, key_head, buffer)
     for first_key in range(0, layout.keys, KEYS):
         key_count = min(KEYS, layout.keys - first_key)
         if skips and seen_keys(layout, end - 1, first_key, key_count) == 0:
             break
-        interleave_rows(
-            layout, job.data[KEY], element_type, layout.size, sample, key_head, first_key, key_count, sources, keys
-        )
-        read_rows(
-            layout, job.data[VALUE], element_type, layout.key_heads, layout.keys, layout.value_size, sample, key_head,
-            first_key, key_count, values_at, size,
-        )  # fmt: skip
+        interleave_rows(keys_in, sample, key_head, first_key, key_count, sources, keys)
+        read_rows(values_in, sample, key_head, first_key, key_count, values)
         for first in range(begin, end, QUERIES):
             query_count = min(QUERIES, end - first)
             seen = seen_keys(layout, first + query_count - 1, first_key, key_count) if skips else key_count
             if seen == 0:
                 continue
-            read_rows(
-                layout, job.data[QUERY], element_type, layout.heads, layout.queries, layout.size, sample, head, first,
-                query_count, rows_at, size,
-            )  # fmt: skip
-            multiply_by_interleaved(
-                rows, q_starts, query_count, layout.size, keys, seen, tile_at, tile_places, zero, dtype, size
-            )
+            read_rows(queries_in, sample, head, first, query_count, rows)
+            multiply_by_interleaved(rows, q_starts, query_count, layout.size, keys, seen, tile, tile_places, zero)
             for i in range(query_count):
                 query, own = first + i, first + i - begin
-                row = array_at(tile_at + i * ROW * size, ROW, dtype)
-                finish_scores(
-                    layout, job, attributes, SHIFT, MASK, sample, head, query, first_key, seen, row, buffer, buffer_at
-                )
+                row = tail(tile, i * ROW)
+                finish_scores(layout, job, attributes, SHIFT, MASK, sample, head, query, first_key, seen, row, buffer)
                 padded = ceil_divide(seen, LANES) * LANES
                 before = most[own]
                 found = largest(row, 0, padded)
@@ -325,9 +278,7 @@ def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
                 if first_key > 0:
                     for e in range(v_row):
                         sums[own * v_row + e] *= factor
-            multiply_by_rows(
-                tile, tile_starts, query_count, seen, values, v_row, product_at, product_places, zero, dtype, size
-            )
+            multiply_by_rows(tile, tile_starts, query_count, seen, values, v_row, product, product_places, zero)
             begin_of = (first - begin) * v_row
             for i in range(query_count * v_row):
                 sums[begin_of + i] += product[i]
@@ -340,10 +291,8 @@ def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
         factor = one / (one if divisor == nought else divisor)
         for e in range(layout.value_size):
             sums[i * v_row + e] *= factor
-        place = row_of(layout, layout.heads, layout.queries, layout.value_size, sample, head, query)
-        target = job.output[OUT] + place * item_size(element_type)
-        write_row(sums_at + i * v_row * size, element_type, layout.value_size, target)
-        statistic = (pair * layout.queries + query) * size
+        write_row(out, sample, head, query, tail(sums, i * v_row))
+        statistic = (pair * layout.queries + query) * size_of(dtype)
         if job.output[MOST] != 0:
             nan = total[i] != total[i]
             array_at(job.output[MOST] + statistic, 1, dtype)[0] = total[i] if nan else most[i]
@@ -353,11 +302,11 @@ def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
 
 
 def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def kernel(call: Call) -> Tasks:

@@ -13,20 +13,11 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType, dtype_name
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    LANES,
-    add_any_order,
-    array_at,
-    exp_of_difference,
-    free,
-    helper,
-    item_size,
-    like,
-    malloc,
-    record_at,
-)
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.memory import LANES, allocate, array_at, computing_size, free, record_at, size_of, tail, whole_lines
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.attention._formula import (
@@ -41,25 +32,21 @@ from onnx_ops.ops.attention._rules import RANK, attention_attributes, check_atte
 from onnx_ops.ops.attention._tiles import (
     KEYS,
     LAYOUT,
-    LAYOUT_BYTES,
-    LINE,
     QUERIES,
     ROW,
     WIDTH,
+    Heads,
     all_finite,
-    ceil_divide,
     dropped_at,
     finish_scores,
     interleave_rows,
-    layout_of,
     mask_row,
     multiply_by_interleaved,
     multiply_by_rows,
-    read_row,
+    of_keys,
+    of_queries,
     read_rows,
-    row_of,
     seen_keys,
-    whole_lines,
     whole_panels,
     write_row,
     write_sizes,
@@ -188,12 +175,9 @@ added up afterwards."""
 
 
 @helper
-def write_layout(layout: Any, job: Any, size: int) -> bool:
-    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit.
-
-    size: of an element of the computing dtype.
-    """
-    attributes = record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES)
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
     if not write_sizes(layout, attributes, job, QUERY, KEY, VALUE, SHIFT, DROP, MASK):
         return False
     if job.rank[GRAD] != RANK or not same_shape(job, RESULT, GRAD) or job.dims[GRAD, 3] != layout.value_size:
@@ -212,40 +196,29 @@ def write_layout(layout: Any, job: Any, size: int) -> bool:
     layout.block = ceil_divide(blocks, min(ceil_divide(TASKS, max(pairs, 1)), blocks)) * KEYS
     splits = ceil_divide(layout.keys, layout.block)
     job.prepare_tasks, job.tasks = pairs * splits, 0
-    job.scratch_bytes = LAYOUT_BYTES + LINE
+    job.scratch_bytes = whole_lines(size_of(LAYOUT))
     if splits > 1:
         job.tasks = layout.samples * layout.heads
-        job.scratch_bytes += splits * job.tasks * layout.queries * whole_panels(layout.size) * size
+        numbers = splits * job.tasks * layout.queries * whole_panels(layout.size)
+        job.scratch_bytes += numbers * computing_size(kernel.element_type[QUERY])
     return True
 
 
 @helper
-def plan_with(job_address: int, size: int) -> int:
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    fits = write_layout(record_at(memory, LAYOUT), record_at(job_address, JOB), size)
-    free(memory)
-    return OK if fits else REFUSED
-
-
-@helper
-def partial_gradients(job: Any, layout: Any, split: int, sample: int, head: int, size: int) -> int:
-    """Address of the gradients of the queries of a head by a block of keys, in the scratch memory."""
+def partial_gradients(job: Any, layout: Any, split: int, sample: int, head: int, dtype: Any) -> Any:
+    """The gradients of the queries of a head by a block of keys, in the scratch memory."""
+    count = layout.queries * whole_panels(layout.size)
     number = (split * layout.samples + sample) * layout.heads + head
-    return int(whole_lines(job.scratch) + LAYOUT_BYTES + number * layout.queries * whole_panels(layout.size) * size)
+    return array_at(job.scratch + whole_lines(size_of(LAYOUT)) + number * count * size_of(dtype), count, dtype)
 
 
 @helper
-def write_query_gradient(
-    job: Any, layout: Any, scale: Any, rows: Any, address: int, sample: int, head: int, query: int
-) -> None:
-    """Write the gradient of a query, a row at an address."""
-    element_type = record_at(job.kernel, KERNEL).element_type[QUERY]
+def write_query_gradient(job: Any, layout: Any, scale: Any, numbers: Any, sample: int, head: int, query: int) -> None:
+    """Write the gradient of a query, a row of sums, times `scale`."""
     for d in range(layout.size):
-        rows[d] *= scale
-    place = row_of(layout, layout.heads, layout.queries, layout.size, sample, head, query)
-    write_row(address, element_type, layout.size, job.output[BY_QUERY] + place * item_size(element_type))
+        numbers[d] *= scale
+    element_type = record_at(job.kernel, KERNEL).element_type[QUERY]
+    write_row(of_queries(layout, job.output[BY_QUERY], element_type, layout.size), sample, head, query, numbers)
 
 
 @helper
@@ -261,31 +234,19 @@ def add_by_key(sums: Any, row_size: int, rows: Any, weights: Any, count: int, co
 
 @helper
 def write_by_key(
-    layout: Any,
-    sums: Any,
-    scale: Any,
-    size: int,
-    sample: int,
-    head: int,
-    first: int,
-    count: int,
-    target: int,
-    element_type: int,
-    buffer: Any,
-    address: int,
+    tensor: Heads, sums: Any, scale: Any, sample: int, head: int, first: int, count: int, buffer: Any
 ) -> None:
-    """Write the sums of a block of keys, times `scale`."""  # fmt: skip
+    """Write the sums of a block of keys, times `scale`."""
     for i in range(count):
-        for e in range(size):
+        for e in range(tensor.size):
             buffer[e] = sums[(e // WIDTH * KEYS + i) * WIDTH + e % WIDTH] * scale
-        place = row_of(layout, layout.key_heads, layout.keys, size, sample, head, first + i)
-        write_row(address, element_type, size, target + place * item_size(element_type))
+        write_row(tensor, sample, head, first + i, buffer)
 
 
 @helper
-def run_block(job: Any, number: int, dtype: Any, size: int) -> None:
-    """Gradients of a block of keys and values of a head, and by them of all its queries."""
-    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+def run_block(job: Any, number: int, dtype: Any) -> None:
+    """Gradients of a block of keys and values of a head, and by them of all its queries, computed in this dtype."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type = kernel.element_type[QUERY]
     splits = ceil_divide(layout.keys, layout.block)
@@ -295,44 +256,30 @@ def run_block(job: Any, number: int, dtype: Any, size: int) -> None:
     queries = layout.queries
     q_row, v_row = whole_panels(layout.size), whole_panels(layout.value_size)
 
-    words = whole_lines(8 * QUERIES)
-    tile_bytes = whole_lines(QUERIES * ROW * size)
-    q_bytes, v_bytes = whole_lines(QUERIES * q_row * size), whole_lines(QUERIES * v_row * size)
-    key_bytes, value_bytes = whole_lines(KEYS * layout.size * size), whole_lines(KEYS * layout.value_size * size)
-    k_sums, v_sums = whole_lines(KEYS * q_row * size), whole_lines(KEYS * v_row * size)
-    buffer_bytes, delta_bytes = whole_lines((KEYS + q_row + 2 * v_row) * size), whole_lines(group * queries * size)
-    own_bytes = whole_lines(group * queries * q_row * size) if splits == 1 else 0
-    memory = malloc(
-        5 * words + 2 * LINE + 8 * LANES + 2 * tile_bytes + 2 * q_bytes + v_bytes + key_bytes + value_bytes
-        + 2 * k_sums + v_sums + buffer_bytes + delta_bytes + own_bytes
+    words = (QUERIES, np.int64)
+    (
+        memory,
+        q_starts, v_starts, tile_starts, tile_places, product_places, zero, sources,
+        tile, passed, rows, product, grads,
+        keys, values, key_rows, by_key, by_value,
+        buffer, other, delta, own_gradients,
+    ) = allocate(
+        words, words, words, words, words, (1, np.int64), (LANES, np.int64),
+        (QUERIES * ROW, dtype), (QUERIES * ROW, dtype), (QUERIES * q_row, dtype), (QUERIES * q_row, dtype),
+        (QUERIES * v_row, dtype),
+        (KEYS * layout.size, dtype), (KEYS * layout.value_size, dtype), (KEYS * q_row, dtype), (KEYS * q_row, dtype),
+        (KEYS * v_row, dtype),
+        (KEYS + q_row + v_row, dtype), (v_row, dtype), (group * queries, dtype),
+        (group * queries * q_row if splits == 1 else 0, dtype),
     )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    at = whole_lines(memory)
-    q_starts, at = array_at(at, QUERIES, np.int64), at + words
-    v_starts, at = array_at(at, QUERIES, np.int64), at + words
-    tile_starts, at = array_at(at, QUERIES, np.int64), at + words
-    tile_places, at = array_at(at, QUERIES, np.int64), at + words
-    product_places, at = array_at(at, QUERIES, np.int64), at + words
-    zero, at = array_at(at, 1, np.int64), at + LINE
-    sources, at = array_at(at, LANES, np.int64), at + 8 * LANES
-    tile_at, at = at, at + tile_bytes
-    passed_at, at = at, at + tile_bytes
-    rows_at, at = at, at + q_bytes
-    product_at, at = at, at + q_bytes
-    grads_at, at = at, at + v_bytes
-    keys, at = array_at(at, KEYS * layout.size, dtype), at + key_bytes
-    values, at = array_at(at, KEYS * layout.value_size, dtype), at + value_bytes
-    key_rows_at, at = at, at + k_sums
-    by_key, at = array_at(at, KEYS * q_row, dtype), at + k_sums
-    by_value, at = array_at(at, KEYS * v_row, dtype), at + v_sums
-    buffer_at, at = at, at + buffer_bytes
-    delta, own_at = array_at(at, group * queries, dtype), at + delta_bytes
-    tile, passed = array_at(tile_at, QUERIES * ROW, dtype), array_at(passed_at, QUERIES * ROW, dtype)
-    rows, product = array_at(rows_at, QUERIES * q_row, dtype), array_at(product_at, QUERIES * q_row, dtype)
-    grads, key_rows = array_at(grads_at, QUERIES * v_row, dtype), array_at(key_rows_at, KEYS * q_row, dtype)
-    buffer = array_at(buffer_at, KEYS + q_row + 2 * v_row, dtype)
+    queries_in = of_queries(layout, job.data[QUERY], element_type, layout.size)
+    grads_in = of_queries(layout, job.data[GRAD], element_type, layout.value_size)
+    results_in = of_queries(layout, job.data[RESULT], element_type, layout.value_size)
+    keys_in = of_keys(layout, job.data[KEY], element_type, layout.size)
+    values_in = of_keys(layout, job.data[VALUE], element_type, layout.value_size)
     nought, one = like(0, buffer[0]), like(1, buffer[0])
     scale, keep = like(attributes.scale_value, nought), one / like(attributes.keep_prob, nought)
     for i in range(QUERIES):
@@ -347,93 +294,61 @@ def run_block(job: Any, number: int, dtype: Any, size: int) -> None:
 
     # A weight of 0 times a number that is not finite is NaN, and with statistics of NaN all weights are: such keys and
     # queries are not left out.
-    skips = layout.reach < layout.keys - 1 and all_finite(
-        layout, job.data[KEY], element_type, layout.key_heads, layout.keys, layout.size, sample, key_head, buffer,
-        buffer_at,
-    )  # fmt: skip
-    other_at = buffer_at + whole_lines(v_row * size)
-    other = array_at(other_at, v_row, dtype)
+    skips = layout.reach < layout.keys - 1 and all_finite(keys_in, sample, key_head, buffer)
     for h in range(group):
         head = key_head * group + h
-        skips = skips and all_finite(
-            layout, job.data[QUERY], element_type, layout.heads, queries, layout.size, sample, head, buffer, buffer_at
-        )
-        skips = skips and all_finite(
-            layout, job.data[GRAD], element_type, layout.heads, queries, layout.value_size, sample, head, buffer,
-            buffer_at,
-        )  # fmt: skip
+        skips = skips and all_finite(queries_in, sample, head, buffer)
+        skips = skips and all_finite(grads_in, sample, head, buffer)
         for query in range(queries):
-            place = row_of(layout, layout.heads, queries, layout.value_size, sample, head, query)
-            place *= item_size(element_type)
-            read_row(job.data[GRAD] + place, element_type, layout.value_size, buffer_at)
-            read_row(job.data[RESULT] + place, element_type, layout.value_size, other_at)
+            read_rows(grads_in, sample, head, query, 1, buffer)
+            read_rows(results_in, sample, head, query, 1, other)
             total = nought
             for e in range(layout.value_size):
                 total = add_any_order(total, buffer[e] * other[e])
             delta[h * queries + query] = total
-            statistic = ((sample * layout.heads + head) * queries + query) * size
+            statistic = ((sample * layout.heads + head) * queries + query) * size_of(dtype)
             for i in (MOST, TOTAL):
                 number = array_at(job.data[i] + statistic, 1, dtype)[0]
                 skips = skips and number == number
-        by_query_at = partial_gradients(job, layout, split, sample, head, size)
+        by_query = partial_gradients(job, layout, split, sample, head, dtype)
         if splits == 1:
-            by_query_at = own_at + h * queries * q_row * size
-        by_query = array_at(by_query_at, queries * q_row, dtype)
+            by_query = tail(own_gradients, h * queries * q_row)
         for i in range(queries * q_row):
             by_query[i] = nought
 
     for first_key in range(split * layout.block, min((split + 1) * layout.block, layout.keys), KEYS):
         key_count = min(KEYS, layout.keys - first_key)
-        interleave_rows(
-            layout, job.data[KEY], element_type, layout.size, sample, key_head, first_key, key_count, sources, keys
-        )
-        interleave_rows(
-            layout, job.data[VALUE], element_type, layout.value_size, sample, key_head, first_key, key_count, sources,
-            values,
-        )  # fmt: skip
-        read_rows(
-            layout, job.data[KEY], element_type, layout.key_heads, layout.keys, layout.size, sample, key_head,
-            first_key, key_count, key_rows_at, size,
-        )  # fmt: skip
+        interleave_rows(keys_in, sample, key_head, first_key, key_count, sources, keys)
+        interleave_rows(values_in, sample, key_head, first_key, key_count, sources, values)
+        read_rows(keys_in, sample, key_head, first_key, key_count, key_rows)
         for i in range(KEYS * q_row):
             by_key[i] = nought
         for i in range(KEYS * v_row):
             by_value[i] = nought
         for h in range(group):
             head = key_head * group + h
-            by_query_at = partial_gradients(job, layout, split, sample, head, size)
+            by_query = partial_gradients(job, layout, split, sample, head, dtype)
             if splits == 1:
-                by_query_at = own_at + h * queries * q_row * size
+                by_query = tail(own_gradients, h * queries * q_row)
             for first in range(0, queries, QUERIES):
                 query_count = min(QUERIES, queries - first)
                 seen = seen_keys(layout, first + query_count - 1, first_key, key_count) if skips else key_count
                 if seen == 0:
                     continue
                 padded = ceil_divide(seen, LANES) * LANES
-                read_rows(
-                    layout, job.data[QUERY], element_type, layout.heads, queries, layout.size, sample, head, first,
-                    query_count, rows_at, size,
-                )  # fmt: skip
-                read_rows(
-                    layout, job.data[GRAD], element_type, layout.heads, queries, layout.value_size, sample, head,
-                    first, query_count, grads_at, size,
-                )  # fmt: skip
+                read_rows(queries_in, sample, head, first, query_count, rows)
+                read_rows(grads_in, sample, head, first, query_count, grads)
+                multiply_by_interleaved(rows, q_starts, query_count, layout.size, keys, seen, tile, tile_places, zero)
                 multiply_by_interleaved(
-                    rows, q_starts, query_count, layout.size, keys, seen, tile_at, tile_places, zero, dtype, size
+                    grads, v_starts, query_count, layout.value_size, values, seen, passed, tile_places, zero
                 )
-                multiply_by_interleaved(
-                    grads, v_starts, query_count, layout.value_size, values, seen, passed_at, tile_places, zero, dtype,
-                    size,
-                )  # fmt: skip
                 for i in range(query_count):
                     query = first + i
-                    row = array_at(tile_at + i * ROW * size, ROW, dtype)
-                    gradient = array_at(passed_at + i * ROW * size, ROW, dtype)
+                    row, gradient = tail(tile, i * ROW), tail(passed, i * ROW)
                     finish_scores(
-                        layout, job, attributes, SHIFT, MASK, sample, head, query, first_key, seen, row, buffer,
-                        buffer_at,
-                    )  # fmt: skip
-                    statistic = ((sample * layout.heads + head) * queries + query) * size
+                        layout, job, attributes, SHIFT, MASK, sample, head, query, first_key, seen, row, buffer
+                    )
+                    statistic = ((sample * layout.heads + head) * queries + query) * size_of(dtype)
                     most = array_at(job.data[MOST] + statistic, 1, dtype)[0]
                     total = array_at(job.data[TOTAL] + statistic, 1, dtype)[0]
                     least = nought if most == like(-np.inf, nought) else most
@@ -457,87 +372,64 @@ def run_block(job: Any, number: int, dtype: Any, size: int) -> None:
                         row[j], gradient[j] = nought, nought
                 add_by_key(by_value, v_row, grads, tile, query_count, seen)
                 add_by_key(by_key, q_row, rows, passed, query_count, seen)
-                multiply_by_rows(
-                    passed, tile_starts, query_count, seen, key_rows, q_row, product_at, product_places, zero, dtype,
-                    size,
-                )  # fmt: skip
-                by_query = array_at(by_query_at + first * q_row * size, query_count * q_row, dtype)
+                multiply_by_rows(passed, tile_starts, query_count, seen, key_rows, q_row, product, product_places, zero)
+                sums = tail(by_query, first * q_row)
                 for i in range(query_count * q_row):
-                    by_query[i] += product[i]
-        write_by_key(
-            layout, by_key, scale, layout.size, sample, key_head, first_key, key_count, job.output[BY_KEY],
-            element_type, buffer, buffer_at,
-        )  # fmt: skip
-        write_by_key(
-            layout, by_value, one, layout.value_size, sample, key_head, first_key, key_count, job.output[BY_VALUE],
-            element_type, buffer, buffer_at,
-        )  # fmt: skip
+                    sums[i] += product[i]
+        keys_out = of_keys(layout, job.output[BY_KEY], element_type, layout.size)
+        values_out = of_keys(layout, job.output[BY_VALUE], element_type, layout.value_size)
+        write_by_key(keys_out, by_key, scale, sample, key_head, first_key, key_count, buffer)
+        write_by_key(values_out, by_value, one, sample, key_head, first_key, key_count, buffer)
     if splits == 1:
         for i in range(group * queries):
-            address = own_at + i * q_row * size
-            by_query = array_at(address, q_row, dtype)
-            write_query_gradient(
-                job, layout, scale, by_query, address, sample, key_head * group + i // queries, i % queries
-            )
+            head = key_head * group + i // queries
+            write_query_gradient(job, layout, scale, tail(own_gradients, i * q_row), sample, head, i % queries)
     free(memory)
 
 
 @helper
-def run_task(job: Any, number: int, dtype: Any, size: int) -> None:
+def run_task(job: Any, number: int, dtype: Any) -> None:
     """Add up the gradients of the queries of a head by all blocks of keys."""
-    layout = layout_of(job)
+    layout = record_at(job.scratch, LAYOUT)
     sample, head = number // layout.heads, number % layout.heads
     row_size = whole_panels(layout.size)
-    first_at = partial_gradients(job, layout, 0, sample, head, size)
-    sums = array_at(first_at, layout.queries * row_size, dtype)
+    sums = partial_gradients(job, layout, 0, sample, head, dtype)
     for split in range(1, ceil_divide(layout.keys, layout.block)):
-        others = array_at(partial_gradients(job, layout, split, sample, head, size), 1, dtype)
+        others = partial_gradients(job, layout, split, sample, head, dtype)
         for i in range(layout.queries * row_size):
             sums[i] += others[i]
     scale = like(record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES).scale_value, sums[0])
     for query in range(layout.queries):
-        address = first_at + query * row_size * size
-        write_query_gradient(job, layout, scale, array_at(address, row_size, dtype), address, sample, head, query)
+        write_query_gradient(job, layout, scale, tail(sums, query * row_size), sample, head, query)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_with(job_address, 4)
-
-
-def plan_in_double(kernel_address: int, job_address: int) -> int:
-    return plan_with(job_address, 8)
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory."""
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), job, 4)
-
-
-def begin_in_double(kernel_address: int, job_address: int) -> None:
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), job, 8)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def prepare(job_address: int, number: int) -> None:
-    run_block(record_at(job_address, JOB), number, np.float32, 4)
+    run_block(record_at(job_address, JOB), number, np.float32)
 
 
 def prepare_in_double(job_address: int, number: int) -> None:
-    run_block(record_at(job_address, JOB), number, np.float64, 8)
+    run_block(record_at(job_address, JOB), number, np.float64)
 
 
 def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def kernel(call: Call) -> Tasks:
     if call.dtype("query") == TensorProto.DOUBLE:
-        return Tasks(plan_in_double, task_in_double, begin_in_double, prepare=prepare_in_double)
+        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
     return Tasks(plan, task, begin, prepare=prepare)
 
 

@@ -16,17 +16,17 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    array_at,
-    fma,
+from onnx_ops.loops.memory import (
+    address_of,
+    allocate,
     free,
     item_size,
-    malloc,
     number_at,
     read_numbers,
     record_at,
     write_numbers,
 )
+from onnx_ops.loops.primitives import fma
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.ops.batch_norm._channels import COUNTS, channels_of, eps_of, inverse_deviation
 from onnx_ops.ops.references import rounded
@@ -192,18 +192,11 @@ def task(job_address: int, number: int) -> None:
     )
     first = number * BLOCK
     width = min(BLOCK, channels - first)
-    memory = malloc(8 * 5 * BLOCK)
+    numbers = (width, np.float64)
+    memory, row, mean, lost, variance, result = allocate(numbers, numbers, numbers, numbers, numbers)
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    row_address, mean_address = memory, memory + 8 * BLOCK
-    row = array_at(row_address, width, np.float64)
-    mean = array_at(mean_address, width, np.float64)
-    lost = array_at(memory + 16 * BLOCK, width, np.float64)
-    variance = array_at(memory + 24 * BLOCK, width, np.float64)
-    result_address = memory + 32 * BLOCK
-    result = array_at(result_address, width, np.float64)
-
     n = 0.0
     for w in range(workers):
         n += number_at(job.data[WORKERS], count_type, w)
@@ -216,7 +209,7 @@ def task(job_address: int, number: int) -> None:
         if count == 0.0 or n == 0.0:
             continue
         start = w * channels + first
-        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, row_address)
+        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, address_of(row))
         for c in range(width):
             product = count * row[c]
             total = mean[c] + product
@@ -233,17 +226,19 @@ def task(job_address: int, number: int) -> None:
         if count == 0.0 or n == 0.0:
             continue
         start = w * channels + first
-        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, row_address)
+        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, address_of(row))
         for c in range(width):
             difference = row[c] - mean[c]
             variance[c] += count * (difference * difference)
-        read_numbers(kernel.read, job.data[INVSTD] + start * item_size(invstd_type), invstd_type, width, row_address)
+        read_numbers(
+            kernel.read, job.data[INVSTD] + start * item_size(invstd_type), invstd_type, width, address_of(row)
+        )
         for c in range(width):
             variance[c] += count * (1.0 / (row[c] * row[c]) - eps)
 
     write_numbers(
         kernel.write,
-        mean_address,
+        address_of(mean),
         kernel.output_type[MEAN_ALL],
         width,
         job.output[MEAN_ALL] + first * item_size(kernel.output_type[MEAN_ALL]),
@@ -252,7 +247,7 @@ def task(job_address: int, number: int) -> None:
         result[c] = 0.0 if n == 0.0 else 1.0 / math.sqrt(variance[c] / n + eps)
     write_numbers(
         kernel.write,
-        result_address,
+        address_of(result),
         kernel.output_type[INVSTD_ALL],
         width,
         job.output[INVSTD_ALL] + first * item_size(kernel.output_type[INVSTD_ALL]),
@@ -265,11 +260,11 @@ def task(job_address: int, number: int) -> None:
             continue
         element_type = kernel.element_type[source]
         offset = first * item_size(element_type)
-        read_numbers(kernel.read, job.data[source] + offset, element_type, width, row_address)
+        read_numbers(kernel.read, job.data[source] + offset, element_type, width, address_of(row))
         if n != 0.0:
             for c in range(width):
                 row[c] = (1.0 - momentum) * row[c] + momentum * (mean[c] if k == 0 else variance[c])
-        write_numbers(kernel.write, row_address, element_type, width, job.output[output] + offset)
+        write_numbers(kernel.write, address_of(row), element_type, width, job.output[output] + offset)
     free(memory)
 
 

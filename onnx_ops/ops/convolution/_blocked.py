@@ -7,32 +7,23 @@ the result, channel of the source, tap, LANES]. A tap is an element of the kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import (
-    DOUBLE,
+from onnx_ops.loops.memory import (
     LANES,
-    add_any_order,
+    allocate,
     array_at,
-    ceil_divide,
     free,
-    helper,
     interleave,
     item_size,
-    like,
-    malloc,
-    record_at,
     setting,
     size_of,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
 from onnx_ops.ops.windows import AXES, LEAD, adds_too_much, volume
 
-LINE = 64
-"""Bytes of a cache line, to which blocks are aligned."""
 ELEMENTS = 8192
 """Approximate number of elements per lane of a task that interleaves."""
 
@@ -70,13 +61,6 @@ LAYOUT = np.dtype(
     ],
     align=True,
 )
-LAYOUT_BYTES = -(-LAYOUT.itemsize // LINE) * LINE
-
-
-@helper
-def computing_size(element_type: int) -> int:
-    """Bytes per element of the computing dtype: float64 for DOUBLE, else float32."""
-    return 8 if element_type == DOUBLE else 4
 
 
 @helper
@@ -100,12 +84,6 @@ def image_elements(layout: Any, channels: int, sizes: Any) -> int:
 def weights_elements(layout: Any, sources: int, targets: int) -> int:
     """Elements of interleaved weights."""
     return int(layout.groups * blocks_of(targets) * sources * volume(layout.kernel) * LANES)
-
-
-@helper
-def layout_of(job: Any) -> Any:
-    """The layout of a run, in its scratch memory."""
-    return record_at(ceil_divide(job.scratch, LINE) * LINE, LAYOUT)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -160,24 +138,6 @@ def image_tasks(layout: Any, channels: int, sizes: Any) -> int:
     return ceil_divide(layout.samples * layout.groups * blocks_of(channels), planes_per_task(sizes))
 
 
-@helper
-def plan_with(write_layout: Callable[..., bool], kernel_address: int, job_address: int) -> int:
-    """The plan of a kernel.
-
-    Args:
-        write_layout: write_layout(layout, kernel, job) writes the layout, for the scratch memory of the job, and the
-            shapes of the outputs; returns whether the shapes of the inputs fit.
-    """
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    job = record_at(job_address, JOB)
-    job.scratch = 0
-    fits = write_layout(record_at(memory, LAYOUT), record_at(kernel_address, KERNEL), job)
-    free(memory)
-    return OK if fits else REFUSED
-
-
 # --- interleaving ----------------------------------------------------------------------------------------------------
 
 
@@ -200,10 +160,9 @@ def interleave_image(
         source, target: addresses.
         dtype: of the elements of the target.
     """
-    memory = malloc(8 * LANES)
+    memory, rows = allocate((LANES, np.int64))
     if memory == 0:
         return False
-    rows = array_at(memory, LANES, np.int64)
     blocks, places, plane = blocks_of(channels), volume(sizes), plane_of(sizes)
     step, size = places * item_size(element_type), size_of(dtype)
     per_task = planes_per_task(sizes)
@@ -228,10 +187,9 @@ def interleave_weights(
 
     backward: whether the result is the gradient of the input of the convolution.
     """
-    memory = malloc(8 * LANES)
+    memory, rows = allocate((LANES, np.int64))
     if memory == 0:
         return False
-    rows = array_at(memory, LANES, np.int64)
     taps = volume(layout.kernel)
     inputs, outputs = layout.inputs, layout.outputs
     targets, sources = (inputs, outputs) if backward else (outputs, inputs)

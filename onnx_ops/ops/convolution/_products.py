@@ -10,20 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import (
-    LANES,
-    array_at,
-    ceil_divide,
-    free,
-    helper,
-    item_size,
-    like,
-    malloc,
-    separate,
-    size_of,
-)
+from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, size_of
+from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, multiply_tile
-from onnx_ops.ops.convolution._blocked import LINE, blocks_of, plane_of
+from onnx_ops.ops.convolution._blocked import blocks_of, plane_of
 from onnx_ops.ops.windows import AXES, volume
 
 PIXELS = 128
@@ -101,23 +91,14 @@ def multiply(layout: Any, number: int, backward: bool, target: int, element_type
     rows_of_tile = ROWS if layout.alone == 0 else 1  # others repeat the last one
     tiles = ceil_divide(entries, rows_of_tile)
 
-    words = LANES + 2 * tiles + count + tiles * ROWS + tiles * taps * (ROWS + 1) + (2 * AXES + 1) * ROWS
     numbers, size = entries * PANEL * LANES, size_of(dtype)
-    memory = malloc(8 * words + size * numbers + 8 * count + LINE)
+    memory, out, rows, starts, terms, slots, order, base, phase, batch, lanes, unused = allocate(
+        (numbers, dtype), (tiles * taps * ROWS, np.int64), (tiles * taps, np.int64), (tiles, np.int64),
+        (tiles * ROWS, np.int64), (count, np.int64), (AXES * ROWS, np.int64), (AXES * ROWS, np.int64),
+        (ROWS, np.int64), (LANES, np.int64), (count, np.float64),
+    )  # fmt: skip
     if memory == 0:
         return False
-    at = ceil_divide(memory, LINE) * LINE
-    out = array_at(at, numbers, dtype)
-    at += size * numbers
-    rows, at = array_at(at, tiles * taps * ROWS, np.int64), at + 8 * tiles * taps * ROWS
-    starts, at = array_at(at, tiles * taps, np.int64), at + 8 * tiles * taps
-    terms, at = array_at(at, tiles, np.int64), at + 8 * tiles
-    slots, at = array_at(at, tiles * ROWS, np.int64), at + 8 * tiles * ROWS
-    order, at = array_at(at, count, np.int64), at + 8 * count
-    base, at = array_at(at, AXES * ROWS, np.int64), at + 8 * AXES * ROWS
-    phase, at = array_at(at, AXES * ROWS, np.int64), at + 8 * AXES * ROWS
-    batch, at = array_at(at, ROWS, np.int64), at + 8 * ROWS
-    lanes, unused = array_at(at, LANES, np.int64), at + 8 * LANES
 
     # The elements of the source that each tile reads for each tap, without the taps that all lie in the padding.
     plane = plane_of(source_sizes)
@@ -162,7 +143,7 @@ def multiply(layout: Any, number: int, backward: bool, target: int, element_type
 
     image = array_at(source, 1, dtype)
     block, own = sources * taps * LANES, blocks_of(targets)
-    result_bytes = places * item_size(element_type)
+    result_bytes, beyond = places * item_size(element_type), address_of(unused) - first * item_size(element_type)
     for panel in range(chunk * layout.panels, min((chunk + 1) * layout.panels, panels)):
         begin = group * own + panel * PANEL
         weights = array_at(layout.weights + begin * block * size, 1, dtype)
@@ -180,7 +161,7 @@ def multiply(layout: Any, number: int, backward: bool, target: int, element_type
             for s in range(samples):
                 to = target + (((sample + s) * layout.groups + group) * targets + channel) * result_bytes
                 for lane in range(LANES):
-                    lanes[lane] = to + lane * result_bytes if lane < valid else unused - first * item_size(element_type)
+                    lanes[lane] = to + lane * result_bytes if lane < valid else beyond
                 separate(out, v * entries + s * count, count, lanes, element_type, first)
     free(memory)
     return True
@@ -221,13 +202,10 @@ def add_weight_gradient(layout: Any, number: int, target: int, element_type: int
     panels, rows = ceil_divide(inputs, PANEL * LANES), ceil_divide(outputs, ROWS)
     panel, tile = tile % panels, tile // panels
     row, group = tile % rows * ROWS, tile // rows
-    numbers, size = ROWS * PANEL * own_taps * LANES, size_of(dtype)
-    memory = malloc(size * numbers + 8 * own_taps + 8 * LANES + LINE)
+    numbers = ROWS * PANEL * own_taps * LANES
+    memory, sums, lanes, unused = allocate((numbers, dtype), (LANES, np.int64), (own_taps, np.float64))
     if memory == 0:
         return False
-    at = ceil_divide(memory, LINE) * LINE
-    sums = array_at(at, numbers, dtype)
-    lanes, unused = array_at(at + size * numbers, LANES, np.int64), at + size * numbers + 8 * LANES
     for i in range(numbers):
         sums[i] = like(0, sums[0])
 
@@ -281,12 +259,13 @@ def add_weight_gradient(layout: Any, number: int, target: int, element_type: int
                     (grad_step, layout.count[1] * layout.count[2] * LANES, layout.count[2] * LANES, LANES),
                 )
     bytes_of = item_size(element_type)
+    beyond = address_of(unused) - first_tap * bytes_of
     for r in range(min(ROWS, outputs - row)):
         for v in range(PANEL):
             channel = (panel * PANEL + v) * LANES
             to = target + ((group * outputs + row + r) * inputs + channel) * taps * bytes_of
             for lane in range(LANES):
-                lanes[lane] = to + lane * taps * bytes_of if channel + lane < inputs else unused - first_tap * bytes_of
+                lanes[lane] = to + lane * taps * bytes_of if channel + lane < inputs else beyond
             separate(sums, (r * PANEL + v) * own_taps, own_taps, lanes, element_type, first_tap)
     free(memory)
     return True

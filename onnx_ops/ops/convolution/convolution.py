@@ -16,20 +16,18 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import ceil_divide, helper, record_at
+from onnx_ops.loops.memory import computing_size, record_at, size_of, whole_lines
+from onnx_ops.loops.primitives import helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
-    LAYOUT_BYTES,
-    LINE,
+    LAYOUT,
     blocks_of,
-    computing_size,
     image_elements,
     image_tasks,
     interleave_image,
     interleave_weights,
-    layout_of,
-    plan_with,
     weights_elements,
     write_windows,
 )
@@ -132,12 +130,12 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     split_product(layout, layout.outputs, layout.count)
     layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
     layout.weights_tasks = layout.groups * blocks_of(layout.outputs)
-    layout.image = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
+    layout.image = job.scratch + whole_lines(size_of(LAYOUT))
     size = computing_size(kernel.element_type[IMAGE])
     image_bytes = size * image_elements(layout, layout.inputs, layout.length)
-    layout.weights = layout.image + ceil_divide(image_bytes, LINE) * LINE
+    layout.weights = layout.image + whole_lines(image_bytes)
     end = layout.weights + size * weights_elements(layout, layout.inputs, layout.outputs)
-    job.scratch_bytes = end - job.scratch + LINE
+    job.scratch_bytes = end - job.scratch
     job.prepare_tasks, job.tasks = layout.image_tasks + layout.weights_tasks, layout.product_tasks
     return True
 
@@ -145,7 +143,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
 @helper
 def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of the input, or some weights."""
-    layout, element_type = layout_of(job), record_at(job.kernel, KERNEL).element_type[IMAGE]
+    layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
     if number < layout.image_tasks:
         source, inputs = job.data[IMAGE], layout.inputs
         done = interleave_image(layout, number, inputs, layout.length, source, element_type, layout.image, dtype)
@@ -159,18 +157,16 @@ def prepare_with(job: Any, number: int, dtype: Any) -> None:
 @helper
 def run_task(job: Any, number: int, dtype: Any) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
-    if not multiply(layout_of(job), number, False, job.output[0], element_type, dtype):
+    if not multiply(record_at(job.scratch, LAYOUT), number, False, job.output[0], element_type, dtype):
         job.failed = NO_MEMORY
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_with(write_layout, kernel_address, job_address)
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory."""
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def prepare(job_address: int, number: int) -> None:

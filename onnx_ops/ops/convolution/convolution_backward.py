@@ -17,31 +17,29 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    array_at,
-    ceil_divide,
+from onnx_ops.loops.memory import (
+    address_of,
+    allocate,
+    computing_size,
     free,
-    helper,
     item_size,
-    malloc,
     read_numbers,
     record_at,
-    total_of,
+    size_of,
+    whole_lines,
     write_numbers,
 )
+from onnx_ops.loops.primitives import helper, total_of
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
-    LAYOUT_BYTES,
-    LINE,
+    LAYOUT,
     blocks_of,
-    computing_size,
     image_elements,
     image_tasks,
     interleave_image,
     interleave_weights,
-    layout_of,
-    plan_with,
     weights_elements,
     write_windows,
 )
@@ -173,16 +171,16 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     layout.alone, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0
     layout.product_tasks, layout.weight_tasks, layout.bias_tasks = 0, 0, 0
     size = computing_size(kernel.element_type[GRAD])
-    at = ceil_divide(job.scratch, LINE) * LINE + LAYOUT_BYTES
+    at = job.scratch + whole_lines(size_of(LAYOUT))
     layout.windows = at
     if kernel.output_type[BY_INPUT] != 0 or kernel.output_type[BY_WEIGHT] != 0:
         layout.windows_tasks = image_tasks(layout, layout.outputs, layout.count)
-        at += ceil_divide(size * image_elements(layout, layout.outputs, layout.count), LINE) * LINE
+        at += whole_lines(size * image_elements(layout, layout.outputs, layout.count))
     layout.weights = at
     if kernel.output_type[BY_INPUT] != 0:
         split_product(layout, layout.inputs, layout.length)
         layout.weights_tasks = layout.groups * blocks_of(layout.inputs)
-        at += ceil_divide(size * weights_elements(layout, layout.outputs, layout.inputs), LINE) * LINE
+        at += whole_lines(size * weights_elements(layout, layout.outputs, layout.inputs))
     layout.image = at
     if kernel.output_type[BY_WEIGHT] != 0:
         split_weight_gradient(layout)
@@ -190,7 +188,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
         at += size * image_elements(layout, layout.inputs, layout.length)
     if kernel.output_type[BY_BIAS] != 0:
         layout.bias_tasks = layout.groups * layout.outputs
-    job.scratch_bytes = at - job.scratch + LINE
+    job.scratch_bytes = at - job.scratch
     job.prepare_tasks = layout.windows_tasks + layout.weights_tasks + layout.image_tasks
     job.tasks = layout.product_tasks + layout.weight_tasks + layout.bias_tasks
     return True
@@ -199,7 +197,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
 @helper
 def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of a tensor."""
-    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     outputs, inputs = layout.outputs, layout.inputs
     element_type, done = kernel.element_type[GRAD], False
     if number < layout.windows_tasks:
@@ -224,25 +222,25 @@ def add_bias_gradient(job: Any, layout: Any, channel: int) -> None:
     element_type, places = kernel.element_type[GRAD], volume(layout.count)
     total, row = 0.0, layout.count[2]
     step = row * item_size(element_type)
-    memory = malloc(8 * row + 8)
+    memory, numbers, result = allocate((row, np.float64), (1, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     for sample in range(layout.samples):
         begin = (sample * layout.groups * layout.outputs + channel) * places * item_size(element_type)
         for line in range(layout.count[0] * layout.count[1]):
-            read_numbers(kernel.read, job.data[GRAD] + begin + line * step, element_type, row, memory + 8)
-            total += total_of(array_at(memory + 8, row, np.float64), 0, row)
-    array_at(memory, 1, np.float64)[0] = total
+            read_numbers(kernel.read, job.data[GRAD] + begin + line * step, element_type, row, address_of(numbers))
+            total += total_of(numbers, 0, row)
+    result[0] = total
     target = job.output[BY_BIAS] + channel * item_size(element_type)
-    write_numbers(kernel.write, memory, element_type, 1, target)
+    write_numbers(kernel.write, address_of(result), element_type, 1, target)
     free(memory)
 
 
 @helper
 def run_task(job: Any, number: int, dtype: Any) -> None:
     """A task of one of the gradients."""
-    kernel, layout = record_at(job.kernel, KERNEL), layout_of(job)
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type = kernel.element_type[GRAD]
     if number < layout.product_tasks:
         if not multiply(layout, number, True, job.output[BY_INPUT], element_type, dtype):
@@ -257,13 +255,11 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_with(write_layout, kernel_address, job_address)
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory."""
-    job = record_at(job_address, JOB)
-    write_layout(layout_of(job), record_at(kernel_address, KERNEL), job)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def prepare(job_address: int, number: int) -> None:

@@ -9,20 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import (
-    DOUBLE,
-    FLOAT,
-    address_of,
-    array_at,
-    exp_of_float32,
-    exp_parts,
-    helper,
-    item_size,
-    number_at,
-    read_numbers,
-    total_of,
-    write_numbers,
-)
+from onnx_ops.loops.memory import DOUBLE, FLOAT, address_of, array_at, item_size, number_at, read_numbers, write_numbers
+from onnx_ops.loops.primitives import exp_of_float32, exp_parts, helper, total_of
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.ctc._native import log_product, log_sum, whole
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import NO_POWER, exp_and_power, helper, log, number_at, power_of_two, value_and_power
+from onnx_ops.loops.memory import number_at
+from onnx_ops.loops.primitives import NO_POWER, exp_and_power, helper, log, power_of_two, value_and_power
 from onnx_ops.ops.ctc._native import log_product, log_sum
 
 BEFORE = 2

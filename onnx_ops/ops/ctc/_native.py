@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.primitives import array_at, helper, number_at
+from onnx_ops.loops.memory import array_at, number_at
+from onnx_ops.loops.primitives import helper
 from onnx_ops.ops.ctc._rules import is_class
 
 LANES_FLOAT64 = 8

@@ -15,7 +15,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import address_of, allocate, array_at, free, item_size, record_at, write_numbers
+from onnx_ops.loops.memory import address_of, allocate, array_at, free, item_size, record_at, write_numbers
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.ops.ctc import _body, _forward
 from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, log_sum, longest_target, read_labels, write_offsets

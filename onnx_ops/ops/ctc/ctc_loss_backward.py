@@ -14,15 +14,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    address_of,
-    allocate,
-    free,
-    item_size,
-    number_at,
-    read_numbers,
-    record_at,
-)
+from onnx_ops.loops.memory import address_of, allocate, free, item_size, number_at, read_numbers, record_at
 from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.ctc import _backward, _body

@@ -7,14 +7,13 @@ Planes are processed in boxes that fit the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from onnx_ops.core.types import MAX_NUMBER
-from onnx_ops.loops.primitives import LANES, ceil_divide, free, helper, interleave, like, malloc, record_at, setting
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.memory import LANES, interleave, setting, size_of, whole_lines
+from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.ops.windows import AXES, adds_too_much
 
 BOX = 2048
@@ -44,11 +43,9 @@ LAYOUT = np.dtype(
         ("group", i8),  # samples that are interleaved
         ("groups", i8),  # groups per task
         ("chunks", i8),  # tasks per block
-        ("task_bytes", i8),  # scratch memory of a task
     ],
     align=True,
 )
-LAYOUT_BYTES = LAYOUT.itemsize
 
 
 @helper
@@ -75,12 +72,15 @@ def write_windows(layout: Any, attributes: Any, spatial: int) -> bool:
 
 
 @helper
-def write_lanes(layout: Any, samples: int, channels: int, filters: int, planes: int, work: float) -> bool:
+def write_lanes(
+    layout: Any, job: Any, samples: int, channels: int, filters: int, planes: int, work: float, task_bytes: int
+) -> bool:
     """Split planes and samples into lanes and tasks; returns whether the filters fit the channels.
 
     Args:
         planes: of a sample.
         work: products and elements of a group of samples; in float64, which does not wrap.
+        task_bytes: scratch memory of a task.
     """
     if filters % max(channels, 1) != 0 or (filters == 0) != (channels == 0):
         return False
@@ -90,28 +90,9 @@ def write_lanes(layout: Any, samples: int, channels: int, filters: int, planes: 
     layout.group = LANES // layout.block
     layout.groups = int(max(WORK / max(work, 1.0), 1.0))
     layout.chunks = ceil_divide(ceil_divide(samples, layout.group), layout.groups)
+    job.tasks = layout.blocks * layout.chunks
+    job.scratch_bytes = whole_lines(size_of(LAYOUT)) + job.tasks * task_bytes
     return True
-
-
-@helper
-def plan_boxes(write_layout: Callable[..., bool], kernel_address: int, job_address: int) -> int:
-    """The plan of a kernel.
-
-    Args:
-        write_layout: write_layout(layout, kernel, job) writes the layout and the shape of the output; returns whether
-            the shapes of the inputs fit.
-    """
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    layout = record_at(memory, LAYOUT)
-    fits = write_layout(layout, kernel, job)
-    if fits:
-        job.tasks = layout.blocks * layout.chunks
-        job.scratch_bytes = LAYOUT_BYTES + job.tasks * layout.task_bytes
-    free(memory)
-    return OK if fits else REFUSED
 
 
 @helper

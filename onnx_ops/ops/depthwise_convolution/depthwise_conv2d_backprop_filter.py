@@ -19,25 +19,27 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     LANES,
-    add_products,
+    address_of,
+    allocate,
     array_at,
-    ceil_divide,
     free,
-    helper,
     item_size,
-    malloc,
     record_at,
     setting,
+    size_of,
+    whole_lines,
     write_numbers,
 )
+from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.tiles import add_products
 from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
     LAYOUT,
-    LAYOUT_BYTES,
     LONGEST,
     box_count,
     box_of,
@@ -45,7 +47,6 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     find_planes,
     groups_of_task,
     load_box,
-    plan_boxes,
     reach_of,
     write_lanes,
     write_windows,
@@ -185,26 +186,24 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
             step = min(step, LONGEST)
         layout.step[i], layout.reach[i] = step, reach_of(layout, i, step)
         read *= layout.reach[i]
-    layout.task_bytes = 8 * sums_of_filter(layout) * LANES
     work = LANES * volume(layout.length) + 1.0 * volume(layout.count) * (sums_of_filter(layout) + LANES)
-    return write_lanes(layout, samples, channels, filters, filters, work)
+    sums_bytes = 8 * sums_of_filter(layout) * LANES
+    return write_lanes(layout, job, samples, channels, filters, filters, work, sums_bytes)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_boxes(write_layout, kernel_address, job_address)
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory; the sums of each task follow it."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    write_layout(record_at(job.scratch, LAYOUT), kernel, job)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 @helper
 def totals_of(job: Any, layout: Any, task: int) -> Any:
-    """The sums of a task, (sums_of_filter, LANES) in float64."""
+    """The sums of a task, (sums_of_filter, LANES) in float64, in the scratch memory behind the layout."""
     count = sums_of_filter(layout) * LANES
-    return array_at(job.scratch + LAYOUT_BYTES + 8 * task * count, count, np.float64)
+    return array_at(job.scratch + whole_lines(size_of(LAYOUT)) + 8 * task * count, count, np.float64)
 
 
 @helper
@@ -238,21 +237,22 @@ def add_box(layout: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any,
 
 
 @helper
-def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
-    """One task, computed in a dtype whose elements have `size` bytes."""
+def run_task(job: Any, task: int, dtype: Any) -> None:
+    """One task, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     totals = totals_of(job, layout, task)
     clear(totals, 0, sums_of_filter(layout) * LANES)
     positions, read = volume(layout.step), volume(layout.reach)
-    memory = malloc(8 * 2 * LANES + size * LANES * (TOGETHER + positions + read))
+    memory, planes, planes_of_grad, sums, grad, x = allocate(
+        (LANES, np.int64),
+        (LANES, np.int64),
+        (TOGETHER * LANES, dtype),
+        (positions * LANES, dtype),
+        (read * LANES, dtype),
+    )
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    planes, planes_of_grad = array_at(memory, LANES, np.int64), array_at(memory + 8 * LANES, LANES, np.int64)
-    at = memory + 8 * 2 * LANES
-    sums = array_at(at, TOGETHER * LANES, dtype)
-    at += size * TOGETHER * LANES
-    grad, x = array_at(at, positions * LANES, dtype), array_at(at + size * positions * LANES, read * LANES, dtype)
     input_type, grad_type = kernel.element_type[INPUT], kernel.element_type[GRAD]
     input_bytes = volume(layout.length) * item_size(input_type)
     grad_bytes = volume(layout.count) * item_size(grad_type)
@@ -280,12 +280,12 @@ def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
 
 def task(job_address: int, number: int) -> None:
     """Sums for some filters and some samples, in float32 within a box."""
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
     """`task` in float64."""
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def finish(kernel_address: int, job_address: int) -> None:
@@ -293,11 +293,11 @@ def finish(kernel_address: int, job_address: int) -> None:
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     layout = record_at(job.scratch, LAYOUT)
     elements, block = volume(layout.filter), layout.block
-    row_address = malloc(8 * elements)
-    if row_address == 0:
+    memory, row = allocate((elements, np.float64))
+    if memory == 0:
         job.failed = NO_MEMORY
         return
-    row, element_type = array_at(row_address, elements, np.float64), kernel.output_type[0]
+    element_type = kernel.output_type[0]
     for f in range(layout.filters):
         clear(row, 0, elements)
         for chunk in range(layout.chunks):
@@ -306,8 +306,8 @@ def finish(kernel_address: int, job_address: int) -> None:
                 for sample in range(layout.group):
                     row[e] += totals[e * LANES + sample * block + f % block]
         target = job.output[0] + f * elements * item_size(element_type)
-        write_numbers(kernel.write, row_address, element_type, elements, target)
-    free(row_address)
+        write_numbers(kernel.write, address_of(row), element_type, elements, target)
+    free(memory)
 
 
 def kernel(call: Call) -> Tasks:

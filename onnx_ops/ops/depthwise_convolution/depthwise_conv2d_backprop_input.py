@@ -19,22 +19,12 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import MAX_NUMBER, TensorType
 from onnx_ops.graph.builder import Value
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
-    LANES,
-    array_at,
-    ceil_divide,
-    correlate,
-    free,
-    helper,
-    interleave,
-    item_size,
-    malloc,
-    record_at,
-    separate,
-    setting,
-)
+from onnx_ops.loops.memory import LANES, allocate, free, interleave, item_size, record_at, separate, setting
+from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.tiles import correlate
 from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
     LAYOUT,
@@ -44,7 +34,6 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     find_planes,
     groups_of_task,
     load_box,
-    plan_boxes,
     write_lanes,
     write_windows,
 )
@@ -188,20 +177,17 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
             step = min(step, LONGEST * stride)
         layout.step[i], layout.reach[i] = step, (step - 1 + more) // stride + 1
         read *= layout.reach[i]
-    layout.task_bytes = 0
     per_element = own * volume(layout.filter) // LANES + 1
     work = LANES * (1.0 * volume(layout.length) * per_element + 1.0 * own * volume(layout.count))
-    return write_lanes(layout, samples, channels, filters, channels, work)
+    return write_lanes(layout, job, samples, channels, filters, channels, work, 0)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
-    return plan_boxes(write_layout, kernel_address, job_address)
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 def begin(kernel_address: int, job_address: int) -> None:
-    """Write the layout to the scratch memory."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    write_layout(record_at(job.scratch, LAYOUT), kernel, job)
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 @helper
@@ -260,25 +246,19 @@ def find_terms(
 
 
 @helper
-def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
-    """One task, computed in a dtype whose elements have `size` bytes."""
+def run_task(job: Any, task: int, dtype: Any) -> None:
+    """One task, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     filters, channels, elements = layout.filters, layout.channels, volume(layout.filter)
     own = filters // channels
     most, step_elements, read = own * elements, volume(layout.step), own * volume(layout.reach)
-    memory = malloc(8 * 2 * (LANES + most) + size * LANES * (most + step_elements + read))
+    memory, planes, targets, of_weights, of_grad, weights, sums, grad = allocate(
+        (LANES, np.int64), (LANES, np.int64), (most, np.int64), (most, np.int64),
+        (most * LANES, dtype), (step_elements * LANES, dtype), (read * LANES, dtype),
+    )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    planes, targets = array_at(memory, LANES, np.int64), array_at(memory + 8 * LANES, LANES, np.int64)
-    at = memory + 8 * 2 * LANES
-    of_weights, of_grad = array_at(at, most, np.int64), array_at(at + 8 * most, most, np.int64)
-    at += 8 * 2 * most
-    weights = array_at(at, most * LANES, dtype)
-    at += size * most * LANES
-    sums = array_at(at, step_elements * LANES, dtype)
-    grad = array_at(at + size * step_elements * LANES, read * LANES, dtype)
-
     weights_type, grad_type = kernel.element_type[WEIGHTS], kernel.element_type[GRAD]
     weights_bytes = elements * item_size(weights_type)
     grad_bytes = volume(layout.count) * item_size(grad_type)
@@ -324,12 +304,12 @@ def run_task(job: Any, task: int, dtype: Any, size: int) -> None:
 
 def task(job_address: int, number: int) -> None:
     """Some channels of some samples, in float32."""
-    run_task(record_at(job_address, JOB), number, np.float32, 4)
+    run_task(record_at(job_address, JOB), number, np.float32)
 
 
 def task_in_double(job_address: int, number: int) -> None:
     """`task` in float64."""
-    run_task(record_at(job_address, JOB), number, np.float64, 8)
+    run_task(record_at(job_address, JOB), number, np.float64)
 
 
 def kernel(call: Call) -> Tasks:

@@ -13,18 +13,19 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     FLOAT,
-    ZERO,
+    address_of,
+    allocate,
     array_at,
     copy_bytes,
     free,
     item_size,
-    malloc,
     read_numbers,
     record_at,
     write_numbers,
 )
+from onnx_ops.loops.primitives import ZERO
 from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
@@ -141,11 +142,11 @@ def task(job_address: int, number: int) -> None:
     element_type, size = kernel.element_type[INPUT], item_size(kernel.element_type[INPUT])
     total = size_of(job, INPUT)
 
-    memory = malloc(9 * CHUNK)
+    memory, numbers, kept = allocate((CHUNK, np.float64), (CHUNK, np.uint8))
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    numbers, kept = array_at(memory, CHUNK, np.float64), array_at(memory + 8 * CHUNK, CHUNK, np.uint8)
+    own = address_of(numbers)
     for start in range(number * ELEMENTS, min((number + 1) * ELEMENTS, total), CHUNK):
         count = min(CHUNK, total - start)
         for i in range(CHUNK // WORDS):
@@ -157,17 +158,17 @@ def task(job_address: int, number: int) -> None:
             kept[WORDS * i + 3] = w3 >= threshold
         source, target = job.data[INPUT] + start * size, job.output[OUTPUT] + start * size
         if element_type == FLOAT:
-            results = memory if job.in_place else target
+            results = own if job.in_place else target
             x, out = array_at(source, count, np.float32), array_at(results, count, np.float32)
             for i in range(count):
                 out[i] = x[i] * scale if kept[i] else ZERO
             if job.in_place:  # LLVM's vectors are not used where memory overlaps
-                copy_bytes(memory, target, 4 * count)
+                copy_bytes(own, target, 4 * count)
         else:
-            read_numbers(kernel.read, source, element_type, count, memory)
+            read_numbers(kernel.read, source, element_type, count, own)
             for i in range(count):
                 numbers[i] = numbers[i] * np.float64(scale) if kept[i] else 0.0
-            write_numbers(kernel.write, memory, element_type, count, target)
+            write_numbers(kernel.write, own, element_type, count, target)
         if job.output[MASK] != 0:
             mask = array_at(job.output[MASK] + start, count, np.uint8)
             for i in range(count):

@@ -18,17 +18,18 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     FLOAT,
+    address_of,
+    allocate,
     array_at,
     free,
-    helper,
     item_size,
-    malloc,
     read_numbers,
     record_at,
     write_numbers,
 )
+from onnx_ops.loops.primitives import helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.references import rounded
@@ -177,12 +178,10 @@ def task(job_address: int, number: int) -> None:
     columns = min(COLUMNS, width - column)
     halves = columns * (size // 2)  # 16-bit words, of which copies and zeros are made
 
-    sums_address = malloc(16 * COLUMNS)
-    if sums_address == 0:
+    memory, sums, numbers = allocate((COLUMNS, np.float64), (COLUMNS, np.float64))
+    if memory == 0:
         job.failed = NO_MEMORY
         return
-    numbers_address = sums_address + 8 * COLUMNS
-    sums, numbers = array_at(sums_address, COLUMNS, np.float64), array_at(numbers_address, COLUMNS, np.float64)
     for v in range(start, min(start + step, rows)):
         target = job.output[0] + (v * width + column) * size
         i = first[v]
@@ -207,7 +206,7 @@ def task(job_address: int, number: int) -> None:
                 for j in range(columns):
                     sums[j] += row[j]
             else:
-                read_numbers(kernel.read, source, element_type, columns, numbers_address)
+                read_numbers(kernel.read, source, element_type, columns, address_of(numbers))
                 for j in range(columns):
                     sums[j] += numbers[j]
             terms += 1
@@ -215,8 +214,8 @@ def task(job_address: int, number: int) -> None:
         if attributes.scale_grad_by_freq != 0:
             for j in range(columns):
                 sums[j] /= terms
-        write_numbers(kernel.write, sums_address, element_type, columns, target)
-    free(sums_address)
+        write_numbers(kernel.write, address_of(sums), element_type, columns, target)
+    free(memory)
 
 
 def kernel(call: Call) -> Tasks:

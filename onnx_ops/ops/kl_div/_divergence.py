@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.loop import Array, Operands
+from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.primitives import (
-    LANES,
     ZERO,
     add_any_order,
     choose,

@@ -14,18 +14,19 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
+    address_of,
+    allocate,
     array_at,
     copy_bytes,
     free,
-    helper,
     item_size,
-    malloc,
     read_floats,
     record_at,
     write_floats,
 )
+from onnx_ops.loops.primitives import helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.ops.lstm._cell import (
     GATES,
@@ -152,10 +153,13 @@ def task(job_address: int, number: int) -> None:
     size = item_size(element_type)
     step = rows_per_task(width)
     narrow, wide = width * size, GATES * width * size
-    # float32 copies of 16-bit rows: two of gates, the activated gates, cx, hy and cy; in place, of the results.
     is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
     buffered = is_narrow or job.in_place != 0
-    memory = malloc(15 * row)
+    # Rows in the computing dtype, of 16-bit ones; in place, of the results.
+    gates_bytes, state_bytes = (GATES * row, np.uint8), (row, np.uint8)
+    memory, own_given, own_hidden, own_gates, own_cx, own_hy, own_cy = allocate(
+        gates_bytes, gates_bytes, gates_bytes, state_bytes, state_bytes, state_bytes
+    )
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -163,39 +167,42 @@ def task(job_address: int, number: int) -> None:
         given, hidden = job.data[INPUT_GATES] + n * wide, job.data[HIDDEN_GATES] + n * wide
         before, hy, cy = job.data[CX] + n * narrow, job.output[HY] + n * narrow, job.output[CY] + n * narrow
         storage = job.output[STORAGE] + n * wide
-        gates_at, hy_at, cy_at = (
-            memory + 8 * row if buffered else storage,
-            memory + 13 * row if buffered else hy,
-            memory + 14 * row if buffered else cy,
+        given_at, hidden_at, cx_at, gates_at, hy_at, cy_at = (
+            address_of(own_given) if is_narrow else given,
+            address_of(own_hidden) if is_narrow else hidden,
+            address_of(own_cx) if is_narrow else before,
+            address_of(own_gates) if buffered else storage,
+            address_of(own_hy) if buffered else hy,
+            address_of(own_cy) if buffered else cy,
         )
         if is_narrow:
-            read_floats(given, element_type, 4 * width, memory)
-            read_floats(hidden, element_type, 4 * width, memory + 4 * row)
-            read_floats(before, element_type, width, memory + 12 * row)
+            read_floats(given, element_type, GATES * width, given_at)
+            read_floats(hidden, element_type, GATES * width, hidden_at)
+            read_floats(before, element_type, width, cx_at)
         if element_type == DOUBLE:
             step_of_doubles(
-                array_at(given, 4 * width, np.float64),
-                array_at(hidden, 4 * width, np.float64),
-                array_at(before, width, np.float64),
+                array_at(given_at, GATES * width, np.float64),
+                array_at(hidden_at, GATES * width, np.float64),
+                array_at(cx_at, width, np.float64),
                 array_at(hy_at, width, np.float64),
                 array_at(cy_at, width, np.float64),
-                array_at(gates_at, 4 * width, np.float64),
+                array_at(gates_at, GATES * width, np.float64),
                 width,
             )
         else:
             step_of_floats(
-                array_at(memory if is_narrow else given, 4 * width, np.float32),
-                array_at(memory + 4 * row if is_narrow else hidden, 4 * width, np.float32),
-                array_at(memory + 12 * row if is_narrow else before, width, np.float32),
+                array_at(given_at, GATES * width, np.float32),
+                array_at(hidden_at, GATES * width, np.float32),
+                array_at(cx_at, width, np.float32),
                 array_at(hy_at, width, np.float32),
                 array_at(cy_at, width, np.float32),
-                array_at(gates_at, 4 * width, np.float32),
+                array_at(gates_at, GATES * width, np.float32),
                 width,
             )
         if is_narrow:
             write_floats(hy_at, element_type, width, hy)
             write_floats(cy_at, element_type, width, cy)
-            write_floats(gates_at, element_type, 4 * width, storage)
+            write_floats(gates_at, element_type, GATES * width, storage)
         elif buffered:
             copy_bytes(hy_at, hy, narrow)
             copy_bytes(cy_at, cy, narrow)

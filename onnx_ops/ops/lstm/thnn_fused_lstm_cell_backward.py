@@ -15,19 +15,19 @@ from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
-    ONE,
+    address_of,
+    allocate,
     array_at,
     copy_bytes,
     free,
-    helper,
     item_size,
-    malloc,
     read_floats,
     record_at,
     write_floats,
 )
+from onnx_ops.loops.primitives import ONE, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
 from onnx_ops.loops.shapes import same_shape
 from onnx_ops.ops.lstm._cell import (
@@ -132,6 +132,8 @@ def reference(
 # --- the kernel: one task per block of rows ---------------------------------------------------------------------------
 
 GRAD_HY, GRAD_CY, CX, CY, STORAGE = range(5)
+STATES = STORAGE
+"""Number of inputs of the width of a state, which come first."""
 GRAD_GATES, GRAD_CX = range(2)
 
 
@@ -182,30 +184,31 @@ def task(job_address: int, number: int) -> None:
     is_narrow, row = size == 2, width * (8 if element_type == DOUBLE else 4)
     buffered = is_narrow or job.in_place != 0
     narrow, wide = width * size, GATES * width * size
-    # Rows of the inputs in their order, grad_gates, grad_cx, d and tanh(cy), in float32 for 16-bit inputs. In place the
-    # results are there too until the inputs have been read.
-    memory = malloc(15 * row)
+    # Rows in the computing dtype, of 16-bit ones; in place, of the results, until the inputs have been read.
+    gates_bytes, state_bytes = (GATES * row, np.uint8), (row, np.uint8)
+    memory, own_states, own_gates, own_result, own_grad, d_row, shown_row = allocate(
+        (STATES * row, np.uint8), gates_bytes, gates_bytes, state_bytes, state_bytes, state_bytes
+    )
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    d_at, shown_at = memory + 13 * row, memory + 14 * row
-    zeros = array_at(memory, row, np.uint16)  # two rows, for omitted gradients
-    for j in range(row):
-        zeros[j] = 0
+    states_at, d_at, shown_at = address_of(own_states), address_of(d_row), address_of(shown_row)
+    for j in range(2 * row):  # of omitted gradients
+        own_states[j] = 0
     for n in range(number * step, min((number + 1) * step, rows)):
         if is_narrow:
-            for i in range(4):
+            for i in range(STATES):
                 if kernel.element_type[i] != 0:
-                    read_floats(job.data[i] + n * narrow, element_type, width, memory + i * row)
-            read_floats(job.data[STORAGE] + n * wide, element_type, 4 * width, memory + 4 * row)
+                    read_floats(job.data[i] + n * narrow, element_type, width, states_at + i * row)
+            read_floats(job.data[STORAGE] + n * wide, element_type, GATES * width, address_of(own_gates))
         dh_at, dc_at, before_at, cell_at, gates_at, result_at, own_at = (
-            memory if is_narrow or kernel.element_type[GRAD_HY] == 0 else job.data[GRAD_HY] + n * narrow,
-            memory + row if is_narrow or kernel.element_type[GRAD_CY] == 0 else job.data[GRAD_CY] + n * narrow,
-            memory + 2 * row if is_narrow else job.data[CX] + n * narrow,
-            memory + 3 * row if is_narrow else job.data[CY] + n * narrow,
-            memory + 4 * row if is_narrow else job.data[STORAGE] + n * wide,
-            memory + 8 * row if buffered else job.output[GRAD_GATES] + n * wide,
-            memory + 12 * row if buffered or not kept else job.output[GRAD_CX] + n * narrow,
+            states_at if is_narrow or kernel.element_type[GRAD_HY] == 0 else job.data[GRAD_HY] + n * narrow,
+            states_at + row if is_narrow or kernel.element_type[GRAD_CY] == 0 else job.data[GRAD_CY] + n * narrow,
+            states_at + CX * row if is_narrow else job.data[CX] + n * narrow,
+            states_at + CY * row if is_narrow else job.data[CY] + n * narrow,
+            address_of(own_gates) if is_narrow else job.data[STORAGE] + n * wide,
+            address_of(own_result) if buffered else job.output[GRAD_GATES] + n * wide,
+            address_of(own_grad) if buffered or not kept else job.output[GRAD_CX] + n * narrow,
         )
         if element_type == DOUBLE:
             wide_cell, wide_shown = array_at(cell_at, width, np.float64), array_at(shown_at, width, np.float64)
@@ -215,10 +218,10 @@ def task(job_address: int, number: int) -> None:
                 array_at(dh_at, width, np.float64),
                 array_at(dc_at, width, np.float64),
                 array_at(before_at, width, np.float64),
-                array_at(gates_at, 4 * width, np.float64),
+                array_at(gates_at, GATES * width, np.float64),
                 wide_shown,
                 array_at(d_at, width, np.float64),
-                array_at(result_at, 4 * width, np.float64),
+                array_at(result_at, GATES * width, np.float64),
                 array_at(own_at, width, np.float64),
                 width,
             )
@@ -230,15 +233,15 @@ def task(job_address: int, number: int) -> None:
                 array_at(dh_at, width, np.float32),
                 array_at(dc_at, width, np.float32),
                 array_at(before_at, width, np.float32),
-                array_at(gates_at, 4 * width, np.float32),
+                array_at(gates_at, GATES * width, np.float32),
                 shown,
                 array_at(d_at, width, np.float32),
-                array_at(result_at, 4 * width, np.float32),
+                array_at(result_at, GATES * width, np.float32),
                 array_at(own_at, width, np.float32),
                 width,
             )
         if is_narrow:
-            write_floats(result_at, element_type, 4 * width, job.output[GRAD_GATES] + n * wide)
+            write_floats(result_at, element_type, GATES * width, job.output[GRAD_GATES] + n * wide)
             if kept:
                 write_floats(own_at, element_type, width, job.output[GRAD_CX] + n * narrow)
         elif buffered:

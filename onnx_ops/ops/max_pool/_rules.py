@@ -10,7 +10,8 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim, Shape
-from onnx_ops.loops.primitives import helper, setting
+from onnx_ops.loops.memory import setting
+from onnx_ops.loops.primitives import helper
 from onnx_ops.ops.windows import AXES, adds_too_much, check_padding
 
 PLANAR = 2
@@ -131,10 +132,10 @@ LAYOUT = np.dtype(
         ("stride", i8, (AXES,)),
         ("padding", i8, (AXES,)),
         ("dilation", i8, (AXES,)),
+        ("planes", i8),
     ],
     align=True,
 )
-LAYOUT_BYTES = LAYOUT.itemsize
 
 
 @helper

@@ -20,27 +20,26 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
+from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
     address_of,
     allocate,
     array_at,
-    choose,
     free,
-    helper,
     item_size,
-    malloc,
     read_numbers,
     record_at,
+    size_of,
     write_numbers,
 )
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.primitives import ceil_divide, choose, helper
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
     LAYOUT,
-    LAYOUT_BYTES,
     Window,
     check_rank,
     pooled_shape,
@@ -158,25 +157,29 @@ def planes_per_task(layout: Any) -> int:
     return int(max(WORK / (work + looked_at), 1.0))
 
 
+@helper
+def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shape of the input fits."""
+    lead = write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
+    if lead < 0:
+        return False
+    for k in range(2):
+        job.output_rank[k] = job.rank[SELF]
+        for axis in range(job.rank[SELF]):
+            size = job.dims[SELF, axis]
+            job.output_dims[k, axis] = size if axis < lead else layout.count[AXES - job.rank[SELF] + axis]
+    layout.planes = volume(job, SELF, 0, lead)
+    job.tasks = ceil_divide(layout.planes, planes_per_task(layout))
+    job.scratch_bytes = size_of(LAYOUT)
+    return True
+
+
 def plan(kernel_address: int, job_address: int) -> int:
-    """Check the shape; the sizes of the outputs."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
-    attributes = record_at(kernel.attributes, ATTRIBUTES)
-    memory = malloc(LAYOUT_BYTES)
-    if memory == 0:
-        return NO_MEMORY
-    layout = record_at(memory, LAYOUT)
-    lead = write_windows(layout, attributes, job, SELF)
-    if lead > 0:
-        for k in range(2):
-            job.output_rank[k] = job.rank[SELF]
-            for axis in range(job.rank[SELF]):
-                size = job.dims[SELF, axis]
-                job.output_dims[k, axis] = size if axis < lead else layout.count[AXES - job.rank[SELF] + axis]
-        step = planes_per_task(layout)
-        job.tasks = (volume(job, SELF, 0, lead) + step - 1) // step
-    free(memory)
-    return OK if lead > 0 else REFUSED
+    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
+
+
+def begin(kernel_address: int, job_address: int) -> None:
+    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
 
 
 @helper
@@ -234,19 +237,13 @@ def task(job_address: int, number: int) -> None:
     job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[SELF], item_size(kernel.element_type[SELF])
-    layout_address = malloc(LAYOUT_BYTES)
-    if layout_address == 0:
-        job.failed = NO_MEMORY
-        return
-    layout = record_at(layout_address, LAYOUT)
-    lead = write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
+    layout = record_at(job.scratch, LAYOUT)
     plane, windows, step = product(layout.size), product(layout.count), planes_per_task(layout)
     memory, x, out = allocate((plane, np.float64), (windows, np.float64))
     if memory == 0:
-        free(layout_address)
         job.failed = NO_MEMORY
         return
-    for p in range(number * step, min((number + 1) * step, volume(job, SELF, 0, lead))):
+    for p in range(number * step, min((number + 1) * step, layout.planes)):
         source, target = job.data[SELF] + p * plane * size, job.output[OUT] + p * windows * size
         at = array_at(job.output[INDEX] + 8 * p * windows, windows, np.int64)
         if element_type == FLOAT:
@@ -259,11 +256,10 @@ def task(job_address: int, number: int) -> None:
             pool(x, layout, out, at, -np.inf)
             write_numbers(kernel.write, address_of(out), element_type, windows, target)
     free(memory)
-    free(layout_address)
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task)
+    return Tasks(plan, task, begin)
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -17,26 +17,27 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
-    ZERO,
+    address_of,
+    allocate,
     array_at,
     free,
-    helper,
     item_size,
     malloc,
     read_floats,
     read_numbers,
     record_at,
+    size_of,
     write_floats,
     write_numbers,
 )
+from onnx_ops.loops.primitives import ZERO, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
     LAYOUT,
-    LAYOUT_BYTES,
     PLANAR,
     check_rank,
     pooled_shape,
@@ -159,7 +160,7 @@ def plan(kernel_address: int, job_address: int) -> int:
     if not same_sizes(job, GRAD, SELF, lead) or not same_shape(job, INDEX, GRAD):
         return REFUSED
     if attributes.kernel_size_count > 0:
-        memory = malloc(LAYOUT_BYTES)
+        memory = malloc(size_of(LAYOUT))
         if memory == 0:
             return NO_MEMORY
         layout = record_at(memory, LAYOUT)
@@ -219,7 +220,7 @@ def task(job_address: int, number: int) -> None:
     planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
     grad_type, out_type, index_type = kernel.element_type[GRAD], kernel.output_type[0], kernel.element_type[INDEX]
     in_double = grad_type == DOUBLE or out_type == DOUBLE
-    memory = malloc(8 * (plane + windows))
+    memory, own_sums, own_numbers = allocate((plane, np.float64), (windows, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -228,8 +229,8 @@ def task(job_address: int, number: int) -> None:
         source = job.data[GRAD] + p * windows * item_size(grad_type)
         target = job.output[0] + p * plane * item_size(out_type)
         if in_double:
-            numbers_at = source if grad_type == DOUBLE else memory + 8 * plane
-            sums_at = target if out_type == DOUBLE else memory
+            numbers_at = source if grad_type == DOUBLE else address_of(own_numbers)
+            sums_at = target if out_type == DOUBLE else address_of(own_sums)
             if grad_type != DOUBLE:
                 read_numbers(kernel.read, source, grad_type, windows, numbers_at)
             sums = array_at(sums_at, plane, np.float64)
@@ -240,8 +241,8 @@ def task(job_address: int, number: int) -> None:
             if out_type != DOUBLE:
                 write_numbers(kernel.write, sums_at, out_type, plane, target)
         else:
-            numbers_at = source if grad_type == FLOAT else memory + 8 * plane
-            sums_at = target if out_type == FLOAT else memory
+            numbers_at = source if grad_type == FLOAT else address_of(own_numbers)
+            sums_at = target if out_type == FLOAT else address_of(own_sums)
             if grad_type != FLOAT:
                 read_floats(source, grad_type, windows, numbers_at)
             short_sums = array_at(sums_at, plane, np.float32)

@@ -10,7 +10,8 @@ import numpy as np
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import helper, number_at
+from onnx_ops.loops.memory import number_at
+from onnx_ops.loops.primitives import helper
 from onnx_ops.loops.records import OK, REFUSED
 from onnx_ops.loops.shapes import give_shape, same_shape, size_of
 

@@ -17,22 +17,21 @@ from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
     FLOAT16,
-    array_at,
+    address_of,
+    allocate,
     bfloats_at,
-    choose,
     doubles_at,
     floats_at,
     free,
     halves_at,
-    helper,
     item_size,
-    malloc,
     record_at,
 )
+from onnx_ops.loops.primitives import choose, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
@@ -227,14 +226,13 @@ def task(job_address: int, number: int) -> None:
     count = min(block, size_of(job, VAR) - start)
     offset = start * item_size(element_type)
     unwanted = by_largest and kernel.output_type[LARGEST_OUT] == 0
-    # Factors in float64 and float32, and memory for an omitted output.
-    memory = malloc(128 + (count * item_size(element_type) if unwanted else 0))
+    unwanted_bytes = count * item_size(element_type) if unwanted else 0
+    memory, factors, short, unread = allocate((7, np.float64), (7, np.float32), (unwanted_bytes, np.uint8))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     rate, beta1, beta2 = scalar(kernel, job, RATE), scalar(kernel, job, BETA1), scalar(kernel, job, BETA2)
     root = math.sqrt(1.0 - scalar(kernel, job, POWER2))  # multiplies numerator and denominator of the formula
-    factors, short = array_at(memory, 7, np.float64), array_at(memory + 64, 7, np.float32)
     factors[0] = 1.0 - rate * scalar(kernel, job, DECAY)
     factors[1] = root * rate / (1.0 - scalar(kernel, job, POWER1))
     factors[2] = 1.0 - beta1
@@ -253,7 +251,7 @@ def task(job_address: int, number: int) -> None:
         job.output[VAR_OUT] + offset,
         job.output[M_OUT] + offset,
         job.output[V_OUT] + offset,
-        memory + 128 if unwanted else job.output[LARGEST_OUT] + offset,
+        address_of(unread) if unwanted else job.output[LARGEST_OUT] + offset,
     )
     if element_type == DOUBLE:
         step_at(places, factors, by_largest, count, doubles_at)

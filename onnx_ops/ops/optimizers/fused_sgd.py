@@ -17,22 +17,20 @@ from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import (
+from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
     FLOAT16,
     bfloats_at,
-    choose,
     doubles_at,
     floats_at,
-    fma,
     free,
     halves_at,
-    helper,
     item_size,
     malloc,
     record_at,
 )
+from onnx_ops.loops.primitives import choose, fma, helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value

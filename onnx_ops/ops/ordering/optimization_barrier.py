@@ -12,7 +12,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.loop import Tasks
-from onnx_ops.loops.primitives import array_at, item_size, record_at
+from onnx_ops.loops.memory import array_at, item_size, record_at
 from onnx_ops.loops.records import JOB, KERNEL, OK
 from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.references import rounded

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import LAST_PARAMETER, channel_type, item_size
+from onnx_ops.loops.memory import LINE, channel_type, item_size
+from onnx_ops.loops.primitives import LAST_PARAMETER
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import DIVISOR, LONG
-from onnx_ops.runtime.memory import LINE, f4_at, f8_at, i8_at, loop_at, repeat, u1_at, u2_at
+from onnx_ops.runtime.memory import f4_at, f8_at, i8_at, loop_at, repeat, u1_at, u2_at
 from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import OPERANDS
 

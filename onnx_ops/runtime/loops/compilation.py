@@ -11,14 +11,14 @@ from numba import njit, types
 
 from onnx_ops.core.space import Role
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import channel_type
+from onnx_ops.loops.memory import LINE, channel_type, whole_lines
 from onnx_ops.loops.records import MAX_INPUTS, NO_MEMORY
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
-from onnx_ops.runtime.memory import LINE, free, job_at, kernel_at, layout_at, loop_at, malloc, stack
+from onnx_ops.runtime.memory import free, job_at, kernel_at, layout_at, loop_at, malloc, stack
 from onnx_ops.runtime.native import DOUBLE, FLOAT, OPTIONS
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
@@ -60,7 +60,7 @@ def task_of_sums(job_address, number):
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    sum_task(kernel, loop, job, layout, number, aligned(memory))
+    sum_task(kernel, loop, job, layout, number, whole_lines(memory))
     free(memory)
 
 
@@ -73,13 +73,8 @@ def run_map(kernel, loop, job, layout, number):
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    map_task(kernel, loop, job, layout, number, aligned(memory))
+    map_task(kernel, loop, job, layout, number, whole_lines(memory))
     free(memory)
-
-
-@njit(**OPTIONS)
-def aligned(memory):
-    return (memory + LINE - 1) // LINE * LINE
 
 
 def functions(loop: Loop) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import item_size
+from onnx_ops.loops.memory import LINE, item_size
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import (
     BUFFER,
@@ -16,7 +16,7 @@ from onnx_ops.runtime.loops.chunks import (
 )
 from onnx_ops.runtime.loops.operands import CHANNEL, LINEAR, STRIDED
 from onnx_ops.runtime.loops.plan import ROW
-from onnx_ops.runtime.memory import LINE, copy_bytes, copy_past_caches, i8_at, store_fence
+from onnx_ops.runtime.memory import copy_bytes, copy_past_caches, i8_at, store_fence
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
 

@@ -10,7 +10,7 @@ from numba import njit
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.loops.loop import Kept
-from onnx_ops.loops.primitives import channel_type, item_size
+from onnx_ops.loops.memory import LINE, channel_type, item_size
 from onnx_ops.loops.records import CHUNK, JOB, MAX_OUTPUTS, OK, REFUSED, offset
 from onnx_ops.runtime.loops.operands import (
     ABSENT,
@@ -27,7 +27,6 @@ from onnx_ops.runtime.loops.operands import (
     lay_out,
 )
 from onnx_ops.runtime.memory import (
-    LINE,
     f4_at,
     f8_at,
     i8_at,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.primitives import add_any_order, channel_type, item_size
+from onnx_ops.loops.memory import channel_type, item_size
+from onnx_ops.loops.primitives import add_any_order
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
