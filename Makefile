@@ -22,8 +22,9 @@ RECORDED = $(if $(RECORD),--record "make $@")
 unexport PYTHONDONTWRITEBYTECODE
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
-# The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32.
-SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype
+# The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
+# and no library, which has all.
+SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype -k 'not -library]'
 # Those of these kernels that take long too, and share little with others, of which a relative is tested.
 LARGE := ApplyAdamW Convolution ConvolutionBackward DepthwiseConv2DBackpropFilter FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))

@@ -11,10 +11,13 @@ import ctypes
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from unittest import mock
 
+import built_library
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
@@ -25,6 +28,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_ops
 from models.single_op import Dimension, single_op_model
+from onnx_ops.integrations import prebuilt
 from onnx_ops.integrations.sessions import OwnOptions
 from onnx_ops.ops import OPS
 from tests.ops import RECORDS
@@ -67,17 +71,11 @@ class Backend:
         return output
 
     def with_outputs_of(self, calls: Sequence[Call]) -> Backend:
-        """The backend after it has run calls in few sessions, as making one takes longer than running it.
-
-        Those with the same inputs left out are nodes of one model: in a model of both, a default is given to a node.
-        """
+        """The backend after it has run calls in few sessions, as making one takes longer than running it."""
         if self.run_in_one_session is None:
             return self
-        groups: dict[tuple[str, ...], list[Call]] = {}
-        for call in calls:
-            groups.setdefault(tuple(call.given), []).append(call)
         outputs: dict[Call, dict[str, Array]] = {}
-        for group in groups.values():
+        for group in joinable(calls):
             # Some function bodies serve one combination of dtypes: those calls, and wrong ones, run one by one.
             with contextlib.suppress(Exception):
                 outputs |= zip(group, self.run_in_one_session(group), strict=True)
@@ -132,6 +130,12 @@ def kernel_session(model: Any, threads: int = 1) -> onnx_ops.InferenceSession:
     return onnx_ops.InferenceSession(model, _set(OwnOptions(), threads), providers=["CPUExecutionProvider"])
 
 
+def library_session(model: Any, threads: int = 1) -> onnx_ops.InferenceSession:
+    """As `kernel_session`, with the kernels of a library."""
+    with mock.patch.dict(os.environ, {prebuilt.VARIABLE: str(built_library.library())}):
+        return kernel_session(model, threads)
+
+
 @functools.cache
 def kernel_options(threads: int = 1, optimise: bool = True) -> ort.SessionOptions:
     """`options` with all kernels registered, for several sessions."""
@@ -148,6 +152,8 @@ def _session(way: str, key: Key) -> ort.InferenceSession:
 def _session_of(way: str, model: ModelProto) -> ort.InferenceSession:
     if way == "kernels":
         return kernel_session(model)
+    if way == "library":
+        return library_session(model)
     session_options = options(optimise=way != "as_written")
     portable = onnx_ops.inline(model) if way == "inlined" else onnx_ops.link(model)
     return ort.InferenceSession(portable.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
@@ -192,9 +198,24 @@ def _in_session(call: Call, way: str) -> dict[str, Array]:
     return run_outputs(_session(way, key_of(call)), call.given)
 
 
-def _in_one_session(calls: Sequence[Call], way: str) -> list[dict[str, Array]]:
-    """The outputs of calls whose nodes are in one model; the names and dimensions of each have a prefix."""
-    model, feeds = ModelProto(), {}
+def joinable(calls: Iterable[Call], by_dtypes: bool = False) -> list[list[Call]]:
+    """Calls in groups of one model each.
+
+    Those with the same inputs left out, as in a model of both a node is given a default.
+
+    Args:
+        by_dtypes: only calls with the same dtypes together, for function bodies that serve one combination.
+    """
+    groups: dict[tuple[Any, ...], list[Call]] = {}
+    for call in calls:
+        key = tuple((name, array.dtype if by_dtypes else None) for name, array in call.given.items())
+        groups.setdefault(key, []).append(call)
+    return list(groups.values())
+
+
+def joined(calls: Sequence[Call]) -> tuple[ModelProto, dict[str, Array]]:
+    """A model with the nodes of calls, and its inputs; the names and dimensions of each call have a prefix."""
+    model, feeds = ModelProto(), dict[str, Array]()
     model.CopyFrom(model_of(calls[0]))
     model.ClearField("graph")
     model.graph.name = "calls"
@@ -207,6 +228,11 @@ def _in_one_session(calls: Sequence[Call], way: str) -> list[dict[str, Array]]:
         for part in ("node", "input", "output"):
             getattr(model.graph, part).extend(getattr(graph, part))
         feeds |= {f"{number}.{name}": array for name, array in call.given.items()}
+    return model, feeds
+
+
+def _in_one_session(calls: Sequence[Call], way: str) -> list[dict[str, Array]]:
+    model, feeds = joined(calls)
     outputs = run_outputs(_session_of(way, model), feeds)
     results: list[dict[str, Array]] = [{} for _ in calls]
     for name, array in outputs.items():
@@ -245,14 +271,27 @@ def _of_sessions(name: str, way: str, portable: bool = True) -> Backend:
 
 
 KERNEL = _of_sessions("kernel", "kernels", portable=False)
+LIBRARY = _of_sessions("library", "library", portable=False)
+WITH_KERNELS = (KERNEL, LIBRARY) if built_library.can_be_built() else (KERNEL,)
 PORTABLE = _of_sessions("portable", "linked")
 PORTABLE_AS_WRITTEN = _of_sessions("portable_unoptimised", "as_written")
 INLINED = _of_sessions("inlined", "inlined")
 EVALUATOR = Backend("evaluator", functools.partial(_in_evaluator, body=False))
 REFERENCE = Backend("reference_float64", _in_float64)
 PORTABLE_EVALUATOR = Backend("portable_evaluator", functools.partial(_in_evaluator, body=True), portable=True)
-BACKENDS = (KERNEL, PORTABLE, PORTABLE_AS_WRITTEN, PORTABLE_EVALUATOR, EVALUATOR, REFERENCE)
-CAREFUL = (KERNEL, EVALUATOR, REFERENCE)
+BACKENDS = (*WITH_KERNELS, PORTABLE, PORTABLE_AS_WRITTEN, PORTABLE_EVALUATOR, EVALUATOR, REFERENCE)
+CAREFUL = (*WITH_KERNELS, EVALUATOR, REFERENCE)
+
+
+def session_with_kernels(backend: Backend, model: Any, threads: int = 1) -> onnx_ops.InferenceSession:
+    """A session with the kernels of KERNEL or of LIBRARY."""
+    return (library_session if backend is LIBRARY else kernel_session)(model, threads)
+
+
+def kernels_for(dtype: np.dtype[Any]) -> Backend:
+    """The kernels that a test of all dtypes takes for one of them: those of the library for float16."""
+    return WITH_KERNELS[-1] if dtype == FLOAT16 else KERNEL
+
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 

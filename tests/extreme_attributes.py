@@ -174,7 +174,7 @@ def _problems(call: Call) -> Iterator[str]:
     refusal = _refusal(call)
     if refusal and not re.match(rf"{call.op}: (attribute|input|output) '\w+' .*expected ", refusal):
         yield f"refused so: {refusal}"
-    for backend in (backends.KERNEL, backends.EVALUATOR, backends.PORTABLE):
+    for backend in (*backends.WITH_KERNELS, backends.EVALUATOR, backends.PORTABLE):
         if problem := _problem(backend, call, refusal):
             yield f"{backend}: {problem}"
     _run_unchecked(call)
@@ -211,7 +211,8 @@ def _run_unchecked(call: Call) -> None:
 
 def _run(seed: int, begin: int, end: int) -> None:
     for op in {case(seed, number).op for number in range(begin, end)}:
-        backends.KERNEL.run(RECORDS[op].plain)  # compiled, or from the cache
+        for backend in backends.WITH_KERNELS:
+            backend.run(RECORDS[op].plain)  # compiled, or from the cache
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for number in range(begin, end):
         call = case(seed, number)

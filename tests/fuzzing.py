@@ -428,7 +428,7 @@ def graph_results(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, 
     """What a model gives with the kernels, on the function bodies, and inlined."""
     linked, inlined = (made(model).SerializeToString() for made in (onnx_ops.link, onnx_ops.inline))
     sessions = {
-        "kernel": backends.kernel_session(model),
+        **{str(backend): backends.session_with_kernels(backend, model) for backend in backends.WITH_KERNELS},
         "portable": ort.InferenceSession(linked, backends.options()),
         "portable_unoptimised": ort.InferenceSession(linked, backends.options(optimise=False)),
         "inlined": ort.InferenceSession(inlined, backends.options()),

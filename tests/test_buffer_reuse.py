@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from backends import assert_same_bits, kernel_session, options, run_outputs
+from backends import KERNEL, Backend, assert_same_bits, kernels_for, options, run_outputs, session_with_kernels
 from onnx import NodeProto, ValueInfoProto, helper
 
 import onnx_ops
@@ -53,11 +54,14 @@ def session_of(
     inputs: Sequence[ValueInfoProto],
     outputs: Sequence[ValueInfoProto],
     session_options: ort.SessionOptions | None = None,
+    backend: Backend = KERNEL,
 ) -> ort.InferenceSession:
     graph = helper.make_graph(nodes, "reuse", inputs, outputs)
     opsets = [helper.make_opsetid("", ONNX_OPSET), onnx_ops.opset_import()]
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-    return onnx_ops.InferenceSession(model, session_options) if session_options else kernel_session(model)
+    if session_options:
+        return onnx_ops.InferenceSession(model, session_options)
+    return session_with_kernels(backend, model)
 
 
 # What is declared
@@ -111,7 +115,7 @@ def chain(shape: Sequence[Dimension], kept: bool, dtype: DType = FLOAT32) -> ort
     plain.enable_cpu_mem_arena = plain.enable_mem_pattern = False
     inputs = [typed("x", FLOAT32, shape), typed("relu", dtype, shape if dtype == FLOAT32 else [SIZE])]
     outputs = [typed(f"mean{k}", FLOAT32, ()) for k in range(len(read))]
-    return session_of(nodes, inputs, outputs, onnx_ops.register_kernels(plain))
+    return session_of(nodes, inputs, outputs, plain)
 
 
 @pytest.mark.skipif(not RESETS.exists(), reason="peaks are read from Linux's /proc")
@@ -163,6 +167,7 @@ def calls_of(op: str, dtype: DType) -> Iterator[Call]:
 @pytest.mark.parametrize("op", REUSED)
 def test_same_results(op: str, dtype: DType) -> None:
     """As without reuse: where the inputs are outputs of the graph too. Readers of an input have its own values."""
+    made = functools.partial(session_of, backend=kernels_for(dtype))
     for call in calls_of(op, dtype):
         wanted = RECORDS[op].wanted(call)
         large = [name for name, array in call.given.items() if array.ndim]
@@ -178,13 +183,13 @@ def test_same_results(op: str, dtype: DType) -> None:
         inputs = [typed(name, array.dtype, array.shape) for name, array in call.given.items()]
         outputs = [typed(name, RECORDS[op].output_dtype(call, name), None) for name in wanted]
         kept = [typed(f"{name}_", call.given[name].dtype, call.given[name].shape) for name in large]
-        apart = run_outputs(session_of([*ends, *computed, node], inputs, [*outputs, *kept]), call.given)
-        reused = run_outputs(session_of([*ends, *computed, node], inputs, outputs), call.given)
+        apart = run_outputs(made([*ends, *computed, node], inputs, [*outputs, *kept]), call.given)
+        reused = run_outputs(made([*ends, *computed, node], inputs, outputs), call.given)
         for name in wanted:
             assert_same_bits(reused[name], apart[name])
         late = [helper.make_node("Slice", [f"{n}_", "last", "end", "zero", "last"], [f"{n}_late"]) for n in large]
         later = [typed(f"{name}_late", call.given[name].dtype, call.given[name].shape) for name in large]
-        read = run_outputs(session_of([*ends, *computed, node, *late], inputs, [*outputs, *later]), call.given)
+        read = run_outputs(made([*ends, *computed, node, *late], inputs, [*outputs, *later]), call.given)
         for name in wanted:
             assert_same_bits(read[name], apart[name])
         for name in large:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnxruntime as ort
 import pytest
-from backends import assert_same_bits, kernel_session, key_of, model_of, run_outputs
+from backends import assert_same_bits, kernels_for, key_of, model_of, run_outputs, session_with_kernels
 
 from models.single_op import onnx_element_type
 from tests.ops import RECORDS
@@ -104,7 +104,7 @@ def test_same_bits_in_place(op: str, dtype: DType) -> None:
     for call in calls_of(op, dtype):
         key = key_of(call)
         if key not in sessions:
-            sessions[key] = kernel_session(model_of(call), THREADS)
+            sessions[key] = session_with_kernels(kernels_for(dtype), model_of(call), THREADS)
         session = sessions[key]
         apart = run_outputs(session, call.given)
         for number, pairs in enumerate(IN_PLACE[op]):

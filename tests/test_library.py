@@ -11,14 +11,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import backends
+import built_library
 import numpy as np
 import onnxruntime as ort
 import pytest
-from native_checks import compiler
 from onnx import ModelProto, helper
 from test_ops_refusals import AT_RUN, STATIC, model_of
 from test_sessions import NODES, WORDS, wrong_feeds
@@ -29,28 +30,23 @@ from models.sparse_coding import training as sparse_coding
 from onnx_ops.cli.diagnosis import Kernels
 from onnx_ops.core.domain import KERNEL_DOMAIN
 from onnx_ops.integrations import prebuilt
-from onnx_ops.library.build import build
 from onnx_ops.library.objects import NATIVE
-from onnx_ops.ops import ALL_VERSIONS, OPS
+from onnx_ops.ops import OPS
 from tests.ops import RECORDS
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no compiler of C")
+pytestmark = pytest.mark.skipif(not built_library.can_be_built(), reason="there is no compiler of C")
 FEW = ("ApplyAdamW", "EmbeddingDenseBackward", "Hardshrink", "HardshrinkBackward", "KlDiv")
 """Loops, sums, tasks, attributes, values that are checked, and the ops of a step."""
 each_op = pytest.mark.parametrize("op", [op if op in FEW else pytest.param(op, marks=pytest.mark.full) for op in OPS])
 OF_C = ("libc.so.6", "libm.so.6", "libpthread.so.0")
 
 
-@pytest.fixture(scope="module")
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library of the ops that are tested."""
-    path = tmp_path_factory.mktemp("library") / "libonnx_ops_aclnn.so"
-    full = request.config.getoption("--full")
-    build(path, ALL_VERSIONS if full else [op for op in ALL_VERSIONS if op.name in FEW], [NATIVE])
-    return path
+@pytest.fixture
+def library() -> Path:
+    return built_library.library()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def session_of(library: Path) -> Callable[[ModelProto], ort.InferenceSession]:
     """Makes a plain session with the library."""
     options = backends.options()
@@ -86,15 +82,15 @@ def test_it_needs_the_c_library_alone(library: Path) -> None:
 def test_results(op: str, session_of: Sessions) -> None:
     """The same bits as those of the kernels that are compiled here, and the same shapes in the model."""
     record = RECORDS[op]
-    for call in (*record.combinations(), *record.calls()):
-        model = backends.model_of(call)
-        session, own = session_of(onnx_ops.link(model)), backends.kernel_session(model)
-        assert described(session) == described(own)
-        expected = backends.run_outputs(own, call.given)
-        found = backends.run_outputs(session, call.given)
-        assert found.keys() == expected.keys()
-        for name, array in found.items():
+    calls = [*record.combinations(), *record.calls()]
+    own, found = (backend.with_outputs_of(calls) for backend in (backends.KERNEL, backends.LIBRARY))
+    for call in calls:
+        expected = own.run(call)
+        for name, array in found.run(call).items():
             backends.assert_same_bits(array, expected[name])
+    for call in (record.plain, replace(record.plain, static=True)):
+        model = backends.model_of(call)
+        assert described(session_of(onnx_ops.link(model))) == described(backends.kernel_session(model))
 
 
 def described(session: ort.InferenceSession) -> list[tuple[str, str, list[object]]]:

@@ -8,6 +8,7 @@ sees all of them.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from backends import Array
+from backends import LIBRARY, WITH_KERNELS, Array, Backend
 from cases import check_each
 from onnx.defs import OpSchema
 from onnx.reference import ReferenceEvaluator, op_run
@@ -183,19 +184,25 @@ AT_RUN = {
 
 
 @functools.lru_cache(maxsize=64)
-def session_of(model: bytes) -> ort.InferenceSession:
-    return backends.kernel_session(model)
+def session_of(model: bytes, backend: Backend) -> ort.InferenceSession:
+    return backends.session_with_kernels(backend, model)
 
 
-@pytest.mark.parametrize("known", AT_RUN)
+WAYS = [
+    pytest.param(known, backend, marks=pytest.mark.full if (known, backend) == ("dtypes", LIBRARY) else ())
+    for known, backend in itertools.product(AT_RUN, WITH_KERNELS)
+]
+
+
+@pytest.mark.parametrize(("known", "backend"), WAYS, ids=str)
 @each_op
-def test_run(op: str, known: str) -> None:
+def test_run(op: str, known: str, backend: Backend) -> None:
     """The session, whose model tells no shapes, refuses when it runs, and then runs the good call as it did before."""
-    check_each(functools.partial(refused_at_run, known), of_op(op, AT_RUN[known]))
+    check_each(functools.partial(refused_at_run, known, backend), of_op(op, AT_RUN[known]))
 
 
-def refused_at_run(known: str, row: Row) -> None:
-    session = session_of(model_of(row, known).SerializeToString())
+def refused_at_run(known: str, backend: Backend, row: Row) -> None:
+    session = session_of(model_of(row, known).SerializeToString(), backend)
     good = dict(row.good)
     targets = row.given.get("targets")
     if targets is not None:  # there are several right ranks and dtypes of these

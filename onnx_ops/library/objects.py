@@ -26,7 +26,7 @@ from numba.core.registry import cpu_target
 
 from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
-from onnx_ops.runtime.compiler import Function, compile_native, optimized
+from onnx_ops.runtime.compiler import Function, compile_native, is_kept, optimized
 from onnx_ops.runtime.loops.compilation import available_cores
 
 
@@ -139,7 +139,8 @@ def emitted(function: Function, name: str) -> bytes:
     Raises:
         LibraryError: it calls what is in neither libm nor libc.
     """
-    compile_native(*function)
+    if not is_kept(function):
+        compile_native(*function)
     own_name, code = optimized(function)
     module = llvm.parse_bitcode(code)
     module.link_in(llvm.parse_assembly(str(_exported(function, own_name, name, module.triple, module.data_layout))))

@@ -1,0 +1,57 @@
+"""The library of the kernels for this processor, which all processes of the tests share."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+
+import onnx_ops
+from onnx_ops.integrations.prebuilt import library_name
+from onnx_ops.library.build import build, compiler
+from onnx_ops.library.objects import NATIVE, LibraryError
+
+FOLDER = Path(__file__).parents[1] / "build" / "tests"
+PACKAGE = Path(onnx_ops.__file__).parent
+PARTS = ("core", "integrations", "library", "loops", "ops", "runtime")
+"""Folders of the package that a library is made of."""
+
+
+def can_be_built() -> bool:
+    """Whether there is a C compiler."""
+    try:
+        compiler()
+    except LibraryError:
+        return False
+    return True
+
+
+@functools.cache
+def library() -> Path:
+    """The library of all ops. The first process that needs it builds it, unless there is one of the same sources."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path, stamp, wanted = FOLDER / library_name(), FOLDER / "made_of", _made_of()
+    with open(FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists() or not stamp.exists() or stamp.read_text() != wanted:
+            stamp.unlink(missing_ok=True)
+            build(path, cpus=[NATIVE])
+            stamp.write_text(wanted)
+    return path
+
+
+def _made_of() -> str:
+    """A hash of what a library depends on."""
+    versions = [sys.version, np.__version__, numba.__version__, llvmlite.__version__]
+    machine = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), *compiler()]
+    digest = hashlib.sha256(" ".join(versions + machine).encode())
+    for file in sorted(file for part in PARTS for file in (PACKAGE / part).rglob("*.*") if file.suffix != ".pyc"):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
