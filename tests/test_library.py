@@ -63,16 +63,15 @@ Sessions = Callable[[ModelProto], ort.InferenceSession]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are those of Linux")
 def test_it_needs_the_c_library_alone(library: Path) -> None:
-    """And exports what onnxruntime and this package call."""
+    """And exports one function, which onnxruntime calls, and one variable, which this package reads."""
     if not (nm := shutil.which("nm")):
         pytest.skip("there is no nm")
     listed = subprocess.run([nm, "-D", "-P", str(library)], capture_output=True, text=True, check=True).stdout
     kinds = {name.partition("@")[0]: kind for name, kind, *_ in map(str.split, listed.splitlines())}
-    assert [name for name, kind in kinds.items() if kind == "T"] == [
-        "RegisterCustomOps",
-        "onnx_ops_level",
-        "onnx_ops_name_nodes",
-    ]
+    assert {name: kind for name, kind in kinds.items() if kind not in "Uw"} == {
+        "RegisterCustomOps": "T",
+        prebuilt.Interface.NAME: "D",
+    }
     wanted, known = {name for name, kind in kinds.items() if kind == "U"}, [*map(ctypes.CDLL, OF_C)]
     assert wanted
     assert not {name for name in wanted if not any(hasattr(library, name) for library in known)}
@@ -232,6 +231,17 @@ def test_this_package_without_numba(library: Path) -> None:
         [words] for words in WORDS.values()
     ]
     assert kernels == Kernels(True, None, str(library), NATIVE)
+
+
+def test_library_of_another_interface(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one without any, such as that of other custom ops."""
+    options = backends.options()
+    for name, value in (("VERSION", 0), ("NAME", "none_such")):
+        with monkeypatch.context() as patched:
+            patched.setattr(prebuilt.Interface, name, value)
+            with pytest.raises(onnx_ops.KernelsUnavailableError, match="is of another version of onnx_ops"):
+                prebuilt.Library(library).register(options)
+    prebuilt.Library(library).register(options)
 
 
 def test_library_that_is_none(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import built_library
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 import steps
-from backends import BFLOAT16, assert_close, assert_same_bits, kernel_options, options
+from backends import BFLOAT16, LIBRARY, WITH_KERNELS, Backend, assert_close, assert_same_bits, kernel_options, options
 from linear_oracle import Oracle, State
 from onnx import TensorProto, helper, parser
 
@@ -31,6 +32,7 @@ from onnx_ops import StepError, Trainer, inline
 from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
+from onnx_ops.integrations import prebuilt
 from onnx_ops.training import arena, checkpoints
 from onnx_ops.training import trainer as trainer_module
 from onnx_ops.training.step import Bounds, Step
@@ -82,14 +84,18 @@ def test_sessions_of_large_parameters_begin_with_a_region_for_their_gradients(mo
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="reads the address space of the process as Linux counts it")
-def test_a_region_takes_address_space_but_no_memory(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", WITH_KERNELS, ids=str)
+def test_a_region_takes_address_space_but_no_memory(
+    backend: Backend, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     region = 1 << 30
     batch = steps.batch(3)
-    usual = Trainer(model, kernel_options())
+    monkeypatch.setenv(prebuilt.VARIABLE, str(built_library.library()) if backend is LIBRARY else "")
+    usual = Trainer(model)
     expected = usual.step(**batch)
     before, space = resident(), address_space()
     monkeypatch.setattr(arena, "first_region", lambda _: region)
-    trainer = Trainer(model, kernel_options())
+    trainer = Trainer(model)
     assert address_space() - space >= region
     assert_same_state(trainer.step(**batch), expected)
     assert_same_state(trainer.state_dict(), usual.state_dict())

@@ -115,12 +115,10 @@ def kernels() -> Kernels:
     library = prebuilt.library()
     path = str(library.path) if library else None
     try:
-        options = register(None)
+        register(None)
     except KernelsUnavailableError as reason:
         return Kernels(False, str(reason), path)
-    level = library.level() if library else None
-    del options  # onnxruntime unloads a library that neither options nor sessions use
-    return Kernels(True, None, path, level)
+    return Kernels(True, None, path, library.level() if library else None)
 
 
 def _version(package: str) -> str | None:

@@ -11,10 +11,9 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
@@ -33,6 +32,18 @@ def library_name() -> str:
     return f"{'' if sys.platform == 'win32' else 'lib'}onnx_ops_aclnn{SUFFIXES.get(sys.platform, '.so')}"
 
 
+class Interface(ctypes.Structure):
+    """What a library has for this package, beside the function that onnxruntime calls."""
+
+    NAME, VERSION = "onnx_ops_library", 1
+    _fields_ = [
+        ("version", ctypes.c_int64),
+        ("level", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+        ("name_nodes", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)),
+        ("set_region", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
+    ]
+
+
 @dataclass(frozen=True)
 class Library:
     """A library of kernels, with the functions of `runtime.host` that sessions call.
@@ -49,8 +60,10 @@ class Library:
         """SessionOptions, new ones by default, with the library registered once, whatever the ops and kernels.
 
         Raises:
-            KernelsUnavailableError: onnxruntime cannot load it.
+            KernelsUnavailableError: it cannot be loaded, or was built by a version of this package that differs in
+                what it expects of a library.
         """
+        self._interface()
         with STATE.registering:
             registered: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault(
                 "with_library", weakref.WeakSet()
@@ -73,40 +86,57 @@ class Library:
 
     def level(self) -> str | None:
         """The level of processors whose code it has selected; None if it could not be registered."""
-        function = self._function("onnx_ops_level")
-        if function is None:
+        try:
+            found: bytes | None = self._interface().level()
+        except KernelsUnavailableError:
             return None
-        function.restype = ctypes.c_char_p
-        found: bytes | None = function()
         return None if found is None else found.decode()
 
     @contextlib.contextmanager
     def naming(self, label_of: Origins) -> Iterator[None]:
         """Within this context, sessions created on this thread describe nodes by the names of their outputs."""
-        name_nodes = self._function("onnx_ops_name_nodes")
-        if name_nodes is None:  # `register` says why
-            yield
-            return
-        name_nodes.restype, name_nodes.argtypes = None, [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
         labels = label_of.labels
         texts = [[text.encode(errors="surrogateescape") for text in part] for part in (labels, labels.values())]
         arrays = [(ctypes.c_char_p * len(part))(*part) for part in texts]
-        name_nodes(len(labels), *arrays)
+        with self._set("name_nodes", [len(labels), *arrays], [0, None, None]):
+            yield
+
+    def reserving(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """As `host.reserving`."""
+        return self._set("set_region", [size], [0])
+
+    @contextlib.contextmanager
+    def _set(self, name: str, values: Sequence[object], unset: Sequence[object]) -> Iterator[None]:
+        """Within this context, the library has values for sessions created on this thread; `register` may refuse it."""
+        try:
+            function = getattr(self._interface(), name)
+        except KernelsUnavailableError:
+            yield
+            return
+        function(*values)
         try:
             yield
         finally:
-            name_nodes(0, None, None)
+            function(*unset)
 
-    def reserving(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """The memory arena of a session with the library chooses its regions, whatever the size."""
-        return contextlib.nullcontext()
+    def _interface(self) -> Interface:
+        """What it has for this package.
 
-    def _function(self, name: str) -> Any:
-        """A function that it exports; None if it cannot be loaded, or has none of that name."""
+        Raises:
+            KernelsUnavailableError: as for `register`.
+        """
         try:
-            return getattr(ctypes.CDLL(str(self.path)), name)
-        except (OSError, AttributeError):
-            return None
+            found = Interface.in_dll(ctypes.CDLL(str(self.path)), Interface.NAME)
+        except OSError as error:
+            raise KernelsUnavailableError(f"the library {self.path} cannot be loaded: {error}") from error
+        except ValueError:  # it has no such symbol
+            found = Interface()
+        if found.version != Interface.VERSION:
+            raise KernelsUnavailableError(
+                f"the library {self.path} is of another version of onnx_ops (its interface is {found.version}, expected"
+                f" {Interface.VERSION}); `onnx-ops build-library` builds one of this version"
+            )
+        return found
 
 
 def library() -> Library | None:

@@ -236,7 +236,7 @@ def _naming(model: onnx.ModelProto) -> contextlib.AbstractContextManager[None]:
 def reserving(size: int) -> contextlib.AbstractContextManager[None]:
     """A context for making a session whose memory arena begins with a region of `size` bytes, 0 for one of its choice.
 
-    The arena chooses too in a session without kernels, or with those of a library.
+    The arena chooses too in a session without kernels.
     """
     return _context(lambda source: source.reserving(size)) if size else contextlib.nullcontext()
 

@@ -16,20 +16,23 @@ static oo_python_record python; /* only `fail` is used */
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* --- descriptions of nodes ---------------------------------------------------------------------------------------- */
+/* --- what Python passes for the session that this thread makes ----------------------------------------------------- */
 
-/* Those of the session that this thread makes, by names of outputs; onnxruntime drops the names of nodes. */
 static _Thread_local struct {
     int64_t count;
     const char *const *outputs, *const *labels;
-} names;
+} names; /* descriptions of nodes by names of outputs; onnxruntime drops the names of nodes */
+static _Thread_local int64_t region; /* bytes of the first region of the session's memory arena */
 
-/* What `integrations.prebuilt.naming` calls: sets them, 0 for none. */
-EXPORTED void onnx_ops_name_nodes(int64_t count, const char *const *outputs, const char *const *labels) {
+/* `prebuilt.Library.naming`: sets the descriptions, 0 for none. */
+static void name_nodes(int64_t count, const char *const *outputs, const char *const *labels) {
     names.count = count;
     names.outputs = outputs;
     names.labels = labels;
 }
+
+/* `prebuilt.Library.reserving`: sets the region, 0 for one that the arena chooses. */
+static void set_region(int64_t bytes) { region = bytes; }
 
 /* The label of an output without the bytes from `first` to `rest`; NULL if there is none. */
 static const char *named_without(const char *output, size_t first, const char *rest) {
@@ -273,6 +276,18 @@ static void *assembled(const oo_kernel_parts *parts, int64_t op, const char *lab
     return memory;
 }
 
+/* As `runtime.host._reserve`, for the first kernel of a session. */
+static void reserve(void *info) {
+    enum { DEFAULT_MEMORY = 0 }; /* OrtMemTypeDefault */
+    void *allocator = NULL, *block = NULL;
+    if (region && ok(oo_KernelInfoGetAllocator(api, info, DEFAULT_MEMORY, &allocator))) {
+        if (ok(oo_AllocatorAlloc(api, allocator, (size_t)region, &block)))
+            ok(oo_AllocatorFree(api, allocator, block));
+        oo_ReleaseAllocator(api, allocator);
+    }
+    region = 0;
+}
+
 static void *create(request *own, int64_t number, void *info, void **types, void **kernel) {
     const oo_op *op = &oo_translated.op[number];
     oo_call call = {.op = number};
@@ -289,6 +304,7 @@ static void *create(request *own, int64_t number, void *info, void **types, void
         problem = oo_kernel(own->arena, &call, &parts);
     if (problem)
         return status(problem);
+    reserve(info);
     *kernel = assembled(&parts, number, label ? label : "");
     return *kernel ? NULL : no_memory();
 }
@@ -491,9 +507,6 @@ static void *made_domain(void **domain) {
     return failure;
 }
 
-/* The name of the level of processors whose code is used; NULL before the registration. */
-EXPORTED const char *onnx_ops_level(void) { return level ? level->name : NULL; }
-
 /* What onnxruntime calls when the library is registered with SessionOptions; registrations may run at the same time. */
 EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
     static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
@@ -518,3 +531,14 @@ EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
     pthread_mutex_unlock(&busy);
     return failure;
 }
+
+/* The name of the level of processors whose code is used; NULL before the registration. */
+static const char *level_name(void) { return level ? level->name : NULL; }
+
+/* What `prebuilt.Interface` reads: data, so that RegisterCustomOps stays the only function that is exported. */
+EXPORTED const struct {
+    int64_t version; /* raised with what follows */
+    const char *(*level)(void);
+    void (*name_nodes)(int64_t count, const char *const *outputs, const char *const *labels);
+    void (*set_region)(int64_t bytes);
+} onnx_ops_library = {1, level_name, name_nodes, set_region};
