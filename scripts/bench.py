@@ -5,6 +5,7 @@ tests/ops. Each row is measured in a process of its own, with interleaved measur
 median over the rounds.
 
 bound     session.run_with_iobinding of the kernel, with preallocated inputs and outputs; in rows named so, in place
+library   bound, with the kernel of a library that was built ahead of time for the same processors (--cpu)
 run       session.run of the kernel, with NumPy arrays
 torch     torch eager: its own operator where it has one, autograd's backward for gradients of losses, a composition of
           tensor operations for what torch has for GPUs only, the steps of synchronized batch norm
@@ -15,10 +16,13 @@ Identity  bound, of a model with one Identity node: the overhead of onnxruntime
 
 import argparse
 import functools
+import os
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +35,10 @@ from tqdm import tqdm
 
 import onnx_ops
 from models.single_op import IR_VERSION, ONNX_OPSET, onnx_element_type
+from onnx_ops.integrations.prebuilt import library_name
+from onnx_ops.library.build import build
+from onnx_ops.library.objects import NATIVE, LibraryError, levels
+from onnx_ops.ops import ALL_VERSIONS
 from scripts import markdown, measuring, timing
 from scripts.measuring import Run
 from tests.ops import RECORDS
@@ -45,6 +53,7 @@ SIZES_OF_VARIANTS = 2
 MAX_MINUS_IDENTITY = 3e-6
 MAX_OVER_MEMORY = 1.15
 MAX_OVER_MEMORY_OF_REDUCTIONS = 1.3
+MAX_LIBRARY_OVER_KERNEL = 1.03
 MIN_BODY_OVER_KERNEL = 1.0
 MAX_BODY_OVER_KERNEL = {("float32", "1e6"): 3.0}
 MAX_BODY_OVER_TORCH = {("float32", "500x32x100x50"): 5.0}
@@ -89,7 +98,8 @@ class Case:
 def main() -> int:
     """Measure, print the tables, write the JSON file; returns the exit status."""
     options = arguments()
-    machine = measuring.machine(options.threads)
+    machine = measuring.machine(options.threads) | {"kernels": f"for {options.cpu}"}
+    library = built_library(Path(options.json).parent, options.op, options.cpu)
     cases = [
         Case(op, index, dtype, size)
         for op in options.op
@@ -102,7 +112,7 @@ def main() -> int:
     with tqdm(cases, unit="row") as progress:
         for case in progress:
             progress.set_description(case.title)
-            rows.append(timing.in_own_process(measure, case, options.threads, options.budget))
+            rows.append(timing.in_own_process(measure, case, library, options.threads, options.budget))
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
@@ -130,8 +140,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--note", nargs="+", metavar="NOTE", help="only these variants of the ops, such as none; '' for the op itself"
     )
+    parser.add_argument(
+        "--cpu",
+        default=NATIVE,
+        metavar="LEVEL",
+        help="processors that kernels are compiled for, here and in the library, as build-library takes them; default:"
+        " %(default)s",
+    )
     parser.add_argument("--budget", type=float, default=0.8, metavar="SECONDS", help="per row; default: %(default)s")
     return parser.parse_args()
+
+
+def built_library(folder: Path, names: Sequence[str], cpu: str) -> Path | None:
+    """A library of ops; processes that are started from now on compile kernels for the same level of processors.
+
+    Returns:
+        None where none can be built; the reason is printed.
+    """
+    (level,) = levels([cpu])
+    os.environ.update(level.environment)
+    path = folder / library_name()
+    try:
+        build(path, [op for op in ALL_VERSIONS if op.name in names], [cpu])
+    except LibraryError as error:
+        print(f"There is no library: {error}")
+        return None
+    return path
 
 
 # Candidates
@@ -175,7 +209,7 @@ class Candidates(NamedTuple):
     spare: tuple[np.ndarray, ...]
 
 
-def candidates(call: Call, benchmark: Benchmark, threads: int, identity: bool) -> Candidates:
+def candidates(call: Call, benchmark: Benchmark, library: Path | None, threads: int, identity: bool) -> Candidates:
     """The candidates of a row; `call` must outlive them."""
     options = functools.partial(timing.session_options, threads)
     model, feeds = measuring.model_of(call), call.given
@@ -189,7 +223,11 @@ def candidates(call: Call, benchmark: Benchmark, threads: int, identity: bool) -
         runs["torch"] = torch_call
     overwritten = {name: measuring.aligned_copy(feeds[name]) for name in benchmark.in_place.values()}
     in_place = {output: overwritten[name] for output, name in benchmark.in_place.items()}
-    runs["bound"] = measuring.bound_run(session, {**feeds, **overwritten}, {**outputs, **in_place})
+    own_inputs, own_outputs = {**feeds, **overwritten}, {**outputs, **in_place}
+    if library:
+        ahead = measuring.library_session(model, options(), library)
+        runs["library"] = measuring.bound_run(ahead, own_inputs, own_outputs)
+    runs["bound"] = measuring.bound_run(session, own_inputs, own_outputs)
     largest = max(outputs.values(), key=lambda array: array.nbytes)
     source, copy = np.zeros_like(largest), np.zeros_like(largest)
     if identity:
@@ -235,12 +273,12 @@ class Row:
         return (self.foreign_load or 0) > timing.MAX_FOREIGN_LOAD
 
 
-def measure(case: Case, threads: int, budget: float) -> Row:
+def measure(case: Case, library: Path | None, threads: int, budget: float) -> Row:
     """Time the candidates of a row for about `budget` seconds."""
     if measuring.torch:
         measuring.torch.set_num_threads(threads)
     call = case.call()
-    in_memory = candidates(call, case.benchmark, threads, identity=case.size == SMALLEST)
+    in_memory = candidates(call, case.benchmark, library, threads, identity=case.size == SMALLEST)
     outputs = in_memory.outputs
     with timing.without_gc():
         rounds, foreign_load = timing.least_loaded(in_memory.runs, budget)
@@ -285,6 +323,8 @@ def missed_goals(row: Row, torch_over_kernel: float) -> list[str]:
         over_memory = round(row.over_memory, 2)
         most = MAX_OVER_MEMORY_OF_REDUCTIONS if row.is_reduction else MAX_OVER_MEMORY
         goals.append((over_memory <= most, f"kernel / memory {over_memory:.2f} > {most}"))
+    if row.size != SMALLEST and (library := round(row.ratios.get("library", 1.0), 2)) > MAX_LIBRARY_OVER_KERNEL:
+        goals.append((False, f"library / kernel {library:.2f} > {MAX_LIBRARY_OVER_KERNEL}"))
     body, kind = row.ratios["body"], (row.dtype, row.size)
     goals.append((round(body, 2) >= MIN_BODY_OVER_KERNEL, f"body / kernel {body:.2f} < {MIN_BODY_OVER_KERNEL:g}"))
     if kind in MAX_BODY_OVER_KERNEL:
@@ -306,7 +346,16 @@ def table(rows: list[Row]) -> Table:
         pad_edge=False,
     )
     result.add_column("row", no_wrap=True)
-    for header in ("bound", "run", "torch", "body", "memory", "torch\n/bound", "body\n/bound", "bound\n/memory"):
+    ratios = ("torch", "body", "library")
+    for header in (
+        "bound",
+        "run",
+        "torch",
+        "body",
+        "memory",
+        *(f"{name}\n/bound" for name in ratios),
+        "bound\n/memory",
+    ):
         result.add_column(header, justify="right", no_wrap=True)
     result.add_column("bound -\nIdentity", justify="right", no_wrap=True)
     result.add_column("goals")
@@ -314,7 +363,7 @@ def table(rows: list[Row]) -> Table:
         result.add_row(
             f"{row.benchmark} {row.dtype} {row.size}",
             *(duration(row.times.get(name)) for name in ("bound", "run", "torch", "body", "memory")),
-            *(f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in ("torch", "body")),
+            *(quotient(row.ratios.get(name)) for name in ratios),
             f"{row.over_memory:.2f}",
             difference(row),
             "noisy" if row.is_noisy else ", ".join(row.missed) or "met",
@@ -337,6 +386,7 @@ def by_elements(rows: list[Row]) -> str:
             *("-" if row is None else quotient(row.ratios.get("torch")) for row in others),
             "-" if last is None else quotient(last.over_memory),
             *("-" if row is None else quotient(row.ratios["body"]) for row in others[1:]),
+            *("-" if row is None else quotient(row.ratios.get("library")) for row in others[1:]),
         ]
         lines.append(line)
     sizes = list(ELEMENTS)
@@ -347,18 +397,19 @@ def by_elements(rows: list[Row]) -> str:
         *(f"{size}: torch / kernel" for size in sizes[1:]),
         f"{LARGEST}: kernel / memory",
         *(f"{size}: body / kernel" for size in sizes[2:]),
+        *(f"{size}: library / kernel" for size in sizes[2:]),
     ]
     return markdown.table(header, lines, right=range(2, len(header)))
 
 
 def by_other_sizes(rows: list[Row]) -> str:
     """A Markdown table of the other benchmarks, whose sizes are shapes: one line for each row."""
-    header = ["op", "dtype", "size", "kernel", "torch", "body", "torch / kernel", "body / kernel"]
+    header = ["op", "dtype", "size", "kernel", "torch", "body", "torch / kernel", "body / kernel", "library / kernel"]
     lines = [
         [
             *(row.benchmark, row.dtype, row.size),
             *(duration(row.times.get(name)) for name in ("bound", "torch", "body")),
-            *(quotient(row.ratios.get(name)) for name in ("torch", "body")),
+            *(quotient(row.ratios.get(name)) for name in ("torch", "body", "library")),
         ]
         for row in rows
         if row.size not in ELEMENTS

@@ -89,6 +89,12 @@ def body_session(model: ModelProto, options: ort.SessionOptions) -> ort.Inferenc
     return ort.InferenceSession(onnx_ops.link(model).SerializeToString(), options)
 
 
+def library_session(model: ModelProto, options: ort.SessionOptions, library: Path) -> ort.InferenceSession:
+    """A session that runs the kernels of a library."""
+    options.register_custom_ops_library(str(library))
+    return ort.InferenceSession(onnx_ops.link(model).SerializeToString(), options)
+
+
 def empty_outputs(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Empty arrays for all outputs, by name. The session runs once, for shapes may depend on values."""
     binding = bound_to(session, feeds)
