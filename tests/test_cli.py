@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -937,8 +938,11 @@ def test_build_library_without_a_compiler(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ziglang", None)
-    problem = error("build-library", tmp_path / "library.so", "--ops", "Hardshrink", "--cpu", "native")
-    assert "there is no C compiler: install one of cc, gcc, clang, or the package ziglang, or set CC" in problem
+    given = ("build-library", tmp_path / "library.so", "--ops", "Hardshrink")
+    assert ": install one of cc, gcc, clang, the package ziglang, or set CC" in error(*given, "--cpu", "native")
+    other = "aarch64-linux" if platform.machine() == "x86_64" else "x86_64-linux"
+    expected = f"there is no C compiler for {other}: install one of {other}-gnu-gcc, the package ziglang, or set CC"
+    assert expected in error(*given, "--target", other)
 
 
 @pytest.mark.parametrize("option", ["--ops", "--for"])
@@ -948,7 +952,7 @@ def test_library_of_some_ops_orders_updates(
     """It has OptimizationBarrier: without its kernel, Trainer would read parameters that it has updated in place."""
     built: list[str] = []
 
-    def build(path: Path, ops: Sequence[Op], cpus: Sequence[str]) -> None:
+    def build(path: Path, ops: Sequence[Op], cpus: Sequence[str], target: str) -> None:
         built.extend(op.name for op in ops)
         path.touch()
 
@@ -967,6 +971,9 @@ def test_build_library_refuses_options(good: Path, tmp_path: Path) -> None:
     assert "--ops and --for are both given" in error("build-library", library, "--ops", "Hardshrink", "--for", good)
     assert "has no ops of the domain" in error("build-library", library, "--for", plain)
     assert "processors are 'v5', expected some of " in error("build-library", library, "--cpu", "v5")
+    assert "the target is 'sparc', expected one of aarch64-linux, " in error(
+        "build-library", library, "--target", "sparc"
+    )
 
 
 @pytest.mark.usefixtures("one_op")

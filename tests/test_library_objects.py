@@ -7,7 +7,7 @@ import platform
 import pytest
 
 from onnx_ops.library.functions import functions
-from onnx_ops.library.objects import NATIVE, LibraryError, levels
+from onnx_ops.library.objects import NATIVE, TARGETS, LibraryError, levels, own_target, write_objects
 from onnx_ops.ops import OPS
 
 (LEVEL,) = levels([NATIVE])
@@ -27,3 +27,23 @@ def test_levels() -> None:
     assert LEVEL.needs in ("", "v2", "v3", "v4")
     with pytest.raises(LibraryError, match="processors are 'v5', expected some of baseline, v3, v4, native"):
         levels(["v5"])
+
+
+def test_levels_of_other_machines() -> None:
+    """They do not have one for this very processor."""
+    (other,) = {"aarch64-linux", "x86_64-linux"} - {own_target()}
+    assert [level.triple for level in levels(target=other)] == [TARGETS[other]] * len(levels(target=other))
+    with pytest.raises(LibraryError, match=f"processors are 'native', expected some of baseline.* for {other}"):
+        levels([NATIVE], other)
+    with pytest.raises(LibraryError, match="the target is 'vax', expected one of aarch64-linux, "):
+        levels(target="vax")
+
+
+@pytest.mark.parametrize(("target", "machine"), [("aarch64-linux", 183), ("x86_64-linux", 62)])
+def test_objects_of_other_machines(target: str, machine: int, tmp_path: Path) -> None:
+    """ELF of 64 bits for the machine, here of callbacks."""
+    for path in write_objects(tmp_path, functions([OPS["Hardshrink"]])[1:4], levels(target=target)[0]):
+        content = path.read_bytes()
+        assert content.startswith(b"\x7fELF\x02\x01")
+        assert int.from_bytes(content[18:20], "little") == machine
+        assert path.stem.encode() in content

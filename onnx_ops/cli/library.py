@@ -26,12 +26,15 @@ from onnx_ops.training.in_place import BARRIER
 
 
 def build_library(
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The library to write.")],
+    path: Annotated[Path, typer.Argument(metavar="OUT", help="The library to write.")],
     ops: Annotated[str, typer.Option("--ops", help="Names of the ops, with commas; all by default.")] = "",
     model: Annotated[Path | None, typer.Option("--for", help="A model or step: its ops alone.")] = None,
     cpu: Annotated[
         str,
         typer.Option("--cpu", help="baseline, v3, v4 (of x86-64), or native, with commas; all but native by default."),
+    ] = "",
+    target: Annotated[
+        str, typer.Option("--target", help="Architecture and system, such as aarch64-linux; this machine's by default.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +42,8 @@ def build_library(
 
     Any onnxruntime session registers it as a library of custom ops, and then runs linked models on the kernels. It has
     code for each of the processors given by --cpu, among which it selects when it is loaded. It needs a C compiler
-    here (CC, cc, gcc, clang, or the package ziglang), and the C library where it runs.
+    here (CC, cc, gcc, clang, or the package ziglang; for --target CC, a cross-compiler such as aarch64-linux-gnu-gcc,
+    or ziglang), and the C library where it runs.
 
     JSON: output; bytes; ops, a list of names; cpus, a list of names.
     """
@@ -48,16 +52,16 @@ def build_library(
 
     records = _wanted(ops, model, as_json)
     try:
-        cpus = [level.name for level in levels(list(filter(None, cpu.split(","))))]
+        cpus = [level.name for level in levels(list(filter(None, cpu.split(","))), target)]
         with compiling_status():
-            build(target, records, cpus)
-        size = target.stat().st_size
+            build(path, records, cpus, target)
+        size = path.stat().st_size
     except (OSError, LibraryError) as error:
         fail(f"the library cannot be built: {error}", as_json)
     if as_json:
-        print_json(output=str(target), bytes=size, ops=[op.kernel_name for op in records], cpus=cpus)
+        print_json(output=str(path), bytes=size, ops=[op.kernel_name for op in records], cpus=cpus)
         return
-    text = f"Wrote {target}: {counted(len(records), 'op')}, for {', '.join(cpus)}, {size / 1e6:.1f} MB."
+    text = f"Wrote {path}: {counted(len(records), 'op')}, for {', '.join(cpus)}, {size / 1e6:.1f} MB."
     print_wrapped(make_console(), text)
 
 

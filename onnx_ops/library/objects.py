@@ -1,6 +1,6 @@
 """Object code of compiled functions, for processors that may differ from this one.
 
-Numba compiles for the processor that its environment variables name, so each level has a process of its own
+Numba compiles for the processor that environment variables name, so each level has a process of its own
 (`python -m onnx_ops.library.objects`), which fills the kernel cache on all cores and writes object files from the
 optimized LLVM IR that is kept there. Of that IR an object has the function and a C function that calls it, but not the
 one that Numba makes for callbacks, which needs Python.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
 from onnx_ops.runtime.compiler import Function, compile_native, is_kept, optimized
 from onnx_ops.runtime.loops.compilation import available_cores
+from onnx_ops.runtime.target import VARIABLE as TRIPLE
 
 
 class LibraryError(Error, RuntimeError):
@@ -48,18 +49,20 @@ class Level:
         needs: level of the x86-64 psABI that a processor must have to run the code; "" for any.
         cpu: its name in LLVM; None for the processor of this machine.
         features: LLVM's names of its features, each with a +.
+        triple: LLVM's name of architecture and system; None for those of this process.
     """
 
     name: str
     needs: str = ""
     cpu: str | None = None
     features: str = ""
+    triple: str | None = None
 
     @property
     def environment(self) -> Mapping[str, str]:
         """The variables by which Numba compiles for it."""
         own = {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features} if self.cpu else {}
-        return {"NUMBA_DISABLE_INTEL_SVML": "1", **own}
+        return {"NUMBA_DISABLE_INTEL_SVML": "1", **own, **({TRIPLE: self.triple} if self.triple else {})}
 
 
 LEVELS: Mapping[str, Sequence[Level]] = {
@@ -73,25 +76,46 @@ LEVELS: Mapping[str, Sequence[Level]] = {
 """By architecture, the lowest first: the levels of the x86-64 psABI, and ARMv8-A."""
 NATIVE = "native"
 """The level that is this very processor."""
+TARGETS = {"aarch64-linux": "aarch64-unknown-linux-gnu", "x86_64-linux": "x86_64-unknown-linux-gnu"}
+"""LLVM's triples of the machines for which others can build, by architecture and system."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Other names of architectures."""
+SYSTEMS = {"darwin": "macos", "win32": "windows"}
+"""Names of systems that differ from `sys.platform`."""
 
 
-def levels(names: Sequence[str] = ()) -> list[Level]:
-    """The levels of this machine's architecture with these names, the lowest first; all but "native" by default.
+def own_target() -> str:
+    """Architecture and system of this process."""
+    machine = platform.machine().lower()
+    return f"{ARCHITECTURES.get(machine, machine)}-{SYSTEMS.get(sys.platform, sys.platform)}"
+
+
+def levels(names: Sequence[str] = (), target: str = "") -> list[Level]:
+    """The levels of a target's architecture with these names, the lowest first; all but "native" by default.
+
+    Args:
+        names: of levels; "native" is one of this machine alone.
+        target: architecture and system, this machine's by default.
 
     Raises:
         LibraryError: there is none of a name.
     """
-    own = llvm.get_host_cpu_features()
-    machine = platform.machine().lower()
-    known = LEVELS.get(ARCHITECTURES.get(machine, machine), ())
-    least = [level.needs for level in known if all(own.get(name[1:]) for name in level.features.split(","))]
-    native = Level(NATIVE, least[-1] if least else "")
-    if not {*names} <= {level.name for level in (*known, native)} or not (names or known):
-        expected = ", ".join(level.name for level in (*known, native))
-        raise LibraryError(f"processors are '{','.join(names)}', expected some of {expected} for {machine}")
-    return [level for level in (*known, native) if (level.name in names if names else level.name != NATIVE)]
+    machine = own_target()
+    target = target or machine
+    if target not in (machine, *TARGETS):
+        raise LibraryError(f"the target is '{target}', expected one of {', '.join(sorted({machine, *TARGETS}))}")
+    known = list(LEVELS.get(target.partition("-")[0], ()))
+    if target == machine:
+        own = llvm.get_host_cpu_features()
+        least = [level.needs for level in known if all(own.get(name[1:]) for name in level.features.split(","))]
+        known.append(Level(NATIVE, least[-1] if least else ""))
+    else:
+        known = [replace(level, triple=TARGETS[target]) for level in known]
+    found = [level for level in known if (level.name in names if names else level.name != NATIVE)]
+    if not found or not {*names} <= {level.name for level in known}:
+        expected = ", ".join(level.name for level in known)
+        raise LibraryError(f"processors are '{','.join(names)}', expected some of {expected} for {target}")
+    return found
 
 
 def symbol(level: Level, number: int, function: Function) -> str:
@@ -114,7 +138,8 @@ def write_objects(folder: Path, functions: Sequence[Function], level: Level) -> 
     )
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise LibraryError(f"functions cannot be compiled for {level.cpu or 'this processor'}: {last}")
+        for_what = level.triple or level.cpu or "this processor"
+        raise LibraryError(f"functions cannot be compiled for {for_what}: {last}")
     return [_path(folder, level, number, function) for number, function in enumerate(functions)]
 
 

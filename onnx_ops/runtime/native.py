@@ -14,9 +14,11 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload, register_jitable
 
 from onnx_ops.loops import primitives
+from onnx_ops.runtime import target
 
 if config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that Numba compiles nothing")
+target.select()
 FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 """Features of the target processor by LLVM's names, each prefixed with + or -."""
 if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get_process_triple().startswith("x86_64"):
