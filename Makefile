@@ -106,8 +106,9 @@ site: $(SITE)/ready $(FLOWCHARTS) ## the documentation as a site in build/site; 
 	  $(SITE)/bin/python -m mkdocs build --strict --config-file scripts/site/mkdocs.yml
 	@echo "Look at it with: $(PYTHON) -m http.server --directory build/site"
 
-wheel: $(RELEASE)/ready ## a wheel for this platform with compiled kernels, tried in a fresh environment (needs a C compiler): 15 minutes at first
+wheel: $(RELEASE)/ready ## a wheel for this platform with compiled kernels, on x86-64 Linux also one for aarch64, tried in fresh environments (needs a C compiler): 20 minutes at first
 	$(RELEASE)/bin/python -m scripts.release.platform_wheel
+	$(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),$(RELEASE)/bin/python -m scripts.release.platform_wheel --target aarch64-linux)
 
 release-check: $(RELEASE)/ready ## builds wheel and sdist, and tries each in a fresh environment; README's code if .venv has PyTorch
 	$(RELEASE)/bin/python -m scripts.release.check --packages-of $(VENV)

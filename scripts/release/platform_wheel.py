@@ -1,11 +1,11 @@
-"""Builds a wheel for this platform, with a library of the kernels, and tries it: `make wheel`.
+"""Builds a wheel for one platform, with a library of the kernels, and tries it: `make wheel`.
 
-    python -m scripts.release.platform_wheel [--cpu baseline,v3,v4] [--library FILE]
+    python -m scripts.release.platform_wheel [--target aarch64-linux] [--cpu baseline,v3,v4] [--library FILE]
 
 The environment must have the extra `release`, and there must be a C compiler. Unlike the wheel for all platforms, this
 one requires neither Numba nor onnxruntime-extensions: its extra `compile` does. Its platform is the oldest of manylinux
 that has what the library needs, as auditwheel finds it. It is left in dist, and installed into a fresh environment in
-build/release, in which examples run without Numba.
+build/release, in which examples run without Numba: under emulation if it is for aarch64, by `emulation`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnx_ops.integrations.prebuilt import FOLDER, library_name
+from onnx_ops.library.objects import own_target
+from scripts.release import emulation
 from scripts.release.check import DIST, ENVIRONMENTS, EXAMPLES, ROOT, output, run
 
 COMPILING = "numba", "onnxruntime-extensions"
@@ -47,8 +49,8 @@ def of_platform(wheel: str, platform: str) -> str:
     return "\n".join([*lines, "Root-Is-Purelib: false", f"Tag: py3-none-{platform}", ""])
 
 
-def build(library: Path, folder: Path) -> Path:
-    """The wheel with a library, in a folder."""
+def build(library: Path, folder: Path, target: str) -> Path:
+    """The wheel with a library for a target, in a folder."""
     run([sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT])
     (universal,) = folder.glob("*.whl")
     run([sys.executable, "-m", "wheel", "unpack", "--dest", folder, universal])
@@ -58,12 +60,13 @@ def build(library: Path, folder: Path) -> Path:
     place.mkdir()
     shutil.copyfile(library, place / library_name())
     (info,) = unpacked.glob("*.dist-info")
-    platform = re.sub(r"\W", "_", sysconfig.get_platform())
+    machine, _, system = target.partition("-")
+    platform = f"linux_{machine}" if system == "linux" else re.sub(r"\W", "_", sysconfig.get_platform())
     for name, changed in (("METADATA", without_compiler), ("WHEEL", lambda text: of_platform(text, platform))):
         (info / name).write_text(changed((info / name).read_text("utf-8")), "utf-8")
     run([sys.executable, "-m", "wheel", "pack", "--dest-dir", folder, unpacked])
     (wheel,) = folder.glob("*.whl")
-    if sys.platform != "linux":
+    if system != "linux":
         return wheel
     found = re.search(r'platform tag:\s+"([^"]+)"', output([sys.executable, "-m", "auditwheel", "show", wheel], folder))
     if found is None:
@@ -91,29 +94,55 @@ def problems(wheel: Path) -> Iterator[str]:
     print(f"{size / 1e6:.0f} MB")
     if size > LARGEST:
         yield f"the environment has {size / 1e6:.0f} MB, expected at most {LARGEST / 1e6:.0f}"
-    run([environment / "bin" / "onnx-ops", "doctor"], root)
+    run_programs([python], root)
+
+
+def run_programs(python: Sequence[str | Path], folder: Path) -> None:
+    """Run the command line and examples by the command of a Python, in a folder."""
+    run([*python, "-I", "-m", "onnx_ops", "doctor"], folder)
     for name in EXAMPLES:
         start = time.monotonic()
-        run([python, "-I", ROOT / "scripts" / "examples" / f"{name}.py"], root)
+        run([*python, "-I", ROOT / "scripts" / "examples" / f"{name}.py"], folder)
         print(f"{name}: {time.monotonic() - start:.1f} s")
+
+
+def emulated(wheel: Path) -> None:
+    """Install a wheel for ARM for a Python under emulation, if this machine can, and run there what others run here."""
+    if not emulation.is_possible():
+        print(f"{wheel.name} is not tried: that needs apt-get and {emulation.EMULATOR}")
+        return
+    emulation.install(f"{wheel}[cli]")
+    folder = ENVIRONMENTS / "emulated"
+    folder.mkdir(exist_ok=True)
+    run_programs(emulation.command(), folder)
+
+
+def made(target: str, cpu: str, library: Path | None) -> Path:
+    """The wheel for a target, in dist."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if library is None:
+            library = folder / library_name()
+            options = ["--cpu", cpu, "--target", target]
+            run([sys.executable, "-m", "onnx_ops", "build-library", library, *options])
+        (folder / "wheel").mkdir()
+        wheel = build(library.absolute(), folder / "wheel", target)
+        DIST.mkdir(exist_ok=True)
+        return Path(shutil.copy(wheel, DIST))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=own_target(), help="as `onnx-ops build-library` takes it")
     parser.add_argument("--cpu", default="", help="levels of processors, as `onnx-ops build-library` takes them")
     parser.add_argument("--library", type=Path, help="one that has been built, instead of a new one")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        library = options.library
-        if library is None:
-            library = folder / library_name()
-            run([Path(sys.executable).with_name("onnx-ops"), "build-library", library, "--cpu", options.cpu])
-        (folder / "wheel").mkdir()
-        wheel = build(library.absolute(), folder / "wheel")
-        DIST.mkdir(exist_ok=True)
-        wheel = Path(shutil.copy(wheel, DIST))
-    found = list(problems(wheel))
+    wheel = made(options.target, options.cpu, options.library)
+    found: list[str] = []
+    if options.target == own_target():
+        found = list(problems(wheel))
+    else:
+        emulated(wheel)
     for problem in found:
         print(problem, file=sys.stderr)
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
