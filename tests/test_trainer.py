@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import json
 import os
 import pickle
+import platform
 import re
 import subprocess
 import sys
@@ -100,6 +102,33 @@ def test_a_region_takes_address_space_but_no_memory(
     assert_same_state(trainer.step(**batch), expected)
     assert_same_state(trainer.state_dict(), usual.state_dict())
     assert resident() - before < region // 8  # 1/32 is written for the bookkeeping of the arena
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a function of glibc")
+def test_free_pages_of_the_heap_are_returned_once_a_session_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages between blocks in use, which glibc keeps otherwise."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    size, count = 1 << 14, 2000  # smaller than what glibc allocates pages for
+    freed: list[int] = []
+    returned = arena.return_free_pages
+
+    def return_free_pages() -> None:
+        blocks = [libc.malloc(size) for _ in range(count)]
+        for block in blocks:
+            ctypes.memset(block, 1, size)
+        for block in blocks[:-1]:
+            libc.free(block)
+        before = resident()
+        returned()
+        freed.append(before - resident())
+        libc.free(blocks[-1])
+
+    monkeypatch.setattr(arena, "return_free_pages", return_free_pages)
+    Trainer(steps.whole_step(), kernel_options())
+    assert len(freed) == 1
+    assert freed[0] > size * count // 2
 
 
 def address_space() -> int:

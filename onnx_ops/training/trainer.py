@@ -174,7 +174,9 @@ class Trainer:
                 arena.without_memory_patterns(options),
                 reserving(region),
             ):
-                return InferenceSession(model, options, providers)
+                made = InferenceSession(model, options, providers)
+            arena.return_free_pages()
+            return made
 
         meeting = None if communicator is None else Meeting(communicator, list(models))
 
