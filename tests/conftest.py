@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models` and `scripts`
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
 settings.load_profile("repeatable")
+
+# Python's default of 700 collects garbage over and over among the million objects of the tests and of PyTorch.
+gc.set_threshold(100_000, 20, 100)
 
 # Threads that spin while they wait for work take processor time from the other test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch and OpenBLAS are imported, here and in child processes
