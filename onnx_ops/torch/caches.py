@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType
 from typing import Any
+from weakref import WeakSet
 
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.types import py_sym_types
@@ -18,12 +20,33 @@ from onnx_ops.torch.frames import is_library
 Cache = functools._lru_cache_wrapper  # functools.cache and functools.lru_cache make it
 
 
-def _caches() -> list[Any]:
-    """The cached functions outside of PyTorch, this package and the standard library.
+class _Caches:
+    """The cached functions of the process.
 
-    Instances refer to their type; a list of all objects takes twice as long.
+    All objects are looked through only if there may be new ones among them, as that takes longer than anything else in
+    the capture of a small model: each instance is a reference to its type.
     """
-    return [cache for cache in gc.get_referrers(Cache) if type(cache) is Cache and not _of_library(cache)]
+
+    def __init__(self) -> None:
+        self._all: WeakSet[Any] = WeakSet()
+        self._outside: WeakSet[Any] = WeakSet()
+        self._seen: tuple[int, int] | None = None
+
+    def outside(self) -> list[Any]:
+        """Those outside of PyTorch, this package and the standard library."""
+        if self._seen != self._state():
+            found = [cache for cache in gc.get_referrers(Cache) if type(cache) is Cache]
+            self._all = WeakSet(found)
+            self._outside = WeakSet(cache for cache in found if not _of_library(cache))
+            self._seen = self._state()
+        return list(self._outside)
+
+    def _state(self) -> tuple[int, int]:
+        """The number of references to the type, and of the known instances that exist."""
+        return sys.getrefcount(Cache), len(self._all)
+
+
+_CACHES = _Caches()
 
 
 def _of_library(cache: Any) -> bool:
@@ -37,7 +60,7 @@ def without_traced_values() -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _caches():
+        for cache in _CACHES.outside():
             if any(isinstance(leaf, (FakeTensor, *py_sym_types)) for leaf in tree_leaves(gc.get_referents(cache))):
                 cache.cache_clear()
 
@@ -50,7 +73,7 @@ def hashes_a_size(error: TypeError) -> bool:
 @contextlib.contextmanager
 def bypassed_caches() -> Iterator[None]:
     """Call the functions behind caches, as torch.compile does: arguments that are dynamic sizes cannot be keys."""
-    caches = {id(cache): cache for cache in _caches()}
+    caches = {id(cache): cache for cache in _CACHES.outside()}
     holders = [holder for holder in gc.get_referrers(*caches.values()) if holder is not caches]
     places = [place for holder in holders for place in _places(holder, caches)]
     # Attributes of classes are assigned too, as Python keeps copies of what it has found in their dictionaries.
