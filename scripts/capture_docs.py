@@ -60,7 +60,7 @@ DYNAMIC = (
     (
         "`nn.LSTM`, `nn.GRU`, `nn.RNN`",
         "time",
-        "captured as Scan; an LSTM with a static number of steps is unrolled, which is faster",
+        "captured as Scan, as packed sequences are; with a static number of steps unrolled, which is faster",
     ),
     ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
     (

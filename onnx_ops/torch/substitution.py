@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.batch_norm import cumulative_averages
+from onnx_ops.torch.operators.recurrent.packing import checked_states
 
 Functions = Mapping[Any, Callable[..., Any]]
 """Functions of PyTorch, with replacements that have the same parameters."""
@@ -88,13 +89,14 @@ class whole_ops(Substitution):
 
     def __init__(self) -> None:
         super().__init__(TABLE.replacements)
-        self._contexts: list[contextlib.AbstractContextManager[None]] = []
+        self._contexts: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> whole_ops:
-        self._contexts.append(cumulative_averages())
-        self._contexts[-1].__enter__()
+        self._contexts.append(contextlib.ExitStack())
+        self._contexts[-1].enter_context(cumulative_averages())
+        self._contexts[-1].enter_context(checked_states())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._contexts.pop().__exit__(*error)
+        self._contexts.pop().close()

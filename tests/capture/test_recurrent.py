@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import onnx_ops
 import onnx_ops.torch
-from onnx_ops.torch import CaptureError, whole_ops
 
 # PyTorch's warning about its own LSTM in float32.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -178,11 +177,3 @@ def test_frozen_weights() -> None:
     got = run(capture, args)
     assert set(got) == {"loss", "grad.x"}
     np.testing.assert_allclose(got["grad.x"], wanted["grad.x"], rtol=0, atol=1e-10)
-
-
-def test_packed_sequences_are_refused() -> None:
-    """Which PyTorch passes on in another form: data, batch_sizes, hx, params."""
-    layer = nn.LSTM(FEATURES, WIDTH)
-    packed = nn.utils.rnn.pack_sequence([torch.randn(3, FEATURES), torch.randn(2, FEATURES)])
-    with whole_ops(), pytest.raises(CaptureError, match=r"torch\.lstm of a packed sequence .* Pad the sequences"):
-        layer(packed)

@@ -1,10 +1,13 @@
 """Recurrent layers: LSTM, GRU and RNN. The loop over time is unrolled; over a dynamic number of steps it is a Scan.
 
+That of packed sequences, whose length depends on data, is one too.
+
 The input of a layer is multiplied by its weights once for all steps, and so are the gradients of the weights.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +18,9 @@ from torch.autograd.function import once_differentiable
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_map_only
 
-from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
+from onnx_ops.torch.operators.recurrent.packing import Packing
 from onnx_ops.torch.operators.recurrent.scan import ScannedDirection
 
 # --- a layer in one direction -----------------------------------------------------------------------------------------
@@ -125,7 +128,8 @@ class Direction(torch.autograd.Function):
 
 def _layers(
     name: str,
-    input: Tensor,
+    sequence: Tensor,
+    mask: Tensor | None,
     states: Sequence[Tensor],
     weights: Sequence[Tensor],
     has_biases: bool,
@@ -133,12 +137,16 @@ def _layers(
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
 ) -> Tensors:
-    """All layers: the hidden states of the last one, and the final states of all of them."""
+    """All layers: the hidden states of the last one, and the final states of all of them.
+
+    Args:
+        sequence: (T, N, I).
+        mask: (T, N) bool, which steps there are; the states stay as they are in others. None if all are there.
+    """
     kind = KINDS[name]
-    sequence = input.transpose(0, 1) if batch_first else input
-    of_any_length = is_symbolic(sequence.shape[0])
+    unrolled = mask is None and not is_symbolic(sequence.shape[0])
+    direction_of = Direction.apply if unrolled else functools.partial(ScannedDirection.apply, mask)
     directions = 2 if bidirectional else 1
     per_direction = len(weights) // (num_layers * directions)
     ends: list[list[Tensor]] = []
@@ -153,7 +161,7 @@ def _layers(
             bias: tuple[Tensor | None, Tensor | None] = (None, None)
             if biases is not None:
                 bias = biases if kind.keeps_recurrent_bias_apart else (biases[0] + biases[1], None)
-            output, *end = (ScannedDirection if of_any_length else Direction).apply(
+            output, *end = direction_of(
                 name,
                 direction == 1,
                 sequence,
@@ -167,14 +175,27 @@ def _layers(
             outputs.append(output)
             ends.append(end)
         sequence = torch.cat(outputs, -1) if bidirectional else output
-    whole = sequence.transpose(0, 1) if batch_first else sequence
-    return whole, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+    return sequence, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+
+def _computed(name: str, sequence: Tensor, mask: Tensor | None, hx: Any, params: Any, *settings: Any) -> Tensors:
+    """The results of all layers for a padded sequence (T, N, I), in its dtype.
+
+    Steps of 16 bits, as under torch.autocast, are computed in float32, without rounding between them.
+    """
+    dtype = torch.promote_types(sequence.dtype, torch.float32)
+    states, weights = tree_map_only(
+        torch.Tensor, lambda tensor: tensor.to(dtype), ([hx] if isinstance(hx, Tensor) else hx, params)
+    )
+    with torch.autocast("cpu", enabled=False):
+        outputs = _layers(name, sequence.to(dtype), mask, states, weights, *settings)
+    return tuple(output.to(sequence.dtype) for output in outputs)
 
 
 def _instead_of(name: str) -> Callable[..., Tensors]:
-    """The replacement of torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu."""
+    """The replacement of torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu, each of which has two forms."""
 
-    def layers(
+    def padded(
         input: Tensor,
         hx: Any,
         params: Any,
@@ -185,19 +206,18 @@ def _instead_of(name: str) -> Callable[..., Tensors]:
         bidirectional: bool,
         batch_first: bool = False,
     ) -> Tensors:
-        if not isinstance(has_biases, bool):  # PyTorch's other form: data, batch_sizes, hx, params, ...
-            raise CaptureError(
-                f"torch.{name} of a packed sequence cannot be captured: the number of samples that each step has left"
-                " is in the numbers of a tensor. Pad the sequences, and mask what comes after the end of each"
-            )
-        states = [hx] if isinstance(hx, Tensor) else hx
-        settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        # Steps of 16 bits, as under torch.autocast, are computed in float32, without rounding between them.
-        dtype = torch.promote_types(input.dtype, torch.float32)
-        given, states, weights = tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype), (input, states, params))
-        with torch.autocast("cpu", enabled=False):
-            outputs = _layers(name, given, states, weights, *settings)
-        return tuple(output.to(input.dtype) for output in outputs)
+        settings = (has_biases, num_layers, dropout, train, bidirectional)
+        whole, *ends = _computed(name, input.transpose(0, 1) if batch_first else input, None, hx, params, *settings)
+        return whole.transpose(0, 1) if batch_first else whole, *ends
+
+    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Tensors:
+        packing = Packing.of(batch_sizes)
+        whole, *ends = _computed(name, packing.pad(data), packing.mask, hx, params, *settings)
+        return packing.pack(whole), *ends
+
+    def layers(*args: Any, **options: Any) -> Tensors:
+        weights_are_fourth = len(args) > 3 and not isinstance(args[3], bool)
+        return (packed if weights_are_fourth else padded)(*args, **options)
 
     return layers
 

@@ -12,30 +12,44 @@ from torch.autograd.function import once_differentiable
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
-from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.nodes import number, op
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
 
 
+def _present(*sequences: Any) -> list[Any]:
+    return [sequence for sequence in sequences if sequence is not None]
+
+
 def _loop_nodes(
-    kind: str, backwards: bool, given: Any, weight: Any, bias: Any, projection: Any, states: Sequence[Any]
+    kind: str,
+    backwards: bool,
+    given: Any,
+    mask: Any,
+    weight: Any,
+    bias: Any,
+    projection: Any,
+    states: Sequence[Any],
 ) -> Sequence[Any]:
     def step(*values: Any) -> Sequence[Any]:
-        *before, now = values
+        before, (now, *there) = values[: len(states)], values[len(states) :]
         recurrent = op.MatMul(before[0], weight)
         if bias is not None:
             recurrent = op.Add(recurrent, bias)
         (made, *others), own = KINDS[kind].step_nodes(now, recurrent, before)
-        hidden = made if projection is None else op.MatMul(made, projection)
-        return [hidden, *others, hidden, before[0], *([] if projection is None else [made]), *own]
+        after = [made if projection is None else op.MatMul(made, projection), *others]
+        if there:
+            after = [op.Where(there[0], new, old) for new, old in zip(after, before, strict=True)]
+        return [*after, after[0], before[0], *([] if projection is None else [made]), *own]
 
     stacked = 2 + (projection is not None) + KINDS[kind].keeps
-    return scan(f"{given.name}_loop", states, [given], stacked, backwards, step)
+    return scan(f"{given.name}_loop", states, _present(given, mask), stacked, backwards, step)
 
 
 def _loop_shapes(
     kind: str,
     backwards: bool,
     given: Tensor,
+    mask: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     projection: Tensor | None,
@@ -52,13 +66,16 @@ def recurrent_loop(
     kind: str,
     backwards: bool,
     given: Tensor,
+    mask: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     projection: Tensor | None,
     states: list[Tensor],
 ) -> list[Tensor]:
     """The final states; then of all steps (T, N, ...) the hidden states, those before the step, those before their
-    projection, if there is one, and what the gradient of the step needs."""
+    projection, if there is one, and what the gradient of the step needs.
+
+    A step changes no states where the mask (T, N, 1) is False."""
     rows: list[Tensors] = []
     order = range(given.shape[0])
     for t in reversed(order) if backwards else order:
@@ -66,9 +83,11 @@ def recurrent_loop(
         (made, *others), own = KINDS[kind].step(
             given[t : t + 1], recurrent if bias is None else recurrent + bias, tuple(states)
         )
-        hidden = made if projection is None else made @ projection
-        rows.append((hidden, states[0], *([] if projection is None else [made]), *own))
-        states = [hidden, *others]
+        after = [made if projection is None else made @ projection, *others]
+        if mask is not None:
+            after = [torch.where(mask[t : t + 1], new, old) for new, old in zip(after, states, strict=True)]
+        rows.append((after[0], states[0], *([] if projection is None else [made]), *own))
+        states = after
     stacks = zip(*(reversed(rows) if backwards else rows), strict=True)
     return [*(state.clone() for state in states), *(torch.cat(stack) for stack in stacks)]
 
@@ -77,30 +96,38 @@ def _loop_back_nodes(
     kind: str,
     backwards: bool,
     by_outputs: Any,
+    mask: Any,
     by_states: Sequence[Any],
     weight: Any,
     projection: Any,
     kept: Sequence[Any],
 ) -> Sequence[Any]:
     def step(*values: Any) -> Sequence[Any]:
-        gradients, (by_output, *own) = list(values[: len(by_states)]), values[len(by_states) :]
-        gradients[0] = shown = op.Add(gradients[0], by_output)
+        gradients, (by_output, *own) = list(values[: len(by_states)]), list(values[len(by_states) :])
+        gradients[0] = op.Add(gradients[0], by_output)
+        if mask is not None:
+            there, given_on, zero = own.pop(0), gradients, number(0.0, by_output)
+            gradients = [op.Where(there, gradient, zero) for gradient in given_on]
+        shown = gradients[0]
         if projection is not None:
             gradients[0] = op.MatMul(shown, projection)
         given, recurrent, (by_hidden, *others) = KINDS[kind].back_nodes(gradients, own)
         before = op.MatMul(recurrent, weight)
-        before = before if by_hidden is None else op.Add(by_hidden, before)
-        return [before, *others, given, recurrent, *([] if projection is None else [shown])]
+        found = [before if by_hidden is None else op.Add(by_hidden, before), *others]
+        if mask is not None:
+            found = [op.Where(there, new, old) for new, old in zip(found, given_on, strict=True)]
+        return [*found, given, recurrent, *([] if projection is None else [shown])]
 
     # Those stacks are kept by one loop only, so that its name is unique.
     name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
-    return scan(name, by_states, [by_outputs, *kept], stacked, not backwards, step)
+    return scan(name, by_states, [*_present(by_outputs, mask), *kept], stacked, not backwards, step)
 
 
 def _loop_back_shapes(
     kind: str,
     backwards: bool,
     by_outputs: Tensor,
+    mask: Tensor | None,
     by_states: list[Tensor],
     weight: Tensor,
     projection: Tensor | None,
@@ -115,6 +142,7 @@ def recurrent_loop_backward(
     kind: str,
     backwards: bool,
     by_outputs: Tensor,
+    mask: Tensor | None,
     by_states: list[Tensor],
     weight: Tensor,
     projection: Tensor | None,
@@ -126,23 +154,30 @@ def recurrent_loop_backward(
     rows: list[Tensors] = []
     order = range(by_outputs.shape[0])
     for t in order if backwards else reversed(order):
-        shown = gradients[0] + by_outputs[t : t + 1]
+        gradients[0] = gradients[0] + by_outputs[t : t + 1]
+        given_on = gradients
+        if mask is not None:
+            gradients = [torch.where(mask[t : t + 1], gradient, 0.0) for gradient in given_on]
+        shown = gradients[0]
         made = shown if projection is None else shown @ projection
         own = tuple(stack[t : t + 1] for stack in kept)
         given, recurrent, (by_hidden, *others) = KINDS[kind].back((made, *gradients[1:]), own)
         before = recurrent @ weight
         gradients = [before if by_hidden is None else by_hidden + before, *(g for g in others if g is not None)]
+        if mask is not None:
+            gradients = [torch.where(mask[t : t + 1], new, old) for new, old in zip(gradients, given_on, strict=True)]
         rows.append((given, recurrent, *([] if projection is None else [shown])))
     stacks = zip(*(rows if backwards else reversed(rows)), strict=True)
     return [*(gradient.clone() for gradient in gradients), *(torch.cat(stack) for stack in stacks)]
 
 
 class ScannedDirection(torch.autograd.Function):
-    """A layer in one direction, as `layers.Direction`."""
+    """A layer in one direction, as `layers.Direction`; its states change only where the mask (T, N) is True."""
 
     @staticmethod
     def forward(
         ctx: Any,
+        mask: Tensor | None,
         name: str,
         backwards: bool,
         sequence: Tensor,
@@ -155,27 +190,33 @@ class ScannedDirection(torch.autograd.Function):
     ) -> Tensors:
         given = functional.linear(sequence, input_weight, input_bias)
         turned = None if projection is None else projection.t()
-        found = recurrent_loop(name, backwards, given, weight.t(), bias, turned, list(states))
+        steps = None if mask is None else mask.unsqueeze(-1)
+        found = recurrent_loop(name, backwards, given, steps, weight.t(), bias, turned, list(states))
         ends, (hidden, *kept) = found[: len(states)], found[len(states) :]
         ctx.name, ctx.backwards, ctx.projected = name, backwards, projection is not None
         ctx.has_biases = input_bias is not None, bias is not None
-        ctx.save_for_backward(sequence, input_weight, weight, *([] if projection is None else [projection]), *kept)
+        ctx.save_for_backward(
+            sequence, steps, input_weight, weight, *([] if projection is None else [projection]), *kept
+        )
         return hidden, *ends
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> Any:
-        sequence, input_weight, weight, *rest = ctx.saved_tensors
+        sequence, mask, input_weight, weight, *rest = ctx.saved_tensors
         projection = rest.pop(0) if ctx.projected else None
         before = rest.pop(0)
         made = rest.pop(0) if ctx.projected else None
-        found = recurrent_loop_backward(ctx.name, ctx.backwards, by_outputs, list(by_states), weight, projection, rest)
+        found = recurrent_loop_backward(
+            ctx.name, ctx.backwards, by_outputs, mask, list(by_states), weight, projection, rest
+        )
         gradients, (by_given, by_recurrent, *by_projected) = found[: len(by_states)], found[len(by_states) :]
         given, recurrent = by_given.flatten(0, 1), by_recurrent.flatten(0, 1)
         return (
             None,
             None,
-            by_given @ input_weight if ctx.needs_input_grad[2] else None,
+            None,
+            by_given @ input_weight if ctx.needs_input_grad[3] else None,
             given.t() @ sequence.flatten(0, 1),
             given.sum(0) if ctx.has_biases[0] else None,
             recurrent.t() @ before.flatten(0, 1),
