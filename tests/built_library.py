@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ops
 from onnx_ops.integrations.prebuilt import library_name
 from onnx_ops.library.build import build, compiler
-from onnx_ops.library.objects import NATIVE, LibraryError
+from onnx_ops.library.objects import NATIVE, LibraryError, own_target
 
 FOLDER = Path(__file__).parents[1] / "build" / "tests"
 PACKAGE = Path(onnx_ops.__file__).parent
@@ -27,7 +27,7 @@ PARTS = ("core", "integrations", "library", "loops", "ops", "runtime")
 def can_be_built() -> bool:
     """Whether there is a C compiler."""
     try:
-        compiler()
+        compiler(own_target())
     except LibraryError:
         return False
     return True
@@ -50,7 +50,7 @@ def library() -> Path:
 def _made_of() -> str:
     """A hash of what a library depends on."""
     versions = [sys.version, np.__version__, numba.__version__, llvmlite.__version__]
-    machine = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), *compiler()]
+    machine = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), *compiler(own_target())]
     digest = hashlib.sha256(" ".join(versions + machine).encode())
     for file in sorted(file for part in PARTS for file in (PACKAGE / part).rglob("*.*") if file.suffix != ".pyc"):
         digest.update(file.read_bytes())
