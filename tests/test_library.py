@@ -233,6 +233,18 @@ def test_this_package_without_numba(library: Path) -> None:
     assert kernels == Kernels(True, None, str(library), NATIVE)
 
 
+def test_options_have_the_kernels_that_are_chosen_for_them(library: Path) -> None:
+    """Whatever other options have, also those before them with the same choice."""
+    source, name = prebuilt.Library(library), OPS["Hardshrink"].kernel_name
+    models = {op: bare(backends.model_of(RECORDS[op].plain)) for op in ("Hardshrink", "KlDiv")}
+    for kernels, expected in (([name], {"Hardshrink"}), (None, {*models}), ([], set()), ([name], {"Hardshrink"})):
+        options = source.register(None, kernels=kernels)
+        refused = {
+            op for op, model in models.items() if refusal(functools.partial(plain_session, options=options), model)
+        }
+        assert refused == {*models} - expected
+
+
 def test_library_of_another_interface(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one without any, such as that of other custom ops."""
     options = backends.options()

@@ -16,13 +16,24 @@ static oo_python_record python; /* only `fail` is used */
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* --- what Python passes for the session that this thread makes ----------------------------------------------------- */
+/* --- what Python passes for the options that this thread registers the library with, and the session that it makes -- */
+
+static _Thread_local struct {
+    int64_t count;
+    const char *const *names;
+} chosen = {-1, NULL}; /* kernels that are registered, -1 for all */
 
 static _Thread_local struct {
     int64_t count;
     const char *const *outputs, *const *labels;
 } names; /* descriptions of nodes by names of outputs; onnxruntime drops the names of nodes */
 static _Thread_local int64_t region; /* bytes of the first region of the session's memory arena */
+
+/* `prebuilt.Library.register`: sets the kernels. */
+static void choose_kernels(int64_t count, const char *const *kernels) {
+    chosen.count = count;
+    chosen.names = kernels;
+}
 
 /* `prebuilt.Library.naming`: sets the descriptions, 0 for none. */
 static void name_nodes(int64_t count, const char *const *outputs, const char *const *labels) {
@@ -497,26 +508,56 @@ static void complete(oo_declaration *own) {
         own->native.InferOutputShapeFn = (void *)infer_output_shape;
 }
 
-/* Adds the ops to a domain, which sessions use as long as the library is loaded. */
-static void *made_domain(void **domain) {
-    void *failure = oo_CreateCustomOpDomain(api, domain_name, domain);
-    for (int64_t i = 0; !failure && i < oo_declaration_count; i++) {
-        complete(&oo_declarations[i]);
-        failure = oo_CustomOpDomain_Add(api, *domain, &oo_declarations[i]);
+/* The ops of some sessions, which use it as long as the library is loaded. */
+typedef struct domain {
+    struct domain *next;
+    void *own;
+    char has[]; /* by declaration */
+} domain;
+
+static int is_chosen(const char *kernel) {
+    for (int64_t i = 0; i < chosen.count; i++)
+        if (!strcmp(chosen.names[i], kernel))
+            return 1;
+    return chosen.count < 0;
+}
+
+/* The domain with the chosen kernels, which is made if no registration has chosen the same ones. */
+static void *domain_of_chosen(void **found) {
+    static domain *domains;
+    size_t count = (size_t)oo_declaration_count;
+    domain *wanted = malloc(sizeof *wanted + count), *known = domains;
+    if (!wanted)
+        return no_memory();
+    for (size_t i = 0; i < count; i++)
+        wanted->has[i] = (char)is_chosen((const char *)oo_declarations[i].native.name);
+    while (known && memcmp(known->has, wanted->has, count))
+        known = known->next;
+    void *failure = NULL;
+    if (!known) {
+        failure = oo_CreateCustomOpDomain(api, domain_name, &wanted->own);
+        for (size_t i = 0; !failure && i < count; i++)
+            failure = wanted->has[i] ? oo_CustomOpDomain_Add(api, wanted->own, &oo_declarations[i]) : NULL;
     }
+    if (known || failure) {
+        free(wanted);
+    } else {
+        wanted->next = domains;
+        domains = known = wanted;
+    }
+    *found = known ? known->own : NULL;
     return failure;
 }
 
 /* What onnxruntime calls when the library is registered with SessionOptions; registrations may run at the same time. */
 EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
     static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
-    static void *domain;
     const void *own_api = base->get_api(OO_API_VERSION);
-    void *failure = NULL;
+    void *failure = NULL, *own = NULL;
     if (!own_api)
         return NULL; /* without an OrtApi there is no OrtStatus; onnxruntime has written why */
     pthread_mutex_lock(&busy);
-    if (!domain) {
+    if (!level) {
         int major = 0, minor = 0;
         api = own_api;
         python.fail = (int64_t)fail;
@@ -524,10 +565,12 @@ EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
         version_of_onnxruntime = major > 1 ? SAFE_OUTPUTS : minor;
         for (int64_t i = 0; i < oo_level_count && !level; i++)
             level = oo_runs(oo_levels[i].needs) ? &oo_levels[i] : NULL;
-        failure = level ? made_domain(&domain) : status("onnx_ops: the library has no code for this processor");
+        for (int64_t i = 0; i < oo_declaration_count && level; i++)
+            complete(&oo_declarations[i]);
     }
+    failure = level ? domain_of_chosen(&own) : status("onnx_ops: the library has no code for this processor");
     if (!failure)
-        failure = oo_AddCustomOpDomain(api, options, domain);
+        failure = oo_AddCustomOpDomain(api, options, own);
     pthread_mutex_unlock(&busy);
     return failure;
 }
@@ -539,6 +582,7 @@ static const char *level_name(void) { return level ? level->name : NULL; }
 EXPORTED const struct {
     int64_t version; /* raised with what follows */
     const char *(*level)(void);
+    void (*choose_kernels)(int64_t count, const char *const *kernels);
     void (*name_nodes)(int64_t count, const char *const *outputs, const char *const *labels);
     void (*set_region)(int64_t bytes);
-} onnx_ops_library = {1, level_name, name_nodes, set_region};
+} onnx_ops_library = {1, level_name, choose_kernels, name_nodes, set_region};
