@@ -20,8 +20,8 @@ from onnx_ops.library.objects import NATIVE, LibraryError, own_target
 
 FOLDER = Path(__file__).parents[1] / "build" / "tests"
 PACKAGE = Path(onnx_ops.__file__).parent
-PARTS = ("core", "integrations", "library", "loops", "ops", "runtime")
-"""Folders of the package that a library is made of."""
+FOLDERS = ("core", "library", "loops", "ops", "runtime")
+"""Those of the package that a library is made of."""
 
 
 def can_be_built() -> bool:
@@ -52,6 +52,6 @@ def _made_of() -> str:
     versions = [sys.version, np.__version__, numba.__version__, llvmlite.__version__]
     machine = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), *compiler(own_target())]
     digest = hashlib.sha256(" ".join(versions + machine).encode())
-    for file in sorted(file for part in PARTS for file in (PACKAGE / part).rglob("*.*") if file.suffix != ".pyc"):
+    for file in sorted(file for name in FOLDERS for file in (PACKAGE / name).rglob("*.*") if file.suffix != ".pyc"):
         digest.update(file.read_bytes())
     return digest.hexdigest()

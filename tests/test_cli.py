@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import built_library
 import cases
 import numpy as np
 import onnx
@@ -32,8 +33,9 @@ from onnx_ops.cli.console import LineConsole
 from onnx_ops.cli.inspection import Linked, inspect
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import ModelFileError, external_files, read_model, write_model
-from onnx_ops.integrations import sessions
+from onnx_ops.integrations import prebuilt, sessions
 from onnx_ops.integrations.examples import example_model
+from onnx_ops.library.objects import NATIVE
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.process import STATE
 
@@ -879,6 +881,24 @@ def test_doctor_without_kernels(no_kernels: str) -> None:
     text = run("doctor").stdout
     assert f"not registered: {no_kernels}" in text
     assert "all ops run here, as function bodies; there are no kernels" in text
+
+
+@pytest.mark.skipif(not built_library.can_be_built(), reason="there is no compiler of C")
+@pytest.mark.usefixtures("one_op")
+def test_doctor_with_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which kernels are used, and runs the ops on those that are compiled here too."""
+    path = str(built_library.library())
+    monkeypatch.setenv(prebuilt.VARIABLE, path)
+    examined = answer("doctor")
+    assert examined["kernels"] == {"registered": True, "reason": None, "library": path, "level": NATIVE}
+    ways = ("kernel", "portable body", "inlined", diagnosis.COMPILED)
+    assert {(o["way"], o["status"]) for o in examined["outcomes"]} == {(way, "passed") for way in ways}
+    text = run("doctor").stdout
+    assert f"for {NATIVE}" in text
+    assert "all ops run here, as kernels of the library, as kernels compiled here and as function bodies" in text
+    monkeypatch.setattr(diagnosis, "_compiled_here", lambda model: ort.InferenceSession(b"no model"))
+    assert [o["way"] for o in answer("doctor", code=FAILED)["outcomes"] if o["detail"]] == [diagnosis.COMPILED]
+    assert os.environ[prebuilt.VARIABLE] == path
 
 
 def test_doctor_without_numba() -> None:

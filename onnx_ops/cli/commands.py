@@ -208,8 +208,8 @@ def doctor(as_json: AsJson = False) -> None:
     JSON: ok; platform; versions, by package, null if not installed; unsupported, a list of package, version and
     supported (such as ">=1.23"); kernels, an object of registered, reason, library and level (null if they are compiled
     here); cache, an object of path, writable and problem (null, or why kernels cannot be loaded or saved there);
-    outcomes, a list of op, way ("kernel", "portable body" for the function body, "inlined"), status ("passed",
-    "failed", "unavailable") and detail.
+    outcomes, a list of op, way ("kernel", "portable body" for the function body, "inlined"; "compiled here" where there
+    is a library of the kernels and Numba too), status ("passed", "failed", "unavailable") and detail.
     """
     from onnx_ops.cli.diagnosis import diagnose
 

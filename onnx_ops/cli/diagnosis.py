@@ -104,10 +104,14 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Test this machine: run each op in each way."""
     here = kernels()
-    compile_ahead(link_with_calls(example_model(op))[1][0] for op in OPS.values())
-    outcomes = tuple(_outcome(op, way) for op in OPS.values() for way in WAYS)
+    _compile_ahead()
+    outcomes = tuple(_outcome(op, way, make) for op in OPS.values() for way, make in _ways().items())
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     return Diagnosis(platform.platform(), versions, _unsupported(), here, _cache(), outcomes)
+
+
+def _compile_ahead() -> None:
+    compile_ahead(link_with_calls(example_model(op))[1][0] for op in OPS.values())
 
 
 def kernels() -> Kernels:
@@ -173,11 +177,31 @@ def _inlined(model: onnx.ModelProto) -> ort.InferenceSession:
     return _session(inline(model), ort.SessionOptions())
 
 
-WAYS: Mapping[str, Callable[[onnx.ModelProto], ort.InferenceSession]] = {
+Way = Callable[[onnx.ModelProto], ort.InferenceSession]
+WAYS: Mapping[str, Way] = {
     "kernel": _on_kernel,
     FUNCTION_BODY: _on_function_body,
     "inlined": _inlined,
 }
+
+
+COMPILED = "compiled here"
+"""Another way, where there is a library of the kernels and what compiles them too: both must give the same results."""
+
+
+def _compiled_here(model: onnx.ModelProto) -> ort.InferenceSession:
+    with prebuilt.disregarded():
+        return _on_kernel(model)
+
+
+def _ways() -> Mapping[str, Way]:
+    if prebuilt.library() is None:
+        return WAYS
+    with prebuilt.disregarded():
+        if not kernels().registered:
+            return WAYS
+        _compile_ahead()
+    return {**WAYS, COMPILED: _compiled_here}
 
 
 def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -185,10 +209,10 @@ def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.Inferen
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _outcome(op: Op, way: str) -> Outcome:
+def _outcome(op: Op, way: str, make: Way) -> Outcome:
     expected = op.example.expected()
     try:
-        results = WAYS[way](example_model(op)).run(None, op.example.arrays())
+        results = make(example_model(op)).run(None, op.example.arrays())
     except KernelsUnavailableError as reason:
         return Outcome(op.name, way, Verdict.UNAVAILABLE, str(reason))
     except Exception as error:

@@ -176,6 +176,8 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from onnx_ops.cli.diagnosis import COMPILED
+
     cache = diagnosis.cache
     here = diagnosis.kernels
     source = f"of {here.library}, for {here.level}" if here.library else "compiled here"
@@ -207,6 +209,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     if failures:
         console.print(counted(len(failures), "failure"), style="red")
     elif diagnosis.kernels.registered:
-        console.print("all ops run here, as kernels and as function bodies", style="green")
+        both = " of the library, as kernels compiled here" if COMPILED in ways else ""
+        console.print(f"all ops run here, as kernels{both} and as function bodies", style="green")
     else:
         console.print("all ops run here, as function bodies; there are no kernels", style="yellow")

@@ -147,6 +147,20 @@ def _strings(texts: Collection[str]) -> Any:
     return (ctypes.c_char_p * len(texts))(*(text.encode(errors="surrogateescape") for text in texts))
 
 
+@contextlib.contextmanager
+def disregarded() -> Iterator[None]:
+    """Within this context, sessions of this process have kernels that are compiled here, also if there is a library."""
+    chosen = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = ""
+    try:
+        yield
+    finally:
+        if chosen is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = chosen
+
+
 def library() -> Library | None:
     """The library that sessions register; None if kernels are compiled."""
     chosen = os.environ.get(VARIABLE)
