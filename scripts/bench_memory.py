@@ -8,6 +8,7 @@ Trainer         `onnx_ops.Trainer` on the saved file, in a process that does not
 PyTorch         zero_grad(set_to_none=True), loss, backward, step of the fused optimizer
 PyTorch, hooks  a fused optimizer per parameter, which a hook calls as soon as the gradient is there, and then frees it
 C++             with --cpp: the trainer in C++, on the function bodies, with two sets of the state
+C++, kernels    with --cpp LIBRARY: the same with a library of the kernels, in place
 onnxruntime-training  with --onnxruntime-training: version 1.19.2 in an environment of its own, with onnx and torch
 """
 
@@ -74,21 +75,29 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6, help="that are measured after the first; default: %(default)s")
     parser.add_argument("--repeat", type=int, default=3, help="processes per row; default: %(default)s")
-    parser.add_argument("--cpp", action="store_true", help="also the trainer in C++, for which a compiler is needed")
+    parser.add_argument(
+        "--cpp",
+        nargs="?",
+        const="",
+        metavar="LIBRARY",
+        help="also the trainer in C++, for which a compiler is needed; and with LIBRARY, of onnx-ops build-library",
+    )
     parser.add_argument("--onnxruntime-training", type=Path, metavar="PYTHON", help="the interpreter that has it")
     parser.add_argument("--json", type=Path, default="build/bench_memory.json", metavar="PATH")
     options = parser.parse_args()
 
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as root, tqdm([WARM_UP, *options.network], unit="network") as progress:
-        program = compiled(PROGRAM, Path(root), "-O2") if options.cpp else None
+        program = compiled(PROGRAM, Path(root), "-O2") if options.cpp is not None else None
         for network in progress:
             progress.set_description(network)
             files = Files(Path(root), network)
             parameters = timing.in_own_process(capture, files)
             commands = {side: [sys.executable, "-m", "scripts.memory.sides", side] for side in SIDES}
             if program is not None:
-                commands["C++"] = [str(program)]
+                commands["C++"] = [str(program), ""]
+                if options.cpp:
+                    commands["C++, kernels"] = [str(program), str(Path(options.cpp).absolute())]
             if options.onnxruntime_training and timing.in_own_process(export_loss, files):
                 module = [str(options.onnxruntime_training), "-m", "scripts.memory.onnxruntime_training"]
                 subprocess.run([*module, "prepare", root, network], check=True)
@@ -99,7 +108,7 @@ def main() -> int:
                 side: median(run(command, files, options) for _ in range(options.repeat))
                 for side, command in commands.items()
             }
-            for side in (*SIDES, *commands.keys() & {"C++"}):
+            for side in (*SIDES, *commands.keys() & {"C++", "C++, kernels"}):
                 check_losses(f"{network}, {side}", measured[side].losses, measured[STANDARD].losses)
             rows += [Row(network, side, parameters, measurement) for side, measurement in measured.items()]
             shutil.rmtree(files.folder)
@@ -121,7 +130,7 @@ def capture(files: Files) -> int:
     step = onnx_ops.torch.training_step(
         module, network.loss, batch, network.optimizer(trained(module)), check=False, inference=False
     )
-    step.save(files.step)
+    step.save(files.step, prepared=True)
     names = onnx_ops.Step.of(step.model).batch(step.model)
     arrays = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
     np.savez(files.batch, **arrays)

@@ -62,6 +62,8 @@ class _Options(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("log_severity", ctypes.c_int32),
         ("kernels", ctypes.c_char_p),
+        ("keep_previous", ctypes.c_int32),
+        ("batch_dimension", ctypes.c_char_p),
     )
 
 
@@ -78,13 +80,36 @@ class CppError(Exception):
 
 
 class CppTrainer:
-    """A step with the trainer in C++, whose methods are those of `onnx_ops.Trainer`."""
+    """A step, or several by name, with the trainer in C++, whose methods are those of `onnx_ops.Trainer`."""
 
-    def __init__(self, path: Path, *, check_finite: bool = True, threads: int = 1, kernels: Path | None = None) -> None:
+    def __init__(
+        self,
+        step: Path | Mapping[str, Path],
+        *,
+        check_finite: bool = True,
+        threads: int = 1,
+        kernels: Path | None = None,
+        keep_previous: bool = False,
+        batch_dimension: str | None = None,
+    ) -> None:
         self._library = library()
         self._handle = ctypes.c_void_p()
-        options = _Options(check_finite, threads, 4, None if kernels is None else str(kernels).encode())
-        self._call("create", str(path).encode(), ctypes.byref(options), ctypes.byref(self._handle), own=False)
+        library_path, dimension = (None if text is None else str(text).encode() for text in (kernels, batch_dimension))
+        options = _Options(check_finite, threads, 4, library_path, keep_previous, dimension)
+        given = ctypes.byref(options), ctypes.byref(self._handle)
+        if isinstance(step, Mapping):
+            names, paths = (
+                (ctypes.c_char_p * len(step))(*(str(t).encode() for t in texts)) for texts in (step, step.values())
+            )
+            self._call("create_steps", names, paths, ctypes.c_size_t(len(step)), *given, own=False)
+        else:
+            self._call("create", str(step).encode(), *given, own=False)
+
+    def __getitem__(self, step: str) -> CppTrainer:
+        found = object.__new__(CppTrainer)
+        found._library, found._handle = self._library, ctypes.c_void_p()
+        self._call("get_step", step.encode(), ctypes.byref(found._handle))
+        return found
 
     def __del__(self) -> None:
         if self._handle:
@@ -99,6 +124,13 @@ class CppTrainer:
 
     def step(self, /, **batch: Array) -> dict[str, Array]:
         return self._arrays("step", *_given(batch))
+
+    def accumulate(self, /, **batch: Array) -> dict[str, Array]:
+        return self._arrays("accumulate", *_given(batch))
+
+    @property
+    def keeps_previous(self) -> bool:
+        return bool(self._library.onnx_ops_trainer_keeps_previous(self._handle))
 
     def evaluate(self, mode: str = "eval", /, **batch: Array) -> dict[str, Array]:
         return self._arrays("evaluate", mode.encode(), *_given(batch))

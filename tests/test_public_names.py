@@ -133,7 +133,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "onnx_ops.torch": {
         "Capture": "(model, state, inference, evaluation=None)",
-        "Capture.save": "(self, path, *, external=False, frozen=None)",
+        "Capture.save": "(self, path, *, external=False, frozen=None, prepared=False)",
         "CaptureError": "Error, ValueError",
         "MasterWeights": "(optimizer, params, **options)",
         "MasterWeights.step": "(self, closure=None)",

@@ -21,6 +21,8 @@ import pytest
 import steps
 from cpp_trainer import CppError, CppTrainer, library, program
 from onnx import TensorProto, helper, numpy_helper
+from test_several_steps import two_steps
+from test_workers import scaled_step
 
 import onnx_ops
 from models.digit_training import HIDDEN
@@ -31,7 +33,7 @@ from onnx_ops.graph.light import delimited
 from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
 from onnx_ops.training.checkpoints import open_checkpoint
-from onnx_ops.training.step_files import save_step, step_model
+from onnx_ops.training.step_files import prepare_step, save_step, step_model
 from scripts.compiling import MissingError
 from scripts.examples.cpp import files
 
@@ -61,8 +63,8 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(model: onnx.ModelProto, folder: Path, **options: Any) -> tuple[onnx_ops.Trainer, CppTrainer]:
-    """The trainers of a step, in Python and in C++."""
-    onnx.save(model, folder / "step.onnx")
+    """The trainers of a step with prepared graphs, in Python and in C++."""
+    prepare_step(model, folder / "step.onnx")
     here = onnx_ops.Trainer(folder / "step.onnx", backends.options(), **options)
     return here, CppTrainer(folder / "step.onnx", **options)
 
@@ -178,6 +180,138 @@ def test_averages_are_exported(tmp_path: Path) -> None:
     here, there = both(steps.whole_step(), tmp_path)
     assert refused(lambda: here.export(target, averaged=True), lambda: there.export(target, averaged=True))
     assert not target.exists()
+
+
+# --- accumulated gradients, several steps -----------------------------------------------------------------------------
+
+
+def called(trainer: Any, call: str, batch: dict[str, Array]) -> dict[str, Array]:
+    """What `step` or `accumulate` of a trainer returns."""
+    found: dict[str, Array] = getattr(trainer, call)(**batch)
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [perceptron, reader, linear, lambda: linear(np.float64)],
+    ids=["digits", "lines", "linear", "float64"],
+)
+def test_accumulated_gradients(
+    make: Callable[[], tuple[onnx.ModelProto, list[dict[str, Array]]]], tmp_path: Path
+) -> None:
+    """The same bits as in Python of several updates, of batches of other sizes, with refused batches between them."""
+    model, batches = make()
+    here, there = both(model, tmp_path)
+    for number, call in enumerate(["accumulate", "step", "accumulate", "accumulate", "step", "step", "accumulate"]):
+        batch = batches[number % len(batches)]
+        nan = {name: np.full_like(a, np.nan) if a.dtype.kind == "f" else a for name, a in batch.items()}
+        for wrong in (nan, dict(list(batch.items())[:1])):
+            assert refused(*(functools.partial(called, trainer, call, wrong) for trainer in (here, there)))
+        assert_same(called(there, call, batch), called(here, call, batch))
+        assert_same(there.state_dict(), here.state_dict())
+    assert_same(there.step(), here.step())  # of the accumulated gradients alone
+    assert_same(there.state_dict(), here.state_dict())
+    for trainer in (here, there):
+        trainer.accumulate(**batches[0])
+        trainer.load_state_dict(trainer.state_dict())  # discards them
+    assert refused(here.step, there.step)
+    assert_same(there.step(**batches[1]), here.step(**batches[1]))
+    assert_same(there.state_dict(), here.state_dict())
+
+
+DRAWING = """
+    size = Size (x)
+    nought = Sub (size, size)
+    drawn = Add (seed, nought)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("seed", [3, 2**40 + 5, -7])
+def test_seeds_counters_and_rounding(dtype: str, seed: int, tmp_path: Path) -> None:
+    """Each batch has a seed of its own, a buffer counts them, and gradients of 16 bits are rounded once."""
+    here, there = both(scaled_step(dtype, body=DRAWING, drawn="int64"), tmp_path)
+    rng = np.random.default_rng(0)
+    for trainer in (here, there):
+        trainer.load_state_dict({"seed": np.array(seed)}, strict=False)
+    for call in ("accumulate", "accumulate", "accumulate", "step", "accumulate", "step"):
+        batch = {"x": rng.normal(size=(2, 2)).astype(np.float16 if dtype == "float16" else np.float32)}
+        assert_same(called(there, call, batch), called(here, call, batch))
+        assert_same(there.state_dict(), here.state_dict())
+
+
+def test_conditions_of_accumulated_batches(tmp_path: Path) -> None:
+    """A step that cannot be cut says why; one with conditions refuses a batch as it does in a step."""
+    here, there = both(steps.conditional_step(), tmp_path)
+    batch = steps.conditional_batches()[0]
+    assert refused(lambda: here.accumulate(**batch), lambda: there.accumulate(**batch))
+    onnx.save(steps.whole_step(), tmp_path / "step.onnx")
+    with pytest.raises(CppError, match=r"no graphs for the accumulation of gradients: .*prepared=True"):
+        CppTrainer(tmp_path / "step.onnx").accumulate(**steps.batch())
+
+
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_loss_of_accumulated_batches(check_finite: bool, tmp_path: Path) -> None:
+    here, there = both(scaled_step(), tmp_path, check_finite=check_finite)
+    for value in (np.inf, 1):
+        batch = {"x": np.full((1, 2), value, np.float32)}
+        message = refused(lambda: here.accumulate(**batch), lambda: there.accumulate(**batch))  # noqa: B023
+        assert bool(message) == (check_finite and value == np.inf)
+    assert_same(there.step(**batch), here.step(**batch))
+    assert_same(there.state_dict(), here.state_dict())
+
+
+def test_several_steps(tmp_path: Path) -> None:
+    """They share one state; checkpoints are those of Python."""
+    paths = {name: tmp_path / f"{name}.onnx" for name in ("moving", "fixed")}
+    for name, model in two_steps().items():
+        prepare_step(model, paths[name])
+    here, there = onnx_ops.Trainer(paths, backends.options()), CppTrainer(paths)
+    for number, (name, call) in enumerate(
+        [("moving", "step"), ("fixed", "step"), ("fixed", "accumulate"), ("moving", "step"), ("fixed", "step")]
+    ):
+        batch = steps.batch(1 + number, seed=number)
+        assert_same(called(there[name], call, batch), called(here[name], call, batch))
+        assert_same(there.state_dict(), here.state_dict())
+        here[name].learning_rate = there[name].learning_rate = 0.25 / (1 + number)
+        assert_same(there[name].predict(x=batch["x"]), here[name].predict(x=batch["x"]))
+    for trainer, name in ((here, "here"), (there, "there")):
+        trainer.save(tmp_path / name, {"epoch": "3"})
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
+    there.load(tmp_path / "here")
+    rates = {"fixed.learning_rate": np.array(-1, np.float32)}
+    for use in (
+        lambda trainer: trainer.step(**batch),
+        lambda trainer: trainer.learning_rate,
+        lambda trainer: trainer["other"],
+        lambda trainer: trainer.load_state_dict(rates, strict=False),
+    ):
+        assert refused(lambda: use(here), lambda: use(there))  # noqa: B023
+    changed = two_steps()["fixed"]
+    for change in ("start", "role"):
+        if change == "role":
+            step = onnx_ops.Step.of(changed)
+            onnx_ops.Step({**step.roles, "mean": onnx_ops.InputRole.PARAMETER}, step.tied).write_into(changed)
+        else:
+            tensor = next(tensor for tensor in changed.graph.initializer if tensor.name == "mean")
+            tensor.CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "mean"))
+        onnx.save(changed, paths["fixed"])
+        assert refused(*(functools.partial(make, paths) for make in (onnx_ops.Trainer, CppTrainer)))
+    assert refused(*(functools.partial(make, {}) for make in (onnx_ops.Trainer, CppTrainer)))
+
+
+def test_batch_dimension(tmp_path: Path) -> None:
+    model = steps.whole_step()
+    model.graph.input[-1].type.tensor_type.shape.dim[0].dim_param = "M"
+    here, there = both(model, tmp_path)
+    batch = steps.batch()
+    assert refused(lambda: here.accumulate(**batch), lambda: there.accumulate(**batch))
+    here, there = both(model, tmp_path, batch_dimension="M")
+    assert_same(there.accumulate(**batch), here.accumulate(**batch))
+    assert_same(there.step(**batch), here.step(**batch))
+    assert_same(there.state_dict(), here.state_dict())
+    path = tmp_path / "step.onnx"
+    assert refused(*(lambda m=m: m(path, batch_dimension="K") for m in (onnx_ops.Trainer, CppTrainer)))
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

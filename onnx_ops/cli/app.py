@@ -11,6 +11,7 @@ import typer
 from onnx_ops.cli import arrays, ascend, commands, trained
 from onnx_ops.cli.library import build_library
 from onnx_ops.cli.migration import migrate
+from onnx_ops.cli.preparation import prepare
 from onnx_ops.cli.terminal import NAME, SILENT
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
@@ -64,6 +65,7 @@ app.command()(build_library)
 app.command()(train)
 app.command()(trained.evaluate)
 app.command()(trained.export)
+app.command()(prepare)
 app.command()(migrate)
 app.command()(arrays.run)
 app.command()(arrays.compare)

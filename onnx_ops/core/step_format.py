@@ -77,6 +77,24 @@ INFERENCE = "inference"
 EVALUATION = "evaluation"
 """The function of that domain that is the loss in evaluation mode."""
 
+IN_PLACE = "in_place"
+"""The function of that domain with the step whose state can be updated in place."""
+
+ACCUMULATION = "accumulation"
+"""The function of that domain with the part of the step that adds gradients to their means."""
+
+COUNTERS = "counters"
+"""The function of that domain with the buffers that change with each batch, but depend on no gradient."""
+
+UPDATE = "update"
+"""The function of that domain with the update from means of gradients."""
+
+CHECK_FINITE = "onnx_ops.check_finite"
+"""An input of these graphs, a bool: whether a loss that is not finite is refused; some have no such check."""
+
+PREPARED_METADATA = "onnx_ops.prepared"
+"""Of a model in one of the last four: the names of its inputs and outputs that are not those of the step."""
+
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 

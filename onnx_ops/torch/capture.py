@@ -65,7 +65,14 @@ class Capture:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {summary(self.model)}>"
 
-    def save(self, path: str | os.PathLike[str], *, external: bool = False, frozen: str | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        external: bool = False,
+        frozen: str | None = None,
+        prepared: bool = False,
+    ) -> None:
         """Write a self-contained, linked step file, in which the initial state is the default values of the inputs.
 
         Above 2 GiB, which is protobuf's limit, or with `external`, the state is written into a second file, as external
@@ -80,6 +87,8 @@ class Capture:
             frozen: name of a safetensors file in the same folder, such as "base.safetensors", for the parameters and
                 buffers that the step does not change, in place of the second file. It is written if it does not exist;
                 else it must have their values. So several steps, such as those of several adapters, share one file.
+            prepared: whether to add the graphs with which the trainer in C and C++ updates the state in place, and
+                accumulates gradients; `onnx_ops.Trainer` makes them itself.
 
         Raises:
             OSError: a file that cannot be read or written.
@@ -95,6 +104,7 @@ class Capture:
             external=external,
             frozen=frozen,
             evaluation=self.evaluation,
+            prepared=prepared,
         )
 
 

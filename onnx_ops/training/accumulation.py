@@ -68,16 +68,10 @@ class Accumulation:
         counted: tuple[str, int] | None,
         checks: Checks,
     ) -> None:
-        with refusals_as_step_errors("the step cannot be cut at its gradients"):
-            parts = partition(model)
-        (local,) = parts.local
-        read = {value.name for value in parts.shared.graph.input}
-        gradients = {
-            value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
-        }
-        self._checks = checks.of_part(local.model)
+        graphs = AccumulationGraphs.of(model, checks)
+        gradients, averaging = graphs.gradients, graphs.averaging
+        self._checks = checks.of_part(averaging.model)
         self._conditions = self._checks.tensors()
-        averaging = _averaging(local.model, gradients, self._checks)
 
         self._state, self._counted = state, counted
         self._means = {name: _zero(_wide(tensor)) for name, tensor in gradients.items()}
@@ -95,8 +89,7 @@ class Accumulation:
             averaging.value: self._value,
             **self._conditions,
         }
-        bound = {**gradients, **self._conditions}
-        outputs = {n: t for n, t in declared_types(local.model.graph.output).items() if n not in bound}
+        outputs = {n: t for n, t in declared_types(averaging.model.graph.output).items() if n not in written}
         self._buffers = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
         self._gradients = BoundSession(
             session(averaging.model),
@@ -104,7 +97,7 @@ class Accumulation:
             [written, written],
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
-        counters = _counters(model, parts.shared, gradients)
+        counters = graphs.counters
         self._counters = (
             None
             if counters is None
@@ -121,7 +114,7 @@ class Accumulation:
         averages = self._means | self._rounded
         sets = state.sets
         self._updates = UpdateSession(
-            parts.shared, state, session, lambda tensors: {**tensors, **averages}, checks.of_part(parts.shared)
+            graphs.update, state, session, lambda tensors: {**tensors, **averages}, checks.of_part(graphs.update)
         )
         assert state.sets is sets, "the sessions of the same state must have the same sets of tensors"
         self.batches = 0
@@ -214,11 +207,11 @@ class Accumulation:
         return found
 
 
-# --- the part with the gradients --------------------------------------------------------------------------------------
+# --- the parts --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Averaging:
+class Averaging:
     """A model that updates means of gradients.
 
     Attributes:
@@ -237,17 +230,59 @@ class _Averaging:
     value: str
 
 
-def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], checks: Checks) -> _Averaging:
+@dataclass(frozen=True)
+class AccumulationGraphs:
+    """A step that is cut at its gradients.
+
+    Attributes:
+        gradients: the types of the gradients that the update reads, by name.
+        averaging: updates their means.
+        update: the update from the values of the gradients, which are inputs.
+        counters: the part of the update with the buffers that change with each batch; None if there are none.
+    """
+
+    gradients: Mapping[str, TensorType]
+    averaging: Averaging
+    update: onnx.ModelProto
+    counters: onnx.ModelProto | None
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, checks: Checks, check_finite: str = "") -> AccumulationGraphs:
+        """Cut a step.
+
+        Args:
+            model: the step.
+            checks: the checks of the step's outputs.
+            check_finite: as for `in_place`.
+
+        Raises:
+            StepError: a step that cannot be cut at its gradients.
+        """
+        with refusals_as_step_errors("the step cannot be cut at its gradients"):
+            parts = partition(model)
+        (local,) = parts.local
+        read = {value.name for value in parts.shared.graph.input}
+        gradients = {
+            value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
+        }
+        averaging = _averaging(local.model, gradients, checks.of_part(local.model), check_finite)
+        return cls(gradients, averaging, parts.shared, _counters(model, parts.shared, gradients))
+
+
+def _averaging(
+    model: onnx.ModelProto, gradients: Mapping[str, TensorType], checks: Checks, check_finite: str
+) -> Averaging:
     """Add the means of gradients to a model that computes them.
 
     Args:
         model: the part of a step with the gradients.
         gradients: the outputs that are replaced by their means, and their types.
         checks: the checks of outputs for which a run fails.
+        check_finite: as for `in_place`.
     """
     names = Names.of(model)
     samples, count = names.new("samples"), names.new("count")
-    averaging = _Averaging(
+    averaging = Averaging(
         onnx.ModelProto(),
         {name: names.new(f"mean.{name}") for name in gradients},
         samples,
@@ -279,6 +314,9 @@ def _averaging(model: onnx.ModelProto, gradients: Mapping[str, TensorType], chec
         value = add("ReduceSum", [add("Cast", [checks.loss], to=TensorProto.DOUBLE)], averaging.value, keepdims=0)
         refused = add("Or", [add("IsNaN", [value]), add("IsInf", [value])])
         single = add("Equal", [add("Size", [checks.loss]), constant(np.array(1, np.int64))])
+        if check_finite:
+            graph.input.append(helper.make_tensor_value_info(check_finite, TensorProto.BOOL, []))
+            single = add("And", [single, check_finite])
         accepted = add("Not", [add("And", [refused, single])])
     table = constant(np.ones(1))
     if checks.conditions:

@@ -81,12 +81,13 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, np.ndarray]]:
             yield node.output[0], numpy_helper.to_array(attribute.t) if known else np.zeros(0)
 
 
-def in_place(model: onnx.ModelProto, loss: str | None) -> InPlaceStep | None:
+def in_place(model: onnx.ModelProto, loss: str | None, check_finite: str = "") -> InPlaceStep | None:
     """A copy of a step whose outputs `next.<x>` may be bound to the memory of their inputs `<x>`.
 
     Args:
         model: the step.
         loss: the output for which a run fails before the first update if it is NaN or infinite; None if there is none.
+        check_finite: name of a further input, a bool, for whether it does; empty if it always does.
 
     Returns:
         The rewritten step; None if it cannot be rewritten, as where it reports a parameter as it is.
@@ -101,7 +102,7 @@ def in_place(model: onnx.ModelProto, loss: str | None) -> InPlaceStep | None:
         if copied := rewriting.next_values_that_are_inputs():
             _copy_values(copy, copied)
             rewriting = _Rewriting(copy)
-        return rewriting.result(loss)
+        return rewriting.result(loss, check_finite)
     except _CannotRewriteError:
         return None
 
@@ -171,13 +172,13 @@ class _Rewriting:
             raise _CannotRewriteError
         return found
 
-    def result(self, loss: str | None) -> InPlaceStep:
+    def result(self, loss: str | None, check_finite: str) -> InPlaceStep:
         graph = self._model.graph
         self._passed = self._names.new("passed")
         self._guard = self._guard_position([name for name in self._outputs if not name.startswith(NEXT)], loss)
         for name in self._changed:
             self._order_update(name)
-        self._write_guard(loss)
+        self._write_guard(loss, check_finite)
         nodes = []
         for i, node in enumerate(self._nodes):
             nodes.extend(self._inserted[i])
@@ -214,12 +215,12 @@ class _Rewriting:
                 self._awaited.append(name)
         return max((self._producer[name] + 1 for name in self._awaited), default=0)
 
-    def _write_guard(self, loss: str | None) -> None:
+    def _write_guard(self, loss: str | None, check_finite: str) -> None:
         """Compute `passed` before the guard's position; what is refused ends the run by an invalid index."""
         following, self._inserted[self._guard] = self._inserted[self._guard], []
         one = self._constant("one", np.ones(1, np.float32))
         found = one
-        refused = [] if loss is None else [self._not_finite(loss)]
+        refused = [] if loss is None else [self._not_finite(loss, check_finite)]
         if CONDITIONS in self._awaited:
             found = self._barrier(self._guard, found, CONDITION_NUMBERS, "numbers")  # they are in the error message
             violated = self._insert(self._guard, "Not", [CONDITIONS], "violated")
@@ -241,14 +242,17 @@ class _Rewriting:
             self._insert(self._guard, "Identity", [one], self._passed, named=self._passed)
         self._inserted[self._guard] += following
 
-    def _not_finite(self, loss: str) -> str:
-        """1 if the loss is NaN or infinite, else 0, as int64 of its shape."""
+    def _not_finite(self, loss: str, check_finite: str) -> str:
+        """1 if the loss is NaN or infinite and is checked, else 0, as int64 of its shape."""
         value = loss
         if self.dtype(loss) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
             value = self._insert(self._guard, "Cast", [loss], "loss_float", to=TensorProto.FLOAT)
         nan = self._insert(self._guard, "IsNaN", [value], "loss_is_nan")
         infinite = self._insert(self._guard, "IsInf", [value], "loss_is_inf")
         either = self._insert(self._guard, "Or", [nan, infinite], "loss_is_not_finite")
+        if check_finite:
+            self._model.graph.input.append(helper.make_tensor_value_info(check_finite, TensorProto.BOOL, []))
+            either = self._insert(self._guard, "And", [either, check_finite], "loss_is_refused")
         return self._insert(self._guard, "Cast", [either], "loss_index", to=TensorProto.INT64)
 
     # --- the updates ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from onnx_ops.linking.link import link
 from onnx_ops.training.arrays import check_state
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
 from onnx_ops.training.inference import carried_function, with_carried
+from onnx_ops.training.prepared import prepare, remove_prepared
 from onnx_ops.training.step import Step, frozen_names
 from onnx_ops.training.weights import check_files, fill, save_model, share_weights
 
@@ -72,21 +73,23 @@ def step_model(
         StepError: a model that is no step; a state or a further graph that does not fit it.
         OpError, LinkError: as `link`.
     """
-    whole = _light_step_model(model, state, inference, evaluation)
+    whole = _linked_step(model, state, inference, evaluation)
+    _add_placeholders(whole, state)
     fill(whole, state)
     return whole
 
 
 def save_step(
     model: onnx.ModelProto,
-    state: Mapping[str, np.ndarray],
+    state: Mapping[str, Source],
     inference: onnx.ModelProto | None,
     path: Path,
     *,
     external: bool,
     frozen: str | None = None,
     evaluation: onnx.ModelProto | None = None,
-) -> None:
+    prepared: bool = False,
+) -> list[str]:
     """Write the model of a step file, as of `step_model`, without a copy of the state.
 
     Args:
@@ -95,19 +98,26 @@ def save_step(
             the extension is that of a text format of ONNX, the state is written as text.
         frozen: name of a safetensors file in the same folder for the parameters and buffers that the step does not
             change, as for `share_weights`; not together with `external`, nor in a text format.
+        prepared: whether to add the graphs of `prepare`.
+
+    Returns:
+        The names of the graphs that were added.
 
     Raises:
         As `step_model`, `share_weights` and `save_model`.
     """
+    whole = _linked_step(model, state, inference, evaluation)
+    added = prepare(whole) if prepared else []
+    _add_placeholders(whole, state)
     if not is_protobuf(path):
         if frozen is not None:
             raise ModelFileError(f"cannot write {path}: a step in a text format has its state in one file")
-        onnx.save(step_model(model, state, inference, evaluation), path)
-        return
-    whole = _light_step_model(model, state, inference, evaluation)
+        fill(whole, state)
+        onnx.save(whole, path)
+        return added
     if frozen is None:
         save_model(whole, state, path, f"{path.stem}.safetensors", external=external)
-        return
+        return added
     shared = {name: state[name] for name in frozen_names(model)}
     own = {name: array for name, array in state.items() if name not in shared}
     if external or sum(array.nbytes for array in own.values()) + whole.ByteSize() > MOST_BYTES:
@@ -120,21 +130,43 @@ def save_step(
         raise ModelFileError(f"cannot write {frozen}: expected the name of a file in the folder of {path}")
     share_weights(whole, shared, path.parent / frozen)
     save_model(whole, own, path, f"{path.stem}.safetensors", external=False)
+    return added
 
 
-def _light_step_model(
+def prepare_step(source: StepSource, path: Path, *, external: bool = False) -> list[str]:
+    """Write a step with the graphs of `prepare`, which trainers in other languages need.
+
+    Args:
+        source: the step.
+        path, external: as for `save_step`; the path may be that of the source.
+
+    Returns:
+        The names of the graphs.
+
+    Raises:
+        As `open_step` and `save_step`.
+    """
+    model, start = open_step(source)
+    return save_step(model, start, None, path, external=external, prepared=True)
+
+
+def _linked_step(
     model: onnx.ModelProto,
-    state: Mapping[str, np.ndarray],
+    state: Mapping[str, Source],
     inference: onnx.ModelProto | None,
     evaluation: onnx.ModelProto | None,
 ) -> onnx.ModelProto:
-    """As `step_model`, with placeholders for the start values."""
+    """As `step_model`, without the start values."""
     step = Step.of(model)
     check_state(step.state(model), state)
     whole = link(_with_graphs(model, inference, evaluation))
     _remove_state(whole, step)
-    whole.graph.initializer.extend(placeholder(name, state[name]) for name in step.roles)
     return whole
+
+
+def _add_placeholders(model: onnx.ModelProto, state: Mapping[str, Source]) -> None:
+    """Add an initializer without contents for each input of the state."""
+    model.graph.initializer.extend(placeholder(name, state[name]) for name in Step.of(model).roles)
 
 
 def _with_graphs(
@@ -151,8 +183,8 @@ def open_step(step: StepSource) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
     """Read a step.
 
     Returns:
-        A copy of the model without start values, external data embedded; and the start values, by name. Those of a file
-        are read from it later, unless they are small.
+        A copy of the model without start values and prepared graphs, external data embedded; and the start values, by
+        name. Those of a file are read from it later, unless they are small.
 
     Raises:
         OSError, ModelFileError: a file, or external data, that cannot be read.
@@ -177,6 +209,7 @@ def open_step(step: StepSource) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
         model, start = load_model(step.model), dict(step.state)
         model = _with_graphs(model, step.inference, step.evaluation)
         _remove_state(model, Step.of(model))
+    remove_prepared(model)
     light = onnx.ModelProto()  # protobuf frees what is removed from a message only with the whole message
     light.CopyFrom(model)
     return light, start

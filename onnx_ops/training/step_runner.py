@@ -21,7 +21,7 @@ from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.conditions import Condition, check_conditions
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
-from onnx_ops.training.in_place import in_place
+from onnx_ops.training.in_place import InPlaceStep, in_place
 from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 
@@ -109,6 +109,13 @@ class Checks:
             check_loss(self.loss, found[self.loss])
 
 
+def checked_in_place(model: onnx.ModelProto, checks: Checks, check_finite: str = "") -> InPlaceStep | None:
+    """As `in_place`, for the checks of a step; None also if the loss may have several numbers."""
+    if checks.loss is not None and _one_number(model, checks.loss) is None:
+        return None
+    return in_place(model, checks.loss, check_finite)
+
+
 class UpdateSession:
     """A session that computes the next values of the state, in place unless the state keeps the previous ones.
 
@@ -137,10 +144,8 @@ class UpdateSession:
         outputs: dict[str, Tensor] = {}
         if not state.keeps_previous:
             number = _one_number(model, checks.loss)
-            rewritten = None
-            if checks.loss is None or number is not None:
-                with refusals_as_step_errors("the step cannot be run"):
-                    rewritten = in_place(model, checks.loss)
+            with refusals_as_step_errors("the step cannot be run"):
+                rewritten = checked_in_place(model, checks)
             if rewritten is None:
                 state.keep_previous()
             else:

@@ -1,6 +1,8 @@
 // Trains a network with the trainer in C++, as sides.py with the others, and prints the measurement as JSON:
 //
-//     trainer ROOT NETWORK --steps STEPS --threads THREADS
+//     trainer KERNELS ROOT NETWORK --steps STEPS --threads THREADS
+//
+// KERNELS is a library of custom ops; "" for none.
 #include <chrono>
 #include <cstdio>
 #include <onnx_ops/trainer.hpp>
@@ -19,12 +21,13 @@ long long status(const std::string &name) {
 void reset_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
 
 /// The batch, in memory before anything is measured, as in the other sides.
-void measure(const std::filesystem::path &folder, int steps, int threads, bool print) {
+void measure(const std::filesystem::path &folder, const char *kernels, int steps, int threads, bool print) {
   const onnx_ops::Tensors batch = onnx_ops::read_tensors(folder / "batch.safetensors");
   const long long level = status("VmRSS");
   reset_peak();
   onnx_ops::TrainerOptions options;
   options.threads = threads;
+  options.kernels = kernels;
   onnx_ops::Trainer trainer(folder / "step.onnx", options);
   std::vector<double> losses, seconds;
   long long loading = 0;
@@ -48,9 +51,9 @@ void measure(const std::filesystem::path &folder, int steps, int threads, bool p
 }  // namespace
 
 int main(int count, char **arguments) {
-  if (count != 7) return 2;
-  const std::filesystem::path root = arguments[1];
-  const int steps = std::atoi(arguments[4]), threads = std::atoi(arguments[6]);
-  measure(root / "linear layer", 1, threads, false);
-  measure(root / arguments[2], steps, threads, true);
+  if (count != 8) return 2;
+  const std::filesystem::path root = arguments[2];
+  const int steps = std::atoi(arguments[5]), threads = std::atoi(arguments[7]);
+  measure(root / "linear layer", arguments[1], 1, threads, false);
+  measure(root / arguments[3], arguments[1], steps, threads, true);
 }

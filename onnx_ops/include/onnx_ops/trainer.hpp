@@ -36,6 +36,13 @@
 
 #include "onnxruntime.hpp"
 
+#if defined(__unix__) || defined(__APPLE__)
+#define ONNX_OPS_POSIX
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#endif
+
 namespace onnx_ops {
 
 // --- errors ----------------------------------------------------------------------------------------------------------
@@ -43,6 +50,11 @@ namespace onnx_ops {
 /// A model that is no training step, or a state, batch or checkpoint that does not fit one.
 struct StepError : Error {
   using Error::Error;
+};
+
+/// A state that a step has updated only in part before it failed; another one must be loaded.
+struct StateLostError : StepError {
+  using StepError::StepError;
 };
 
 /// A file that cannot be read or written.
@@ -282,6 +294,172 @@ struct TensorType {
   }
 };
 
+// --- the trainer ------------------------------------------------------------------------------------------------------
+
+/// How a Trainer is made.
+struct TrainerOptions {
+  /// Whether a step whose loss is NaN or infinite throws a StepError and leaves the state as it was. The loss is the first
+  /// reported output, if it is one floating number. Steps that scale their loss are not checked: they skip the update.
+  bool check_finite = true;
+  /// Threads of an operator; 0 for all cores.
+  int threads = 0;
+  /// The least severe messages that onnxruntime logs: 0 verbose, 1 information, 2 warnings, 3 errors, 4 fatal errors.
+  int log_severity = 2;
+  /// A library with custom ops, such as the kernels of onnx_ops; without one the function bodies in the file are run.
+  std::filesystem::path kernels;
+  /// Session configuration entries of onnxruntime, by key.
+  std::map<std::string, std::string> session_config;
+  /// Whether steps write to a second set of tensors, which needs the memory of what they change once more.
+  bool keep_previous = false;
+  /// Name of the dimension whose size is the number of samples; needed by `accumulate` if the first axes of the batch's inputs
+  /// have different names.
+  std::string batch_dimension;
+};
+
+/// The result of loading a state.
+struct IncompatibleKeys {
+  std::vector<std::string> missing;     // names that the loaded state lacks; their values have not changed
+  std::vector<std::string> unexpected;  // names that the step does not have
+};
+
+/// A step of a Trainer with several steps, as `trainer["generator"]` returns it.
+class TrainerStep {
+ public:
+  /// The types of the tensors of `step`, by name.
+  const Named<TensorType> &batch_inputs() const;
+  bool has_inference_graph() const;
+  bool has_evaluation_graph() const;
+
+  /// Makes one step; returns the reported outputs, the loss among them. After `accumulate` the batch may be empty.
+  ///
+  /// Throws StepError: tensors of wrong names, types or shapes; dimensions of one name with different sizes, or with sizes
+  /// outside the bounds of the capture; indices out of range; a condition of the step that is violated; a loss that is not
+  /// finite. OnnxruntimeError: a run that fails. After these the state is as before. StateLostError: a run that has failed
+  /// during the update of a state in place, now or before.
+  Tensors step(const Tensors &batch);
+
+  /// Adds the gradients of a batch to those that the next `step` applies: it makes one update, from the mean of the gradients
+  /// over the samples of all their batches. The loss must be the mean over the samples of a batch.
+  ///
+  /// Returns the reported outputs that do not depend on the gradients. Throws as `step`, after which the accumulated gradients
+  /// are as before; StepError also for a batch that failed while its gradients were added, after which there are none, and for
+  /// a step file without the graphs of Capture.save(..., prepared=True).
+  Tensors accumulate(const Tensors &batch);
+
+  /// The loss and the further reported outputs on the current state, which does not change.
+  ///
+  /// mode: "eval" for the loss in evaluation mode, of a step captured with evaluation=True; "train" for the loss as the step
+  /// computes it. Throws StepError as `step`, and for a step without evaluation graph.
+  Tensors evaluate(const Tensors &batch, const std::string &mode = "eval");
+
+  /// The outputs of the inference graph on the current state.
+  Tensors infer(const Tensors &inputs);
+
+  /// Writes the inference graph with the current parameters and buffers, as an ONNX model; above 2 GiB they are external data,
+  /// in a file with ".data" appended to its name. `averaged` writes the averages of weights that the step updates in place of
+  /// the weights.
+  void export_model(const std::filesystem::path &path, bool averaged = false) const;
+
+  /// The learning rates of the parameter groups, or of the only one.
+  std::vector<double> learning_rates() const;
+  double learning_rate() const;
+  /// Sets one learning rate for each parameter group, or the same for all; StepError for one that is not finite or less than 0.
+  void set_learning_rates(const std::vector<double> &rates);
+  void set_learning_rate(double rate);
+
+  /// The seed of the random numbers of the next step.
+  std::int64_t seed() const;
+  void set_seed(std::int64_t seed);
+
+  /// Copies of the state of this step, by the names of its inputs.
+  Tensors state() const;
+
+  TrainerStep(TrainerStep &&) noexcept;
+  ~TrainerStep();
+
+ private:
+  friend class Trainer;
+  struct Own;
+  explicit TrainerStep(std::unique_ptr<Own> own);
+  std::unique_ptr<Own> own_;
+};
+
+/// Trains with a training step, or with several that share one state.
+///
+/// With kernels, and a step file that has the graphs of Capture.save(..., prepared=True), steps update the state in place. One
+/// that is refused leaves it as it was; one that fails during its update throws a StateLostError, and another state must be
+/// loaded. Else there are two sets of tensors, of which a step reads one and writes the other: no step that fails changes the
+/// state. A trainer is not thread-safe.
+///
+/// Steps that are captured from one model share parameters and buffers of the same name. Optimizer state, seed and learning
+/// rates are of each step, and have its name before their own in the state:
+///
+///     onnx_ops::Trainer trainer({{"generator", "generator.onnx"}, {"discriminator", "discriminator.onnx"}});
+///     trainer["generator"].step({{"noise", noise}});
+class Trainer {
+ public:
+  /// Reads the file of a step, and the external data beside it.
+  ///
+  /// Throws FileError, ModelError, StepError: a file that cannot be read; no model; no training step, or one that
+  /// onnxruntime refuses; steps that do not fit one state.
+  explicit Trainer(const std::filesystem::path &path, const TrainerOptions &options = {});
+  /// Reads the files of several steps, by their names.
+  explicit Trainer(const Named<std::filesystem::path> &steps, const TrainerOptions &options = {});
+  Trainer(Trainer &&) noexcept;
+  Trainer &operator=(Trainer &&) noexcept;
+  ~Trainer();
+
+  /// The step of a name; StepError if there is none.
+  TrainerStep &operator[](const std::string &step);
+  /// The step of a trainer that has one; StepError for a trainer with several.
+  TrainerStep &only() const;
+
+  // Those of the only step, as of TrainerStep.
+  const Named<TensorType> &batch_inputs() const { return only().batch_inputs(); }
+  bool has_inference_graph() const { return only().has_inference_graph(); }
+  bool has_evaluation_graph() const { return only().has_evaluation_graph(); }
+  Tensors step(const Tensors &batch) { return only().step(batch); }
+  Tensors accumulate(const Tensors &batch) { return only().accumulate(batch); }
+  Tensors evaluate(const Tensors &batch, const std::string &mode = "eval") { return only().evaluate(batch, mode); }
+  Tensors infer(const Tensors &inputs) { return only().infer(inputs); }
+  void export_model(const std::filesystem::path &path, bool averaged = false) const { only().export_model(path, averaged); }
+  std::vector<double> learning_rates() const { return only().learning_rates(); }
+  double learning_rate() const { return only().learning_rate(); }
+  void set_learning_rates(const std::vector<double> &rates) { only().set_learning_rates(rates); }
+  void set_learning_rate(double rate) { only().set_learning_rate(rate); }
+  std::int64_t seed() const { return only().seed(); }
+  void set_seed(std::int64_t seed) { only().set_seed(seed); }
+
+  /// Whether steps write to a second set of tensors.
+  bool keeps_previous() const;
+
+  /// Copies of the whole state, by name.
+  Tensors state() const;
+
+  /// Replaces the state, and discards accumulated gradients; with `strict` the names must be those of the whole state. StepError
+  /// for names, types or shapes that do not fit, tied names with different values, and invalid learning rates; the state is
+  /// then as it was.
+  IncompatibleKeys load_state(const Tensors &state, bool strict = true);
+
+  /// Writes the state to a safetensors file, which onnx_ops.Trainer.load reads too; without `frozen` only what the steps
+  /// change, for `load` with strict = false. The old or the new file is complete, whenever the process ends.
+  void save(const std::filesystem::path &path, const Metadata &metadata = {}, bool frozen = true) const;
+
+  /// Replaces the state by that in a file of `save` or onnx_ops.Trainer.save; returns the metadata of the file.
+  Metadata load(const std::filesystem::path &path, bool strict = true);
+
+ private:
+  struct Own;
+  std::unique_ptr<Own> own_;
+};
+
+/// The tensors of a safetensors file, such as a checkpoint.
+Tensors read_tensors(const std::filesystem::path &path);
+
+// --- definitions ------------------------------------------------------------------------------------------------------
+// What follows is not needed to use the trainer: text, JSON, SHA-256, files, protobuf, the format of steps, sessions, and at
+// the end the functions above.
+
 namespace detail {
 
 template <class Names, class Text>
@@ -308,6 +486,8 @@ constexpr const char *CARRIED_DOMAIN = "onnx_ops.training", *INFERENCE = "infere
 constexpr const char *PARAMETER = "parameter", *BUFFER = "buffer", *OPTIMIZER = "optimizer", *SEED = "seed",
                      *SETTING = "setting";
 constexpr const char *LEARNING_RATE = "learning_rate", *GRAD_SCALE = "grad_scaler.scale", *AVERAGED = "averaged.";
+constexpr const char *IN_PLACE = "in_place", *ACCUMULATION = "accumulation", *COUNTERS = "counters", *UPDATE = "update";
+constexpr const char *PREPARED_METADATA = "onnx_ops.prepared", *CHECK_FINITE = "onnx_ops.check_finite";
 constexpr const char *CONDITIONS = "condition.holds", *CONDITION_NUMBERS = "condition.numbers";
 constexpr const char *NEXT = "next.", *GRADIENT = "grad.";
 
@@ -375,6 +555,17 @@ inline std::uint32_t next_character(std::string_view text, std::size_t &at) {
   }
   at += length;
   return found;
+}
+
+/// Text on one line.
+inline std::string one_line(const char *text) {
+  std::string line;
+  for (; *text; ++text) {
+    const bool blank = std::strchr(" \t\r\n", *text) != nullptr;
+    if (!blank || (!line.empty() && line.back() != ' ')) line += blank ? ' ' : *text;
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
 }
 
 inline void check_utf8(std::string_view text) {
@@ -785,55 +976,145 @@ class File {
   std::uint64_t size_ = 0;
 };
 
-/// Writes a file beside a path, and puts it in its place at the end: the old or the new file is complete.
-class ReplacingFile {
+/// A new folder next to a file that is being written: onnx_ops/graph/staging.py. Folders that ended processes have left there
+/// are removed first; a lock shows which these are, where the system has locks.
+class StagingFolder {
  public:
-  explicit ReplacingFile(const Path &path) : path_(path) {
+  explicit StagingFolder(const Path &parent) {
     std::error_code found;
-    const auto status = std::filesystem::symlink_status(path, found);
-    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-      throw StepError("cannot write " + path.string() + ": it is no regular file");
+    for (const auto &entry : std::filesystem::directory_iterator(parent, found)) {
+      const std::string name = entry.path().filename().string();
+      const bool own = name.size() == PREFIX.size() + 8 && starts_with(name, PREFIX) && name.find_first_not_of(LETTERS, PREFIX.size()) == std::string::npos;
+      if (!own || !entry.is_directory(found) || entry.is_symlink(found)) continue;
+      const int lock = locked(entry.path());
+      if (lock < 0) continue;
+      std::filesystem::remove_all(entry.path(), found);
+      release(lock);
     }
     std::random_device random;
-    const Path parent = path.has_parent_path() ? path.parent_path() : Path(".");
-    folder_ = parent / (".onnx_ops_cpp_" + hex_text(random(), "%08x"));
-    std::filesystem::create_directory(folder_, found);
-    if (found) throw file_error(found.value(), path);
-    errno = 0;
-    stream_.open(folder_ / path.filename(), std::ios::binary);
-    check();
+    do {  // until no other process has removed it as one that was left
+      path_ = parent / (std::string(PREFIX) + hex_text(random(), "%08x"));
+      if (!std::filesystem::create_directory(path_, found) && found) throw std::filesystem::filesystem_error("", path_, found);
+      lock_ = locked(path_);
+    } while (!std::filesystem::exists(path_, found));
   }
-  ReplacingFile(const ReplacingFile &) = delete;
-  ReplacingFile &operator=(const ReplacingFile &) = delete;
-  ~ReplacingFile() {
-    stream_.close();
+  StagingFolder(const StagingFolder &) = delete;
+  StagingFolder &operator=(const StagingFolder &) = delete;
+  ~StagingFolder() {
     std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
+    std::filesystem::remove_all(path_, ignored);
+    release(lock_);
+  }
+
+  const Path &path() const { return path_; }
+
+  /// Flushes a file, or the entries of a folder, to disk; on Windows the system does it later.
+  static void to_disk(const Path &path) {
+#ifdef ONNX_OPS_POSIX
+    const int handle = ::open(path.c_str(), O_RDONLY);
+    const bool done = handle >= 0 && ::fsync(handle) == 0;
+    const int error = errno;
+    release(handle);
+    if (!done) throw std::filesystem::filesystem_error("", path, std::error_code(error, std::generic_category()));
+#else
+    static_cast<void>(path);
+#endif
+  }
+
+ private:
+  static constexpr std::string_view PREFIX = ".onnx_ops_", LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_";
+
+  /// A descriptor that holds the lock of a folder; negative if another process has it, or if there are no locks.
+  static int locked(const Path &folder) {
+#ifdef ONNX_OPS_POSIX
+    const int handle = ::open(folder.c_str(), O_RDONLY);
+    if (handle >= 0 && ::flock(handle, LOCK_EX | LOCK_NB) == 0) return handle;
+    release(handle);
+#else
+    static_cast<void>(folder);
+#endif
+    return -1;
+  }
+
+  static void release(int handle) {
+#ifdef ONNX_OPS_POSIX
+    if (handle >= 0) ::close(handle);
+#else
+    static_cast<void>(handle);
+#endif
+  }
+
+  Path path_;
+  int lock_ = -1;
+};
+
+/// Writes files, which take the places of others at the end: of each the old or the new one is complete, and on disk.
+class ReplacingFiles {
+ public:
+  /// paths: in one folder, in the order in which they are replaced.
+  explicit ReplacingFiles(std::vector<Path> paths) : paths_(std::move(paths)) {
+    for (const Path &path : paths_) {
+      std::error_code found;
+      const auto status = std::filesystem::symlink_status(path, found);
+      if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+        throw StepError("cannot write " + path.string() + ": it is no regular file");
+      }
+    }
+    named([&] { folder_ = std::make_unique<StagingFolder>(parent()); });
+  }
+
+  /// Begins the next file.
+  void next() {
+    named([&] {
+      if (stream_.is_open()) stream_.close();
+      check();
+      errno = 0;
+      stream_.open(folder_->path() / paths_.at(begun_++).filename(), std::ios::binary);
+      check();
+    });
   }
 
   void write(const void *bytes, std::size_t count) {
     stream_.write(static_cast<const char *>(bytes), static_cast<std::streamsize>(count));
-    check();
+    named([&] { check(); });
   }
   void write(const std::string &bytes) { write(bytes.data(), bytes.size()); }
 
+  /// Puts all files in their places.
   void finish() {
-    stream_.close();
-    check();
-    std::error_code found;
-    if (std::filesystem::exists(path_, found)) {
-      std::filesystem::permissions(folder_ / path_.filename(), std::filesystem::status(path_).permissions(), found);
-    }
-    std::filesystem::rename(folder_ / path_.filename(), path_, found);
-    if (found) throw file_error(found.value(), path_);
+    named([&] {
+      stream_.close();
+      check();
+      for (const Path &path : paths_) {
+        const Path staged = folder_->path() / path.filename();
+        if (std::filesystem::exists(path)) std::filesystem::permissions(staged, std::filesystem::status(path).permissions());
+        StagingFolder::to_disk(staged);
+        std::filesystem::rename(staged, path);
+      }
+      StagingFolder::to_disk(parent());
+    });
   }
 
  private:
+  Path parent() const { return paths_.front().has_parent_path() ? paths_.front().parent_path() : Path("."); }
+
   void check() {
-    if (!stream_) throw file_error(errno ? errno : EIO, path_);
+    if (!stream_) throw std::filesystem::filesystem_error("", std::error_code(errno ? errno : EIO, std::generic_category()));
   }
 
-  Path path_, folder_;
+  /// Throws errors of some work as those of the last path, not of a temporary file.
+  template <class Work>
+  void named(Work work) const {
+    try {
+      work();
+    } catch (const std::filesystem::filesystem_error &error) {
+      throw file_error(error.code().value(), paths_.back());
+    }
+  }
+
+  std::vector<Path> paths_;
+  std::unique_ptr<StagingFolder> folder_;
+  std::size_t begun_ = 0;
   std::ofstream stream_;
 };
 
@@ -997,11 +1278,15 @@ inline std::string checksum(const Sources &tensors, const Metadata &metadata) {
   return found.hexadecimal();
 }
 
-/// Writes tensors, and strings as metadata, with format version and checksum.
-inline void write_checkpoint(const Path &path, const Sources &tensors, Metadata metadata) {
-  ReplacingFile file(path);
+/// The metadata of a checkpoint: those given, format version and checksum.
+inline Metadata checkpoint_metadata(const Sources &tensors, Metadata metadata) {
   metadata[FORMAT_METADATA] = UNCONDITIONAL;
   metadata[CHECKSUM_METADATA] = checksum(tensors, metadata);
+  return metadata;
+}
+
+/// Writes the next file, a safetensors file; returns the offsets of the tensors in it.
+inline Named<std::uint64_t> write_safetensors(ReplacingFiles &files, const Sources &tensors, const Metadata &metadata) {
   std::vector<std::pair<std::string, const Source *>> order;
   for (const auto &[name, tensor] : tensors) order.emplace_back(name, &tensor);
   std::sort(order.begin(), order.end(), [](auto &one, auto &other) {
@@ -1010,11 +1295,13 @@ inline void write_checkpoint(const Path &path, const Sources &tensors, Metadata 
   });
   std::string header = std::string("{\"") + SAFETENSORS_METADATA + "\":{" +
                        joined(metadata, [](auto &entry) { return json_text(entry.first, false) + ":" + json_text(entry.second, false); }, ",") + "}";
+  Named<std::uint64_t> offsets;
   std::uint64_t end = 0;
   for (const auto &[name, tensor] : order) {
     const auto number = [](auto value) { return std::to_string(value); };
     const std::uint64_t start = end;
     end += tensor->bytes();
+    offsets.set(name, start);
     header += "," + json_text(name, false) + ":{\"dtype\":\"" + row_of(tensor->type).safetensors + "\",\"shape\":[" +
               joined(tensor->shape, number, ",") + "],\"data_offsets\":[" + number(start) + "," + number(end) + "]}";
   }
@@ -1022,11 +1309,20 @@ inline void write_checkpoint(const Path &path, const Sources &tensors, Metadata 
   header.resize((header.size() + LENGTH - 1) / LENGTH * LENGTH, ' ');
   std::string prefix;
   for (std::size_t i = 0; i < LENGTH; ++i) prefix += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> 8 * i);
-  file.write(prefix + header);
+  files.next();
+  files.write(prefix + header);
   for (const auto &entry : order) {
-    entry.second->blocks([&](std::size_t, const char *block, std::size_t count) { file.write(block, count); });
+    entry.second->blocks([&](std::size_t, const char *block, std::size_t count) { files.write(block, count); });
+    offsets.set(entry.first, offsets.at(entry.first) + LENGTH + header.size());
   }
-  file.finish();
+  return offsets;
+}
+
+/// Writes tensors, and strings as metadata, with format version and checksum.
+inline void write_checkpoint(const Path &path, const Sources &tensors, const Metadata &metadata) {
+  ReplacingFiles files({path});
+  write_safetensors(files, tensors, checkpoint_metadata(tensors, metadata));
+  files.finish();
 }
 
 /// The tensors of a safetensors file, and its metadata without checksum and format version, which are checked.
@@ -1062,7 +1358,7 @@ constexpr int MODEL_IR_VERSION = 1, MODEL_PRODUCER = 2, MODEL_PRODUCER_VERSION =
 constexpr int GRAPH_NODES = 1, GRAPH_NAME = 2, GRAPH_INITIALIZERS = 5, GRAPH_INPUTS = 11, GRAPH_OUTPUTS = 12, GRAPH_TYPES = 13,
               GRAPH_SPARSE = 15;
 constexpr int NODE_INPUTS = 1, NODE_OUTPUTS = 2, NODE_OPERATOR = 4, NODE_ATTRIBUTES = 5, NODE_DOMAIN = 7, NODE_OVERLOAD = 8;
-constexpr int ATTRIBUTE_GRAPH = 6, ATTRIBUTE_GRAPHS = 11;
+constexpr int ATTRIBUTE_TENSOR = 5, ATTRIBUTE_GRAPH = 6, ATTRIBUTE_GRAPHS = 11;
 constexpr int FUNCTION_NAME = 1, FUNCTION_INPUTS = 4, FUNCTION_OUTPUTS = 5, FUNCTION_NODES = 7, FUNCTION_IMPORTS = 9,
               FUNCTION_DOMAIN = 10, FUNCTION_TYPES = 12, FUNCTION_OVERLOAD = 13;
 constexpr int TENSOR_DIMS = 1, TENSOR_TYPE = 2, TENSOR_FLOATS = 4, TENSOR_INT32S = 5, TENSOR_INT64S = 7, TENSOR_NAME = 8,
@@ -1928,6 +2224,45 @@ inline std::optional<Graph> carried_graph(const Message &model, const std::strin
   return found;
 }
 
+/// A graph that Python has prepared for the trainer, and the names of inputs and outputs that are not those of the step:
+/// onnx_ops/training/prepared.py.
+struct Prepared {
+  Graph graph;
+  Named<std::string> names;
+  Named<std::string> means;  // by the names of gradients
+};
+
+/// A prepared graph, which a step carries as the constant of a function.
+inline std::optional<Prepared> prepared_graph(const Message &model, const std::string &name) {
+  for (const Message &function : model.messages(field::MODEL_FUNCTIONS)) {
+    if (function.text(field::FUNCTION_DOMAIN) != CARRIED_DOMAIN || function.text(field::FUNCTION_NAME) != name) continue;
+    Prepared found;
+    for (const Message &node : function.messages(field::FUNCTION_NODES)) {
+      for (const Message &attribute : node.messages(field::NODE_ATTRIBUTES)) {
+        for (const Message &tensor : attribute.messages(field::ATTRIBUTE_TENSOR)) {
+          for (const Field &content : tensor.of(field::TENSOR_RAW)) found.graph.bytes = content.bytes;
+        }
+      }
+    }
+    const Message own(found.graph.bytes);
+    for (const Message &graph : own.messages(field::MODEL_GRAPH)) {
+      found.graph.inputs = types_of(graph.messages(field::GRAPH_INPUTS));
+      found.graph.outputs = types_of(graph.messages(field::GRAPH_OUTPUTS));
+    }
+    try {
+      const Json record = JsonReader::read(metadata_of(own, PREPARED_METADATA).value_or("{}"));
+      for (const auto &[key, value] : record.entries) {
+        if (value.is(Json::Kind::text)) found.names.set(key, value.text);
+        for (const auto &[gradient, mean] : value.entries) found.means.set(gradient, mean.text);
+      }
+    } catch (const ValueError &error) {
+      throw StepError(std::string("the entry '") + PREPARED_METADATA + "' of the metadata of the graph '" + name + "' cannot be read: " + error.what());
+    }
+    return found;
+  }
+  return std::nullopt;
+}
+
 /// The part of a step that computes the reported outputs, without gradients; the batch is among its inputs.
 inline Graph reporting_part(const Graph &step, const Record &record) {
   const Message model(step.bytes);
@@ -1971,6 +2306,76 @@ inline Graph reporting_part(const Graph &step, const Record &record) {
   }
   found.bytes += called_functions(model, kept) + delimited_bytes(field::MODEL_GRAPH, own);
   return found;
+}
+
+/// Writes a graph with weights, which are inputs of it, as a model: onnx_ops/training/inference.py. A model above 2 GiB has the
+/// large ones as external data, in a safetensors file with ".data" appended to its name.
+inline void write_inference_model(const Path &path, const Graph &graph, const Sources &weights, std::uint64_t most = MOST_BYTES) {
+  constexpr std::uint64_t LARGE = 1024;  // elements
+  const Message model(graph.bytes);
+  const Field inner = model.of(field::MODEL_GRAPH).at(0);
+  std::string own;
+  const Message own_graph(inner.bytes);
+  for (const Field &one : own_graph.fields()) {
+    const bool is_weight = one.number == field::GRAPH_INPUTS && weights.has(Message(one.bytes).text(field::VALUE_NAME));
+    if (!is_weight) own += one.whole;
+  }
+  std::string others;
+  for (const Field &one : model.fields()) {
+    if (one.number != field::MODEL_GRAPH) others += one.whole;
+  }
+  const auto head_of = [](const std::string &name, const Source &source) {
+    std::string head;
+    for (std::int64_t size : source.shape) head += integer_bytes(field::TENSOR_DIMS, static_cast<std::uint64_t>(size));
+    return head + integer_bytes(field::TENSOR_TYPE, static_cast<std::uint64_t>(source.type)) + delimited_bytes(field::TENSOR_NAME, name);
+  };
+  std::vector<std::pair<std::string, const Source *>> parts;  // bytes, and the contents after them
+  std::uint64_t length = own.size();
+  const auto add = [&](const std::string &name, const Source &source) {
+    const std::string head = head_of(name, source) + prefix_bytes(field::TENSOR_RAW, source.bytes());
+    parts.emplace_back(prefix_bytes(field::GRAPH_INITIALIZERS, head.size() + source.bytes()) + head, &source);
+    length += parts.back().first.size() + source.bytes();
+  };
+  for (const auto &[name, source] : weights) add(name, source);
+  const bool external = length + others.size() > most;
+  const Path data = path.string() + ".data";
+  ReplacingFiles files(external ? std::vector<Path>{data, path} : std::vector<Path>{path});
+  if (external) {
+    Sources large;
+    for (const auto &[name, source] : weights) {
+      if (count_of(source.shape) > LARGE) large.set(name, source);
+    }
+    const Metadata metadata = checkpoint_metadata(large, {{"format", "pt"}});
+    const Named<std::uint64_t> offsets = write_safetensors(files, large, metadata);
+    const auto entry = [](int number, const std::string &key, const std::string &value) {
+      return delimited_bytes(number, delimited_bytes(field::KEY, key) + delimited_bytes(field::VALUE, value));
+    };
+    parts.clear();
+    length = own.size();
+    for (const auto &[name, source] : weights) {
+      if (!large.has(name)) {
+        add(name, source);
+        continue;
+      }
+      const std::string head = head_of(name, source) + entry(field::TENSOR_EXTERNAL, "location", data.filename().string()) +
+                               entry(field::TENSOR_EXTERNAL, "offset", std::to_string(offsets.at(name))) +
+                               entry(field::TENSOR_EXTERNAL, "length", std::to_string(source.bytes())) + integer_bytes(field::TENSOR_LOCATION, 1);
+      parts.emplace_back(delimited_bytes(field::GRAPH_INITIALIZERS, head), nullptr);
+      length += parts.back().first.size();
+    }
+    if (length + others.size() > most) {
+      throw FileError("cannot write " + path.string() + ": its constants alone exceed 2 GiB, which is protobuf's limit");
+    }
+    others += entry(field::MODEL_METADATA, WEIGHTS_METADATA, "{\"file\": " + json_text(data.filename().string(), true) + ", \"sha256\": \"" +
+                                                                  metadata.at(CHECKSUM_METADATA) + "\"}");
+  }
+  files.next();
+  files.write(others + prefix_bytes(field::MODEL_GRAPH, length) + own);
+  for (const auto &[bytes, source] : parts) {
+    files.write(bytes);
+    if (source) source->blocks([&](std::size_t, const char *block, std::size_t count) { files.write(block, count); });
+  }
+  files.finish();
 }
 
 // --- sessions ---------------------------------------------------------------------------------------------------------
@@ -2018,15 +2423,15 @@ class Session {
 
   /// Runs the session.
   ///
-  /// state, batch: the inputs, by name. written: tensors that outputs are written to, by their names. Returns copies of
+  /// bound, batch: the inputs, by name. written: tensors that outputs are written to, by their names. Returns copies of
   /// the other outputs.
-  Tensors run(const StateSet &state, const Tensors &batch, const StateSet &written = {}) {
+  Tensors run(const StateSet &bound, const Tensors &batch, const StateSet &written = {}) {
     std::vector<const char *> input_names, output_names;
     std::vector<const ort::Value *> inputs;
     std::vector<ort::Owned<ort::Value>> own;
     for (const std::string &name : inputs_) {
       input_names.push_back(name.c_str());
-      if (const auto *found = state.find(name)) {
+      if (const auto *found = bound.find(name)) {
         inputs.push_back((*found)->value.get());
       } else {
         own.push_back(value_of(batch.at(name)));
@@ -2063,19 +2468,27 @@ class Session {
 
 using Counted = std::optional<std::pair<std::string, std::size_t>>;
 
-/// The input, and its axis, whose size is the number of samples, if it is clear.
-inline Counted counted_axis(const Named<TensorType> &inputs) {
-  std::set<std::string> names;
+/// The input, and its axis, whose size is the number of samples, none if the step fixes that number: batch_axis.py. StepError
+/// for a name that no dimension has, and for several candidates without a name.
+inline Counted counted_axis(const Named<TensorType> &inputs, const std::string &batch_dimension) {
+  Named<std::string> names;
   Counted named, unknown;
   for (const auto &[name, type] : inputs) {
+    for (std::size_t axis = 0; type.shape && !batch_dimension.empty() && axis < type.shape->size(); ++axis) {
+      if ((*type.shape)[axis].name == batch_dimension) return std::pair(name, axis);
+    }
     if (type.shape && type.shape->empty()) continue;
     const Dimension first = type.shape ? type.shape->front() : Dimension();
     if (first.size >= 0) continue;
-    if (!first.name.empty()) names.insert(first.name);
+    if (!first.name.empty()) names.set(first.name, name);
     Counted &found = first.name.empty() ? unknown : named;
     if (!found) found = {name, 0};
   }
-  if (names.size() > 1) return std::nullopt;
+  if (!batch_dimension.empty()) throw StepError("no input has a dimension named '" + batch_dimension + "'");
+  if (names.size() > 1) {
+    throw StepError("the first dimensions of the inputs have different names, " +
+                    joined(names, [](auto &entry) { return quoted(entry.first) + " of '" + entry.second + "'"; }) + ": name the batch dimension");
+  }
   return named ? named : unknown;
 }
 
@@ -2177,234 +2590,472 @@ inline double cast_rate(double rate, ElementType type) {
                   ", expected a finite number of at least 0");
 }
 
+/// Throws a StepError for a learning rate of the state that is not finite or less than 0.
+inline void check_rates(const std::vector<std::string> &names, const Sources &state) {
+  for (const std::string &name : names) {
+    const Source *source = state.find(name);
+    if (source == nullptr) continue;
+    const Tensor rate = source->tensor();
+    try {
+      cast_rate(floating(rate.type(), rate.memory()), rate.type());
+    } catch (const StepError &error) {
+      throw StepError(quoted(name) + ": " + error.what());
+    }
+  }
+}
+
+// --- numbers of accumulated batches -----------------------------------------------------------------------------------
+
+/// The seed of the random numbers in a batch before which others were accumulated: onnx_ops/training/seeds.py, by NumPy's
+/// SeedSequence (O'Neill 2015).
+inline std::int64_t derived_seed(std::int64_t seed, int batch) {
+  if (batch == 0) return seed;
+  const auto whole = static_cast<std::uint64_t>(seed);
+  std::vector<std::uint32_t> entropy = {static_cast<std::uint32_t>(whole)};
+  if (whole >> 32) entropy.push_back(static_cast<std::uint32_t>(whole >> 32));
+  entropy.push_back(0);  // the rank of the worker
+  entropy.push_back(static_cast<std::uint32_t>(batch));
+  std::uint32_t constant = 0x43b0d7e5;
+  const auto hashed = [&](std::uint32_t value, std::uint32_t factor) {
+    value ^= constant;
+    constant *= factor;
+    value *= constant;
+    return value ^ value >> 16;
+  };
+  const auto mixed = [](std::uint32_t x, std::uint32_t y) {
+    const std::uint32_t found = 0xca01f9dd * x - 0x4973f715 * y;
+    return found ^ found >> 16;
+  };
+  std::array<std::uint32_t, 4> pool{};
+  for (std::size_t i = 0; i < 4; ++i) pool[i] = hashed(i < entropy.size() ? entropy[i] : 0, 0x931e8875);
+  for (std::size_t source = 0; source < std::max<std::size_t>(4, entropy.size()); ++source) {
+    for (std::size_t target = 0; target < 4; ++target) {
+      if (source != target) pool[target] = mixed(pool[target], hashed(source < 4 ? pool[source] : entropy[source], 0x931e8875));
+    }
+  }
+  constant = 0x8b51f9dd;
+  const std::uint64_t low = hashed(pool[0], 0x58f38ded), high = hashed(pool[1], 0x58f38ded);
+  return static_cast<std::int64_t>(high << 32 | low);
+}
+
+/// The bits of a number in bfloat16, or in float16, rounded to nearest, ties to even.
+inline std::uint16_t rounded_bits(ElementType type, float number) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &number, sizeof bits);
+  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000);
+  const std::uint32_t magnitude = bits & 0x7fffffff;
+  if (type == ElementType::bfloat16) {
+    if (magnitude > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7fc0);
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  if (magnitude > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+  if (magnitude >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);  // from 65520 on
+  if (magnitude >= 0x38800000) return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
+  return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::nearbyint(std::fabs(number) * 0x1p24f)));  // abs(x) < 2**-14
+}
+
+/// Rounds a tensor of float32 into one of 16 bits.
+inline void round_into(const Tensor &target, const Tensor &source) {
+  for (std::size_t i = 0; i < source.size(); ++i) target.data<std::uint16_t>()[i] = rounded_bits(target.type(), source.data<float>()[i]);
+}
+
 }  // namespace detail
 
-// --- the trainer ------------------------------------------------------------------------------------------------------
+// --- the state: onnx_ops/training/state.py, shared_state.py -----------------------------------------------------------
 
-/// The tensors of a safetensors file, such as a checkpoint.
-inline Tensors read_tensors(const std::filesystem::path &path) {
-  Tensors found;
-  for (const auto &[name, source] : detail::open_checkpoint(path).tensors) found.set(name, source.tensor());
+namespace detail {
+
+/// The state of all steps of a trainer: one set of tensors, which steps update in place, or two, of which a step reads one
+/// and writes the other; tensors without a next value are in both.
+struct State {
+  Named<TensorType> types;
+  Named<std::string> roles, tied;
+  std::set<std::string> changing;  // names with a next value
+  std::array<StateSet, 2> sets;
+  std::size_t turn = 0;  // the current set
+  bool keeps_previous = false;
+  std::string lost;       // why, after a step has failed during its update in place
+  Path checkpoint;        // the last one that was written or loaded
+  Named<std::string> first;  // for each name the step that has brought it
+
+  /// Adds the state of a step; returns the names in the whole state, by those of the step.
+  Named<std::string> add(const std::string &step, const Record &record, const Graph &graph, const Sources &start) {
+    Named<std::string> names;
+    for (const auto &[own, role] : record.roles) {
+      const std::string name = is_shared(role) || step.empty() ? own : step + "." + own;
+      const TensorType &type = graph.inputs.at(own);
+      names.set(own, name);
+      if (graph.outputs.has(next_name(own))) changing.insert(name);
+      if (first.has(name)) {
+        check_same(step, name, type, role, start.at(own));
+        continue;
+      }
+      types.set(name, type);
+      roles.set(name, role);
+      first.set(name, step);
+      sets[0].set(name, std::make_shared<StateTensor>(start.at(own).tensor()));
+    }
+    for (const auto &[other, name] : record.tied) {
+      if (!tied.has(other)) tied.set(other, name);
+      if (tied.at(other) == name) continue;
+      throw StepError(quoted(other) + " is tied to '" + name + "' in the step '" + step + "', and to '" + tied.at(other) +
+                      "' in another; expected steps of the same model");
+    }
+    for (const auto &[other, name] : tied) {
+      if (!types.has(other)) continue;
+      throw StepError(quoted(other) + " is tied to '" + name + "' in one step, but is a tensor of its own in the step '" + first.at(other) +
+                      "'; expected steps of the same model");
+    }
+    return names;
+  }
+
+  /// Makes the second set: of the same tensors, or where they change of new ones.
+  void make_second_set(bool previous) {
+    keeps_previous = previous;
+    for (const auto &[name, tensor] : sets[0]) {
+      const bool added = previous && changing.count(name);
+      sets[1].set(name, added ? std::make_shared<StateTensor>(Tensor(tensor->tensor.type(), tensor->tensor.shape())) : tensor);
+    }
+  }
+
+  /// The current set; StateLostError after a step that has failed during its update.
+  const StateSet &now() const {
+    if (!lost.empty()) throw StateLostError(lost);
+    return sets[turn];
+  }
+
+  /// Makes the set that a step has written the current one; `written` are the names that the step changes.
+  void stepped(const std::set<std::string> &written) {
+    for (const std::string &name : changing) {
+      if (keeps_previous && !written.count(name)) Source::of(sets[turn].at(name)->tensor).read_into(sets[1 - turn].at(name)->tensor.memory());
+    }
+    turn = 1 - turn;
+  }
+
+  /// Replaces the values of some names; `known` has those of all names, unless it is a part of the state.
+  void load(const Sources &known) {
+    const std::size_t target = keeps_previous ? 1 - turn : turn;
+    const auto read = [&](bool changes) {
+      for (const auto &[name, tensor] : sets[turn]) {
+        if ((keeps_previous && changing.count(name) != 0) != changes) continue;
+        const Source *source = known.find(name);
+        if (source) source->read_into(sets[target].at(name)->tensor.memory());
+        else if (changes) Source::of(tensor->tensor).read_into(sets[target].at(name)->tensor.memory());
+      }
+    };
+    read(true);  // into the other set
+    lost = "the state is lost, as another one could not be read as a whole; " + how_to_load();
+    read(false);
+    lost.clear();
+    turn = target;
+  }
+
+  void lose(const std::string &reason) { lost = "the state is lost, as a step has failed during its update: " + reason + "; " + how_to_load(); }
+
+ private:
+  std::string how_to_load() const {
+    return "give the trainer a state by " + (checkpoint.empty() ? "load_state" : "load, the last one is " + checkpoint.string());
+  }
+
+  void check_same(const std::string &step, const std::string &name, const TensorType &type, const std::string &role, const Source &start) {
+    if (!(type == types.at(name)) || role != roles.at(name)) {
+      throw StepError(quoted(name) + " is a " + role + ", " + type.text() + ", in the step '" + step + "', and a " + roles.at(name) + ", " +
+                      types.at(name).text() + ", in the step '" + first.at(name) +
+                      "'; expected one tensor, as steps share parameters and buffers of the same name");
+    }
+    if (!start.same(Source::of(sets[0].at(name)->tensor))) {
+      throw StepError(quoted(name) + ", " + start.text() + ", has other start values in the step '" + step + "' than in '" + first.at(name) +
+                      "', expected the same, as steps share parameters and buffers of the same name: capture all steps from the"
+                      " same model before it is trained");
+    }
+  }
+};
+
+/// The tensors of a set by the names of a step.
+inline StateSet part_of(const StateSet &whole, const Named<std::string> &names) {
+  StateSet found;
+  for (const auto &[own, name] : names) found.set(own, whole.at(name));
   return found;
 }
 
-/// How a Trainer is made.
-struct TrainerOptions {
-  /// Whether a step whose loss is NaN or infinite throws a StepError and leaves the state as it was. The loss is the first
-  /// reported output, if it is one floating number. Steps that scale their loss are not checked: they skip the update.
-  bool check_finite = true;
-  /// Threads of an operator; 0 for all cores.
-  int threads = 0;
-  /// The least severe messages that onnxruntime logs: 0 verbose, 1 information, 2 warnings, 3 errors, 4 fatal errors.
-  int log_severity = 2;
-  /// A library with custom ops, such as the kernels of onnx_ops; without one the function bodies in the file are run.
-  std::filesystem::path kernels;
-  /// Session configuration entries of onnxruntime, by key.
-  std::map<std::string, std::string> session_config;
+// --- updates and accumulated gradients: onnx_ops/training/step_runner.py, accumulation.py ------------------------------
+
+/// A run that has failed after it began to update the state in place.
+struct UpdateFailed : Error {
+  using Error::Error;
 };
 
-/// The result of loading a state.
-struct IncompatibleKeys {
-  std::vector<std::string> missing;     // names that the loaded state lacks; their values have not changed
-  std::vector<std::string> unexpected;  // names that the step does not have
+/// A tensor of a type with a fixed shape.
+inline std::shared_ptr<StateTensor> tensor_of_type(const TensorType &type) {
+  Shape shape;
+  for (const Dimension &dimension : type.shape.value_or(std::vector<Dimension>{{}})) shape.push_back(dimension.size);
+  if (!type.is(type.type, shape) || std::any_of(shape.begin(), shape.end(), [](auto size) { return size < 0; })) {
+    throw StepError("a prepared graph has a tensor of type " + type.text() + ", expected a fixed shape");
+  }
+  return std::make_shared<StateTensor>(Tensor(type.type, shape));
+}
+
+/// The checks of outputs: the loss, if any, and conditions.
+struct Checks {
+  std::string loss;
+  const std::vector<Condition> *conditions;
+
+  /// Tensors for those outputs of a graph that are checked, so that they are there after a run that has failed.
+  StateSet tensors(const Graph &graph) const {
+    StateSet found;
+    for (const auto &[name, type] : graph.outputs) {
+      if (name != loss && name != CONDITIONS && name != CONDITION_NUMBERS) continue;
+      found.set(name, tensor_of_type(name == loss && type.shape ? TensorType{type.type, std::vector<Dimension>(type.shape->size(), {1, ""})} : type));
+    }
+    return found;
+  }
+
+  /// The outputs without those of the conditions; StepError for what is refused.
+  Tensors checked(const Tensors &found) const {
+    Tensors others = checked_conditions(*conditions, found);
+    if (const Tensor *value = found.find(loss)) check_loss(loss, *value);
+    return others;
+  }
 };
 
-/// Trains with a training step. There are two sets of tensors, of which a step reads one and writes the other: a step that
-/// is refused or fails leaves the state as it was. A trainer is not thread-safe.
-class Trainer {
+/// Gives tensors of outputs the values of outputs that are not refused, for a run that ends before it computes them.
+inline void reset(const StateSet &checked) {
+  for (const auto &[name, tensor] : checked) std::memset(tensor->tensor.memory(), name == CONDITIONS, tensor->tensor.bytes());
+}
+
+/// A tensor of one number.
+template <class T>
+std::shared_ptr<StateTensor> number_of(ElementType type, T value, Shape shape = {}) {
+  return std::make_shared<StateTensor>(Tensor(type, std::move(shape), std::vector<T>{value}));
+}
+
+inline Tensors tensors_of(const StateSet &set) {
+  Tensors found;
+  for (const auto &[name, tensor] : set) found.set(name, tensor->tensor);
+  return found;
+}
+
+/// A set with the tensors of another one, in place of its own of the same names.
+inline StateSet joined_sets(StateSet set, const StateSet &other) {
+  for (const auto &[name, tensor] : other) set.set(name, tensor);
+  return set;
+}
+
+/// A session that computes the next values of the state.
+class UpdateSession {
  public:
-  /// Reads the file of a step, and the external data beside it.
-  ///
-  /// Throws FileError, ModelError, StepError: a file that cannot be read; no model; no training step, or one that
-  /// onnxruntime refuses.
-  explicit Trainer(const std::filesystem::path &path, const TrainerOptions &options = {}) {
-    using namespace detail;
-    try {
-      read(path);
-    } catch (const Damaged &error) {
-      throw ModelError(path.string() + " is no ONNX model: " + error.what());
+  /// session, graph: of a step, or of the part of it with the updates. passed: its output that is 1 once the state may be
+  /// written, if it has one. inputs: for both turns what is read. written: what is written. in_place: whether these are one.
+  UpdateSession(std::unique_ptr<Session> session, const Graph &graph, const std::string &passed, std::array<StateSet, 2> inputs,
+                std::array<StateSet, 2> written, const Checks &checks, bool in_place)
+      : session_(std::move(session)), inputs_(std::move(inputs)), written_(std::move(written)), checks_(checks), in_place_(in_place) {
+    for (const auto &entry : graph.outputs) {
+      if (!starts_with(entry.first, NEXT) && entry.first != passed) order_.push_back(entry.first);
     }
-    make_options(options);
-    for (const auto &entry : step_.outputs) {
-      if (starts_with(entry.first, NEXT)) continue;
-      const bool checked = options.check_finite && !record_.roles.has(GRAD_SCALE) && is_floating(entry.second.type);
-      if (checked) loss_ = entry.first;
-      break;
-    }
-    batches_ = Batches(step_.inputs, record_, counted_axis(Batches(step_.inputs, record_, std::nullopt).inputs));
-    session_ = session(step_);
-    for (const auto &[name, tensor] : sets_[0]) {
-      const bool changes = is_changed(name);
-      sets_[1].set(name, changes ? std::make_shared<StateTensor>(Tensor(tensor->tensor.type(), tensor->tensor.shape())) : tensor);
-      if (!changes) continue;
-      for (std::size_t turn : {0, 1}) written_[turn].set(next_name(name), sets_[1 - turn].at(name));
+    if (passed.empty()) return;
+    passed_ = number_of(ElementType::float32, 0.0f, {1});
+    checked_ = checks.tensors(graph);
+    for (StateSet &set : written_) {
+      set = joined_sets(set, checked_);
+      set.set(passed, passed_);
     }
   }
-  Trainer(const Trainer &) = delete;
-  Trainer &operator=(const Trainer &) = delete;
-  Trainer(Trainer &&) = default;
-  Trainer &operator=(Trainer &&) = default;
 
-  /// The types of the tensors of `step`, by name.
-  const Named<TensorType> &batch_inputs() const { return batches_.inputs; }
-  bool has_inference_graph() const { return carried_[0].has_value(); }
-  bool has_evaluation_graph() const { return carried_[1].has_value(); }
+  /// Runs the session in a turn; returns the reported outputs. UpdateFailed if the state has been updated in part; after other
+  /// errors it is as it was.
+  Tensors run(std::size_t turn, const Tensors &batch) {
+    if (passed_) *passed_->tensor.data<float>() = 0;
+    reset(checked_);
+    Tensors found;
+    try {
+      found = session_->run(inputs_[turn], batch, written_[turn]);
+    } catch (const OnnxruntimeError &error) {
+      if (!passed_) throw;
+      if (in_place_ && *passed_->tensor.data<float>() != 0) throw UpdateFailed(error.what());
+      checks_.checked(tensors_of(checked_));
+      throw;
+    }
+    for (const auto &[name, tensor] : checked_) found.set(name, tensor->tensor.clone());
+    found = checks_.checked(found);
+    Tensors ordered;
+    for (const std::string &name : order_) {
+      if (const Tensor *tensor = found.find(name)) ordered.set(name, *tensor);
+    }
+    return ordered;
+  }
 
-  /// Makes one step; returns the reported outputs, the loss among them.
-  ///
-  /// Throws StepError: tensors of wrong names, types or shapes; dimensions of one name with different sizes, or with sizes
-  /// outside the bounds of the capture; indices out of range; a condition of the step that is violated; a loss that is not
-  /// finite. OnnxruntimeError: a run that fails.
-  Tensors step(const Tensors &batch) {
-    using namespace detail;
-    batches_.check(batch);
-    Tensors reported = checked_conditions(record_.conditions, session_->run(sets_[turn_], batch, written_[turn_]));
-    if (!loss_.empty()) check_loss(loss_, reported.at(loss_));
-    turn_ = 1 - turn_;
+ private:
+  std::unique_ptr<Session> session_;
+  std::array<StateSet, 2> inputs_, written_;
+  Checks checks_;
+  bool in_place_;
+  std::vector<std::string> order_;  // of the reported outputs
+  std::shared_ptr<StateTensor> passed_;
+  StateSet checked_;
+};
+
+/// The graphs of a step for the accumulation of gradients, and what they are run with.
+struct AccumulationParts {
+  const Prepared *averaging, *update;
+  const Prepared *counters;  // null if no buffer counts batches
+  std::array<StateSet, 2> sets, written;
+  const Record *record;
+  Counted counted;
+  Checks checks;
+  std::shared_ptr<StateTensor> check_finite;
+  bool in_place;
+};
+
+/// The gradients of the batches since the last update, and the update from their mean.
+class Accumulation {
+ public:
+  template <class MakeSession>
+  Accumulation(const AccumulationParts &parts, MakeSession session) : parts_(parts) {
+    const Graph &graph = parts.averaging->graph, &update = parts.update->graph;
+    samples_ = number_of(ElementType::float64, 0.0), count_ = number_of(ElementType::float64, 0.0);
+    checked_ = number_of(ElementType::float64, 0.0), value_ = number_of(ElementType::float64, 0.0);
+    StateSet given, averages;
+    for (const auto &[gradient, name] : parts.averaging->means) {
+      const auto mean = means_.emplace_back(tensor_of_type(graph.inputs.at(name)));
+      given.set(name, mean);
+      const TensorType &own = update.inputs.at(gradient);
+      if (own.type != mean->tensor.type()) rounded_.emplace_back(tensor_of_type(own), mean);
+      averages.set(gradient, own.type == mean->tensor.type() ? mean : rounded_.back().first);
+    }
+    given.set(parts.averaging->names.at("samples"), samples_);
+    StateSet written = conditions_ = Checks{"", parts.checks.conditions}.tensors(graph);
+    for (const auto &[name, tensor] : given) written.set(next_name(name), tensor);
+    written.set(parts.averaging->names.at("checked"), checked_);
+    written.set(parts.averaging->names.at("value"), value_);
+    written_ = {written, written};
+    given.set(parts.averaging->names.at("count"), count_);
+    given.set(CHECK_FINITE, parts.check_finite);
+    averages.set(CHECK_FINITE, parts.check_finite);
+    for (const auto &[name, role] : parts.record->roles) {
+      if (role != SEED) continue;
+      seed_name_ = name, seed_ = number_of<std::int64_t>(ElementType::int64, 0);
+      given.set(name, seed_);
+    }
+    for (const auto &entry : graph.outputs) {
+      if (starts_with(entry.first, NEXT) && !written.has(entry.first)) buffers_.push_back(entry.first.substr(std::strlen(NEXT)));
+    }
+    for (std::size_t turn : {0, 1}) inputs_[turn] = joined_sets(parts.sets[turn], given);
+    averaging_ = session(graph);
+    if (parts.counters) counters_ = session(parts.counters->graph);
+    std::array<StateSet, 2> read = {joined_sets(parts.sets[0], averages), joined_sets(parts.sets[1], averages)};
+    const std::string *passed = parts.update->names.find("passed");
+    update_ = std::make_unique<UpdateSession>(session(update), update, passed ? *passed : "", read, parts.written,
+                                              Checks{update.outputs.has(parts.checks.loss) ? parts.checks.loss : "", parts.checks.conditions},
+                                              parts.in_place);
+  }
+
+  int batches() const { return batches_; }
+  void discard() { batches_ = 0; }
+
+  /// Adds the gradients of a batch, and changes the buffers; returns the reported outputs that do not depend on the gradients.
+  Tensors add(std::size_t turn, const Tensors &batch) {
+    Tensors changed, found = added(turn, batch, changed);
+    if (counters_) {
+      for (const auto &[name, tensor] : counters_->run(parts_.sets[turn], {})) changed.set(name.substr(std::strlen(NEXT)), tensor);
+    }
+    write(changed, parts_.sets[turn]);
+    return found;
+  }
+
+  /// Computes the update from the mean of the gradients, and forgets them; `batch` is a last one, null for no further one.
+  Tensors update(std::size_t turn, const Tensors *batch) {
+    Tensors changed, found;
+    if (batch) found = added(turn, *batch, changed);
+    for (const std::string &name : buffers_) {
+      if (!changed.has(name)) changed.set(name, parts_.sets[turn].at(name)->tensor);
+    }
+    for (const auto &[rounded, mean] : rounded_) round_into(rounded->tensor, mean->tensor);
+    for (const auto &[name, tensor] : update_->run(turn, {})) found.set(name, tensor);
+    batches_ = 0;
+    write(changed, parts_.sets[1 - turn]);
+    return found;
+  }
+
+ private:
+  static void write(const Tensors &changed, const StateSet &set) {
+    for (const auto &[name, tensor] : changed) Source::of(tensor).read_into(set.at(name)->tensor.memory());
+  }
+
+  /// Adds the gradients of a batch; returns the reported outputs, and adds the next values of buffers to `changed`.
+  Tensors added(std::size_t turn, const Tensors &batch, Tensors &changed) {
+    if (batches_ == 0) {
+      for (const auto &mean : means_) std::memset(mean->tensor.memory(), 0, mean->tensor.bytes());
+      *samples_->tensor.data<double>() = 0;
+    }
+    if (seed_) *seed_->tensor.data<std::int64_t>() = derived_seed(*parts_.sets[turn].at(seed_name_)->tensor.data<std::int64_t>(), batches_);
+    const Counted &counted = parts_.counted;
+    *count_->tensor.data<double>() = counted ? static_cast<double>(batch.at(counted->first).shape().at(counted->second)) : 1;
+    *checked_->tensor.data<double>() = *value_->tensor.data<double>() = 0;
+    reset(conditions_);
+    Tensors found;
+    try {
+      found = averaging_->run(inputs_[turn], batch, written_[turn]);
+    } catch (const OnnxruntimeError &error) {
+      if (*checked_->tensor.data<double>() != 0) {
+        discard();
+        throw StepError("the accumulated gradients are lost, as a batch has failed while its gradients were added: " + one_line(error.what()));
+      }
+      checked_conditions(*parts_.checks.conditions, tensors_of(conditions_));
+      if (!parts_.checks.loss.empty()) check_loss(parts_.checks.loss, value_->tensor);
+      throw;
+    }
+    ++batches_;
+    Tensors reported;
+    for (const auto &[name, tensor] : found) {
+      if (starts_with(name, NEXT)) changed.set(name.substr(std::strlen(NEXT)), tensor);
+      else reported.set(name, tensor);
+    }
     return reported;
   }
 
-  /// The loss and the further reported outputs on the current state, which does not change.
-  ///
-  /// mode: "eval" for the loss in evaluation mode, of a step captured with evaluation=True; "train" for the loss as the step
-  /// computes it. Throws StepError as `step`, and for a step without evaluation graph.
-  Tensors evaluate(const Tensors &batch, const std::string &mode = "eval") {
-    if (mode != "eval" && mode != "train") throw StepError("the mode is '" + mode + "', expected 'eval' or 'train'");
-    return forward(mode == "eval" ? 1 : 2, batch);
-  }
+  AccumulationParts parts_;
+  std::vector<std::shared_ptr<StateTensor>> means_;
+  std::vector<std::pair<std::shared_ptr<StateTensor>, std::shared_ptr<StateTensor>>> rounded_;  // 16-bit gradients, with their means
+  std::shared_ptr<StateTensor> samples_, count_, checked_, value_, seed_;
+  std::string seed_name_;
+  StateSet conditions_;
+  std::array<StateSet, 2> inputs_, written_;
+  std::vector<std::string> buffers_;
+  std::unique_ptr<Session> averaging_, counters_;
+  std::unique_ptr<UpdateSession> update_;
+  int batches_ = 0;
+};
 
-  /// The outputs of the inference graph on the current state.
-  Tensors infer(const Tensors &inputs) { return forward(0, inputs); }
+}  // namespace detail
 
-  /// Copies of the state, by name.
-  Tensors state() const {
-    Tensors found;
-    for (const auto &[name, tensor] : sets_[turn_]) found.set(name, tensor->tensor.clone());
-    return found;
-  }
+// --- a step -----------------------------------------------------------------------------------------------------------
 
-  /// Replaces the state; with `strict` the names must be those of the whole state. StepError for names, types or shapes that
-  /// do not fit, tied names with different values, and invalid learning rates; the state is then as it was.
-  IncompatibleKeys load_state(const Tensors &state, bool strict = true) {
-    detail::Sources sources;
-    for (const auto &[name, tensor] : state) sources.set(name, detail::Source::of(tensor));
-    return load_sources(sources, strict);
-  }
+struct TrainerStep::Own {
+  struct Forward {
+    std::unique_ptr<detail::Session> session;
+    detail::Batches batches;
+  };
 
-  /// Writes the state to a safetensors file, which onnx_ops.Trainer.load reads too; without `frozen` only what the step
-  /// changes, for `load` with strict = false.
-  void save(const std::filesystem::path &path, const Metadata &metadata = {}, bool frozen = true) const {
-    detail::Sources sources;
-    for (const auto &[name, tensor] : sets_[turn_]) {
-      if (frozen || is_changed(name) || !detail::is_shared(record_.roles.at(name))) sources.set(name, detail::Source::of(tensor->tensor));
-    }
-    detail::write_checkpoint(path, sources, metadata);
-  }
+  detail::Record record;
+  detail::Graph step;                                   // without the state
+  std::array<std::optional<detail::Graph>, 2> carried;  // for inference and evaluation
+  Named<detail::Prepared> prepared;
+  detail::State *state = nullptr;
+  Named<std::string> names;       // in the whole state, by those of the step
+  std::set<std::string> written;  // names in the whole state that the step changes
+  const ort::Options *options = nullptr;
+  std::string batch_dimension;
+  detail::Batches batches;
+  detail::Checks checks;
+  std::shared_ptr<detail::StateTensor> check_finite;
+  std::unique_ptr<detail::UpdateSession> updates;
+  std::unique_ptr<detail::Accumulation> accumulation;
+  std::array<Forward, 3> forward;  // inference, evaluation, the reporting part
 
-  /// Replaces the state by that in a file of `save` or onnx_ops.Trainer.save; returns the metadata of the file.
-  Metadata load(const std::filesystem::path &path, bool strict = true) {
+  /// Reads a step file, and adds its state to that of the trainer.
+  void read(const detail::Path &path, const std::string &name, detail::State &whole, const TrainerOptions &given) {
     using namespace detail;
-    const Safetensors found = open_checkpoint(path);
-    const auto known = [&](auto &entry) { return record_.roles.has(entry.first) || record_.tied.has(entry.first); };
-    if (!found.tensors.empty() && !strict && std::none_of(found.tensors.begin(), found.tensors.end(), known)) {
-      throw StepError(path.string() + " has no name of the step: it has '" + found.tensors.begin()->first + "' and " +
-                      std::to_string(found.tensors.size() - 1) + " others, expected names such as '" + record_.roles.begin()->first + "'");
-    }
-    std::vector<std::string> others;
-    for (const auto &[name, role] : record_.roles) {
-      if (!is_shared(role)) others.push_back(name);
-    }
-    const bool weights = std::none_of(others.begin(), others.end(), [&](auto &name) { return found.tensors.has(name); });
-    if (strict && !found.tensors.empty() && !others.empty() && weights) {
-      throw StepError(path.string() + " has neither optimizer state nor settings, such as '" + others[0] +
-                      "': a file of weights is loaded with strict = false");
-    }
-    try {
-      load_sources(found.tensors, strict);
-    } catch (const StepError &error) {
-      throw StepError(path.string() + ": " + error.what());
-    }
-    return found.metadata;
-  }
-
-  /// Writes the inference graph with the current parameters and buffers, as an ONNX model of up to 2 GiB; `averaged` writes
-  /// the averages of weights that the step updates in place of the weights.
-  void export_model(const std::filesystem::path &path, bool averaged = false) const {
-    using namespace detail;
-    const Graph &graph = carried(0);
-    const auto average = [&](const std::string &name) { return std::string(AVERAGED) + "module." + name; };
-    const auto has_average = [&](auto &entry) { return record_.roles.has(average(entry.first)); };
-    if (averaged && std::none_of(record_.roles.begin(), record_.roles.end(), has_average)) {
-      throw StepError("the step has no averages of weights: capture it with training_step(..., averaged=)");
-    }
-    const Message model(graph.bytes);
-    const Field inner = model.of(field::MODEL_GRAPH).at(0);
-    const Message own_graph(inner.bytes);
-    std::string own;
-    for (const Field &one : own_graph.fields()) {
-      const bool is_state = one.number == field::GRAPH_INPUTS && record_.roles.has(Message(one.bytes).text(field::VALUE_NAME));
-      if (!is_state) own += one.whole;
-    }
-    std::vector<std::pair<std::string, Source>> initializers;
-    std::uint64_t length = own.size();
-    for (const auto &entry : graph.inputs) {
-      if (!record_.roles.has(entry.first)) continue;
-      const bool replaced = averaged && has_average(entry);
-      const Source source = Source::of(sets_[turn_].at(replaced ? average(entry.first) : entry.first)->tensor);
-      std::string head;
-      for (std::int64_t size : source.shape) head += integer_bytes(field::TENSOR_DIMS, static_cast<std::uint64_t>(size));
-      head += integer_bytes(field::TENSOR_TYPE, static_cast<std::uint64_t>(source.type)) + delimited_bytes(field::TENSOR_NAME, entry.first) +
-              prefix_bytes(field::TENSOR_RAW, source.bytes());
-      initializers.emplace_back(prefix_bytes(field::GRAPH_INITIALIZERS, head.size() + source.bytes()) + head, source);
-      length += initializers.back().first.size() + source.bytes();
-    }
-    if (length + graph.bytes.size() > MOST_BYTES) throw FileError("cannot write " + path.string() + ": the model exceeds 2 GiB, which is protobuf's limit");
-    ReplacingFile file(path);
-    for (const Field &one : model.fields()) {
-      if (one.number != field::MODEL_GRAPH) file.write(std::string(one.whole));
-    }
-    file.write(prefix_bytes(field::MODEL_GRAPH, length) + own);
-    for (const auto &[head, source] : initializers) {
-      file.write(head);
-      file.write(source.memory, source.bytes());
-    }
-    file.finish();
-  }
-
-  /// The learning rates of the parameter groups.
-  std::vector<double> learning_rates() const {
-    std::vector<double> found;
-    for (const std::string &name : rate_names()) {
-      const Tensor &tensor = sets_[turn_].at(name)->tensor;
-      found.push_back(detail::floating(tensor.type(), tensor.memory()));
-    }
-    return found;
-  }
-  double learning_rate() const { return learning_rates().at(0); }
-
-  /// Sets one learning rate for each parameter group; StepError for one that is not finite or less than 0.
-  void set_learning_rates(const std::vector<double> &rates) {
-    const std::vector<std::string> names = rate_names();
-    if (rates.size() != names.size()) {
-      throw StepError(std::to_string(rates.size()) + " learning rates are given, expected " + std::to_string(names.size()) + ", one for each group");
-    }
-    for (std::size_t i = 0; i < rates.size(); ++i) detail::cast_rate(rates[i], sets_[turn_].at(names[i])->tensor.type());
-    for (std::size_t i = 0; i < rates.size(); ++i) {
-      const Tensor &tensor = sets_[turn_].at(names[i])->tensor;
-      if (tensor.type() == ElementType::float32) *tensor.data<float>() = static_cast<float>(rates[i]);
-      else *tensor.data<double>() = rates[i];
-    }
-  }
-  void set_learning_rate(double rate) { set_learning_rates(std::vector<double>(rate_names().size(), rate)); }
-
-  /// The seed of the random numbers of the next step.
-  std::int64_t seed() const { return *seed_tensor().data<std::int64_t>(); }
-  void set_seed(std::int64_t seed) { *seed_tensor().data<std::int64_t>() = seed; }
-
- private:
-  /// Reads a step: the model without the state, the graphs that it carries, and the state.
-  void read(const std::filesystem::path &path) {
-    using namespace detail;
+    state = &whole, batch_dimension = given.batch_dimension;
     const LightModel light = read_light(path);
     const Message model(light.bytes);
     const Message graph = model.messages(field::MODEL_GRAPH).at(0);
@@ -2413,114 +3064,310 @@ class Trainer {
     const auto text = metadata_of(model, STEP_METADATA);
     if (!text) throw StepError(std::string("the model is no training step: its metadata have no entry '") + STEP_METADATA + "'");
     try {
-      record_ = Record::read(*text);
+      record = Record::read(*text);
     } catch (const ValueError &error) {
       throw StepError(std::string("the entry '") + STEP_METADATA + "' of the model's metadata cannot be read: " + error.what());
     }
-    step_.inputs = types_of(graph.messages(field::GRAPH_INPUTS));
-    step_.outputs = types_of(graph.messages(field::GRAPH_OUTPUTS));
-    record_.check(step_.inputs, step_.outputs);
-    for (const auto &entry : record_.roles) types_.set(entry.first, step_.inputs.at(entry.first));
+    step.inputs = types_of(graph.messages(field::GRAPH_INPUTS));
+    step.outputs = types_of(graph.messages(field::GRAPH_OUTPUTS));
+    record.check(step.inputs, step.outputs);
     Sources start;
     std::string own;
     for (const Field &one : graph.fields()) {
       if (one.number == field::GRAPH_INITIALIZERS) {
         const Message tensor(one.bytes);
-        const std::string name = tensor.text(field::TENSOR_NAME);
-        if (record_.roles.has(name)) start.set(name, contents.source(tensor));
+        const std::string initializer = tensor.text(field::TENSOR_NAME);
+        if (record.roles.has(initializer)) start.set(initializer, contents.source(tensor));
         else own += delimited_bytes(field::GRAPH_INITIALIZERS, contents.whole(tensor, one.bytes));
       } else {
         own += one.whole;
       }
     }
-    for (const Field &one : model.fields()) step_.bytes += one.number == field::MODEL_GRAPH ? delimited_bytes(field::MODEL_GRAPH, own) : std::string(one.whole);
-    check_state(types_, start);
-    check_rates(start);
-    carried_[0] = carried_graph(model, INFERENCE);
-    carried_[1] = carried_graph(model, EVALUATION);
-    for (const auto &entry : types_) sets_[0].set(entry.first, std::make_shared<StateTensor>(start.at(entry.first).tensor()));
-  }
-
-  void make_options(const TrainerOptions &options) {
-    options_ = ort::made<ort::Options>(ort::api().CreateSessionOptions);
-    ort::check(ort::api().DisableMemPattern(options_.get()));  // else a block for all values is added to what the first run has used
-    ort::check(ort::api().SetIntraOpNumThreads(options_.get(), options.threads));
-    ort::check(ort::api().SetSessionLogSeverityLevel(options_.get(), options.log_severity));
-    for (const auto &[key, value] : options.session_config) ort::check(ort::api().AddSessionConfigEntry(options_.get(), key.c_str(), value.c_str()));
-    if (!options.kernels.empty()) ort::check(ort::api().RegisterCustomOpsLibrary_V2(options_.get(), options.kernels.c_str()));
+    for (const Field &one : model.fields()) {
+      const bool is_carried = one.number == field::MODEL_FUNCTIONS && Message(one.bytes).text(field::FUNCTION_DOMAIN) == CARRIED_DOMAIN;
+      if (is_carried) continue;
+      step.bytes += one.number == field::MODEL_GRAPH ? delimited_bytes(field::MODEL_GRAPH, own) : std::string(one.whole);
+    }
+    Named<TensorType> types;
+    for (const auto &entry : record.roles) types.set(entry.first, step.inputs.at(entry.first));
+    check_state(types, start);
+    check_rates(rates(), start);
+    carried[0] = carried_graph(model, INFERENCE);
+    carried[1] = carried_graph(model, EVALUATION);
+    for (const char *one : {IN_PLACE, ACCUMULATION, COUNTERS, UPDATE}) {
+      if (auto found = prepared_graph(model, one)) prepared.set(one, std::move(*found));
+    }
+    names = whole.add(name, record, step, start);
+    for (const auto &[input, in_state] : names) {
+      if (step.outputs.has(next_name(input))) written.insert(in_state);
+    }
+    batches = Batches(step.inputs, record, std::nullopt);
+    try {
+      batches.counted = counted_axis(batches.inputs, batch_dimension);
+    } catch (const StepError &) {  // `accumulate` needs it
+      if (!batch_dimension.empty()) throw;
+    }
+    checks.conditions = &record.conditions;
+    for (const auto &[output, type] : step.outputs) {
+      if (starts_with(output, NEXT)) continue;
+      if (given.check_finite && !record.roles.has(GRAD_SCALE) && is_floating(type.type)) checks.loss = output;
+      break;
+    }
+    check_finite = number_of<std::uint8_t>(ElementType::boolean, !checks.loss.empty());
   }
 
   std::unique_ptr<detail::Session> session(const detail::Graph &graph) const {
     try {
-      return std::make_unique<detail::Session>(graph, options_.get());
+      return std::make_unique<detail::Session>(graph, options);
     } catch (const OnnxruntimeError &error) {
-      std::string line;  // on one line
-      for (const char *at = error.what(); *at; ++at) {
-        const bool blank = std::strchr(" \t\r\n", *at) != nullptr;
-        if (!blank || (!line.empty() && line.back() != ' ')) line += blank ? ' ' : *at;
-      }
-      while (!line.empty() && line.back() == ' ') line.pop_back();
-      throw StepError("the step cannot be run: " + line);
+      throw StepError("the step cannot be run: " + detail::one_line(error.what()));
     }
   }
 
+  /// The session of the step in place; null if the file has no graph for it, or if a kernel is missing.
+  std::unique_ptr<detail::Session> session_in_place() const {
+    const detail::Prepared *found = prepared.find(detail::IN_PLACE);
+    if (found == nullptr) return nullptr;
+    try {
+      return std::make_unique<detail::Session>(found->graph, options);
+    } catch (const OnnxruntimeError &) {  // it has no function bodies, which need not read the state before they write it
+      return nullptr;
+    }
+  }
+
+  /// Makes the session of the updates, once the sets of the state are there.
+  void make_updates(std::unique_ptr<detail::Session> in_place) {
+    using namespace detail;
+    const Prepared *found = prepared.find(IN_PLACE);
+    auto read = sets();
+    for (StateSet &set : read) set.set(CHECK_FINITE, check_finite);
+    updates = in_place ? std::make_unique<UpdateSession>(std::move(in_place), found->graph, found->names.at("passed"), read, next_sets(), checks, true)
+                       : std::make_unique<UpdateSession>(session(step), step, "", read, next_sets(), checks, false);
+    if (found) prepared.set(IN_PLACE, Prepared());  // its bytes
+  }
+
+  /// Both sets of tensors, by the names of the step.
+  std::array<detail::StateSet, 2> sets() const { return {detail::part_of(state->sets[0], names), detail::part_of(state->sets[1], names)}; }
+
+  /// For each set the tensors that the step writes, by the names of outputs.
+  std::array<detail::StateSet, 2> next_sets() const {
+    std::array<detail::StateSet, 2> found;
+    for (const auto &[input, in_state] : names) {
+      if (!written.count(in_state)) continue;
+      for (std::size_t turn : {0, 1}) found[turn].set(detail::next_name(input), state->sets[1 - turn].at(in_state));
+    }
+    return found;
+  }
+
+  /// The tensor of an input of the state now.
+  const Tensor &now(const std::string &input) const { return state->now().at(names.at(input))->tensor; }
+
+  detail::Accumulation &accumulating() {
+    using namespace detail;
+    if (accumulation) return *accumulation;
+    const Prepared *averaging = prepared.find(ACCUMULATION), *update = prepared.find(UPDATE);
+    if (averaging && averaging->names.has("refused")) throw StepError(averaging->names.at("refused"));
+    if (!averaging || !update) {
+      throw StepError("the step file has no graphs for the accumulation of gradients: write it by Capture.save(..., prepared=True), or by"
+                      " onnx-ops prepare");
+    }
+    const AccumulationParts parts{averaging, update, prepared.find(COUNTERS), sets(), next_sets(), &record, counted_axis(batches.inputs, batch_dimension),
+                                  checks, check_finite, !state->keeps_previous};
+    accumulation = std::make_unique<Accumulation>(parts, [&](const Graph &graph) { return session(graph); });
+    return *accumulation;
+  }
+
   /// The inference graph (0) or the evaluation graph (1).
-  const detail::Graph &carried(std::size_t number) const {
-    if (carried_[number]) return *carried_[number];
+  const detail::Graph &graph_of(std::size_t number) const {
+    if (carried[number]) return *carried[number];
     const std::string name = number == 0 ? detail::INFERENCE : detail::EVALUATION;
     throw StepError("the step has no " + name + " graph: there is no function " + detail::CARRIED_DOMAIN + "." + name +
                     " in its model; capture it with " + (number == 0 ? "inference=, a function of the model" : "evaluation=True"));
   }
 
-  Tensors forward(std::size_t number, const Tensors &batch) {
+  Tensors run_forward(std::size_t number, const Tensors &batch) {
     using namespace detail;
-    if (!forward_[number].session) {
-      const Graph graph = number == 2 ? reporting_part(step_, record_) : carried(number);
-      forward_[number] = {session(graph), Batches(graph.inputs, record_, number == 0 ? std::nullopt : batches_.counted)};
+    const StateSet own = part_of(state->now(), names);
+    if (!forward[number].session) {
+      const Graph graph = number == 2 ? reporting_part(step, record) : graph_of(number);
+      forward[number] = {session(graph), Batches(graph.inputs, record, number == 0 ? std::nullopt : batches.counted)};
     }
-    forward_[number].batches.check(batch);
-    return checked_conditions(record_.conditions, forward_[number].session->run(sets_[turn_], batch));
+    forward[number].batches.check(batch);
+    return checked_conditions(record.conditions, forward[number].session->run(own, batch));
   }
 
-  bool is_changed(const std::string &name) const { return step_.outputs.has(detail::next_name(name)); }
-
-  std::vector<std::string> rate_names() const {
+  /// The settings that are learning rates.
+  std::vector<std::string> rates() const {
     std::vector<std::string> found;
-    for (const auto &entry : types_) {
+    for (const auto &entry : record.roles) {
       if (detail::is_rate(entry.first)) found.push_back(entry.first);
     }
+    return found;
+  }
+
+  /// The same; StepError if there are none.
+  std::vector<std::string> rate_names() const {
+    const std::vector<std::string> found = rates();
     if (found.empty()) throw StepError(std::string("the step has no setting '") + detail::LEARNING_RATE + "'");
     return found;
   }
 
   const Tensor &seed_tensor() const {
-    for (const auto &[name, role] : record_.roles) {
-      if (role == detail::SEED) return sets_[turn_].at(name)->tensor;
+    for (const auto &[name, role] : record.roles) {
+      if (role == detail::SEED) return now(name);
     }
     throw StepError("the step has no seed: it draws no random numbers");
   }
+};
 
-  void check_rates(const detail::Sources &state) const {
-    for (const auto &[name, type] : types_) {
-      const detail::Source *source = detail::is_rate(name) ? state.find(name) : nullptr;
-      if (source == nullptr) continue;
-      const Tensor rate = source->tensor();
+inline TrainerStep::TrainerStep(std::unique_ptr<Own> own) : own_(std::move(own)) {}
+inline TrainerStep::TrainerStep(TrainerStep &&) noexcept = default;
+inline TrainerStep::~TrainerStep() = default;
+
+inline const Named<TensorType> &TrainerStep::batch_inputs() const { return own_->batches.inputs; }
+inline bool TrainerStep::has_inference_graph() const { return own_->carried[0].has_value(); }
+inline bool TrainerStep::has_evaluation_graph() const { return own_->carried[1].has_value(); }
+
+inline Tensors TrainerStep::step(const Tensors &batch) {
+  detail::State &state = *own_->state;
+  state.now();
+  const bool accumulated = own_->accumulation && own_->accumulation->batches() > 0;
+  if (!accumulated || !batch.empty()) own_->batches.check(batch);
+  Tensors reported;
+  try {
+    if (accumulated) {
+      const bool last = !batch.empty() || own_->batches.inputs.empty();
+      const Tensors found = own_->accumulation->update(state.turn, last ? &batch : nullptr);
+      for (const auto &entry : own_->step.outputs) {
+        if (const Tensor *tensor = found.find(entry.first)) reported.set(entry.first, *tensor);
+      }
+    } else {
+      reported = own_->updates->run(state.turn, batch);
+    }
+  } catch (const detail::UpdateFailed &error) {
+    state.lose(error.what());
+    state.now();
+  }
+  state.stepped(own_->written);
+  return reported;
+}
+
+inline Tensors TrainerStep::accumulate(const Tensors &batch) {
+  own_->state->now();
+  own_->batches.check(batch);
+  return own_->accumulating().add(own_->state->turn, batch);
+}
+
+inline Tensors TrainerStep::evaluate(const Tensors &batch, const std::string &mode) {
+  if (mode != "eval" && mode != "train") throw StepError("the mode is '" + mode + "', expected 'eval' or 'train'");
+  return own_->run_forward(mode == "eval" ? 1 : 2, batch);
+}
+
+inline Tensors TrainerStep::infer(const Tensors &inputs) { return own_->run_forward(0, inputs); }
+
+inline void TrainerStep::export_model(const std::filesystem::path &path, bool averaged) const {
+  using namespace detail;
+  const Graph &graph = own_->graph_of(0);
+  const Named<std::string> &roles = own_->record.roles;
+  const auto average = [&](const std::string &name) { return std::string(AVERAGED) + "module." + name; };
+  const auto has_average = [&](auto &entry) { return roles.has(average(entry.first)); };
+  if (averaged && std::none_of(roles.begin(), roles.end(), has_average)) {
+    throw StepError("the step has no averages of weights: capture it with training_step(..., averaged=)");
+  }
+  Sources weights;
+  for (const auto &entry : graph.inputs) {
+    if (!roles.has(entry.first)) continue;
+    weights.set(entry.first, Source::of(own_->now(averaged && has_average(entry) ? average(entry.first) : entry.first)));
+  }
+  write_inference_model(path, graph, weights);
+}
+
+inline std::vector<double> TrainerStep::learning_rates() const {
+  std::vector<double> found;
+  for (const std::string &name : own_->rate_names()) {
+    const Tensor &tensor = own_->now(name);
+    found.push_back(detail::floating(tensor.type(), tensor.memory()));
+  }
+  return found;
+}
+inline double TrainerStep::learning_rate() const { return learning_rates().at(0); }
+
+inline void TrainerStep::set_learning_rates(const std::vector<double> &rates) {
+  const std::vector<std::string> names = own_->rate_names();
+  if (rates.size() != names.size()) {
+    throw StepError(std::to_string(rates.size()) + " learning rates are given, expected " + std::to_string(names.size()) + ", one for each group");
+  }
+  for (std::size_t i = 0; i < rates.size(); ++i) detail::cast_rate(rates[i], own_->now(names[i]).type());
+  for (std::size_t i = 0; i < rates.size(); ++i) {
+    const Tensor &tensor = own_->now(names[i]);
+    if (tensor.type() == ElementType::float32) *tensor.data<float>() = static_cast<float>(rates[i]);
+    else *tensor.data<double>() = rates[i];
+  }
+}
+inline void TrainerStep::set_learning_rate(double rate) { set_learning_rates(std::vector<double>(own_->rate_names().size(), rate)); }
+
+inline std::int64_t TrainerStep::seed() const { return *own_->seed_tensor().data<std::int64_t>(); }
+inline void TrainerStep::set_seed(std::int64_t seed) { *own_->seed_tensor().data<std::int64_t>() = seed; }
+
+inline Tensors TrainerStep::state() const {
+  Tensors found;
+  for (const auto &[own, tensor] : detail::part_of(own_->state->now(), own_->names)) found.set(own, tensor->tensor.clone());
+  return found;
+}
+
+// --- the trainer ------------------------------------------------------------------------------------------------------
+
+struct Trainer::Own {
+  detail::State state;
+  ort::Owned<ort::Options> options;
+  std::vector<std::pair<std::string, TrainerStep>> steps;
+
+  Own(const Named<std::filesystem::path> &files, const TrainerOptions &given) {
+    using namespace detail;
+    if (files.size() != 1 && (files.empty() || files.has(""))) {
+      throw StepError("the steps are [" + joined(files, [](auto &entry) { return quoted(entry.first); }) + "], expected at least one, each with a name");
+    }
+    make_options(given);
+    for (const auto &[name, path] : files) {
+      auto own = std::make_unique<TrainerStep::Own>();
+      own->options = options.get();
       try {
-        detail::cast_rate(detail::floating(rate.type(), rate.memory()), rate.type());
-      } catch (const StepError &error) {
-        throw StepError(detail::quoted(name) + ": " + error.what());
+        own->read(path, name, state, given);
+      } catch (const Damaged &error) {
+        throw ModelError(path.string() + " is no ONNX model: " + error.what());
+      }
+      steps.emplace_back(name, TrainerStep(std::move(own)));
+    }
+    std::vector<std::unique_ptr<Session>> in_place;
+    for (auto &[name, step] : steps) {
+      in_place.push_back(given.keep_previous || given.kernels.empty() ? nullptr : step.own_->session_in_place());
+      if (!in_place.back()) {
+        in_place.clear();
+        break;
       }
     }
+    state.make_second_set(in_place.empty());
+    in_place.resize(steps.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) steps[i].second.own_->make_updates(std::move(in_place[i]));
   }
 
-  IncompatibleKeys load_sources(const detail::Sources &state, bool strict) {
+  void make_options(const TrainerOptions &given) {
+    options = ort::made<ort::Options>(ort::api().CreateSessionOptions);
+    ort::check(ort::api().DisableMemPattern(options.get()));  // else a block for all values is added to what the first run has used
+    ort::check(ort::api().SetIntraOpNumThreads(options.get(), given.threads));
+    ort::check(ort::api().SetSessionLogSeverityLevel(options.get(), given.log_severity));
+    for (const auto &[key, value] : given.session_config) ort::check(ort::api().AddSessionConfigEntry(options.get(), key.c_str(), value.c_str()));
+    if (!given.kernels.empty()) ort::check(ort::api().RegisterCustomOpsLibrary_V2(options.get(), given.kernels.c_str()));
+  }
+
+  IncompatibleKeys load(const detail::Sources &given, bool strict) {
     using namespace detail;
     Sources untied;
-    for (const auto &[name, source] : state) {
-      if (!record_.tied.has(name)) untied.set(name, source);
+    for (const auto &[name, source] : given) {
+      if (!state.tied.has(name)) untied.set(name, source);
     }
-    for (const auto &[other, first] : record_.tied) {
-      const Source *own = state.find(other);
+    for (const auto &[other, first] : state.tied) {
+      const Source *own = given.find(other);
       if (own == nullptr) continue;
       if (!untied.has(first)) untied.set(first, *own);
       if (!untied.at(first).same(*own)) throw StepError(quoted(other) + " differs from '" + first + "', to which it is tied");
@@ -2528,44 +3375,107 @@ class Trainer {
     IncompatibleKeys keys;
     Sources known;
     Named<TensorType> wanted;
-    for (const auto &[name, type] : types_) {
+    for (const auto &[name, type] : state.types) {
       if (!untied.has(name)) keys.missing.push_back(name);
       if (strict || untied.has(name)) wanted.set(name, type);
     }
     for (const auto &[name, source] : untied) {
-      if (!types_.has(name)) keys.unexpected.push_back(name);
-      if (strict || types_.has(name)) known.set(name, source);
+      if (!state.types.has(name)) keys.unexpected.push_back(name);
+      if (strict || state.types.has(name)) known.set(name, source);
     }
     check_state(wanted, known);
-    check_rates(known);
-    // What changes goes to the other set; the rest is replaced at the end, after all files were read.
-    std::vector<std::pair<std::string, Tensor>> fixed;
-    for (const auto &[name, tensor] : sets_[turn_]) {
-      const Source *source = known.find(name);
-      if (is_changed(name)) (source ? *source : Source::of(tensor->tensor)).read_into(sets_[1 - turn_].at(name)->tensor.memory());
-      else if (source) fixed.emplace_back(name, source->tensor());
+    for (const auto &step : steps) {
+      std::vector<std::string> rates = step.second.own_->rates();
+      for (std::string &rate : rates) rate = step.second.own_->names.at(rate);
+      check_rates(rates, known);
     }
-    for (const auto &[name, tensor] : fixed) Source::of(tensor).read_into(sets_[turn_].at(name)->tensor.memory());
-    turn_ = 1 - turn_;
+    if (!strict) state.now();  // what is missing must be there
+    for (const auto &step : steps) {
+      if (step.second.own_->accumulation) step.second.own_->accumulation->discard();
+    }
+    state.load(known);
     return keys;
   }
-
-  struct Forward {
-    std::unique_ptr<detail::Session> session;
-    detail::Batches batches;
-  };
-
-  detail::Record record_;
-  detail::Graph step_;                                  // without the state
-  std::array<std::optional<detail::Graph>, 2> carried_;  // for inference and evaluation
-  Named<TensorType> types_;
-  std::string loss_;  // the output that is checked, if any
-  ort::Owned<ort::Options> options_;
-  detail::Batches batches_;
-  std::unique_ptr<detail::Session> session_;
-  std::array<detail::StateSet, 2> sets_, written_;
-  std::array<Forward, 3> forward_;  // inference, evaluation, the reporting part
-  std::size_t turn_ = 0;
 };
+
+inline Trainer::Trainer(const std::filesystem::path &path, const TrainerOptions &options) : Trainer(Named<std::filesystem::path>{{"", path}}, options) {}
+inline Trainer::Trainer(const Named<std::filesystem::path> &steps, const TrainerOptions &options) : own_(std::make_unique<Own>(steps, options)) {}
+inline Trainer::Trainer(Trainer &&) noexcept = default;
+inline Trainer &Trainer::operator=(Trainer &&) noexcept = default;
+inline Trainer::~Trainer() = default;
+
+inline TrainerStep &Trainer::operator[](const std::string &step) {
+  std::string known;
+  for (auto &[name, found] : own_->steps) {
+    if (name == step && !name.empty()) return found;
+    known += name.empty() ? "one step, which has no name" : (known.empty() ? "" : ", ") + detail::quoted(name);
+  }
+  throw StepError("there is no step '" + step + "': the trainer has " + known);
+}
+
+inline TrainerStep &Trainer::only() const {
+  if (own_->steps.size() == 1) return own_->steps.front().second;
+  throw StepError("the trainer has the steps " + detail::joined(own_->steps, [](auto &entry) { return detail::quoted(entry.first); }) +
+                  ", expected one of them by its name, such as trainer['" + own_->steps.front().first + "'].step(...)");
+}
+
+inline bool Trainer::keeps_previous() const { return own_->state.keeps_previous; }
+
+inline Tensors Trainer::state() const {
+  Tensors found;
+  for (const auto &[name, tensor] : own_->state.now()) found.set(name, tensor->tensor.clone());
+  return found;
+}
+
+inline IncompatibleKeys Trainer::load_state(const Tensors &state, bool strict) {
+  detail::Sources sources;
+  for (const auto &[name, tensor] : state) sources.set(name, detail::Source::of(tensor));
+  return own_->load(sources, strict);
+}
+
+inline void Trainer::save(const std::filesystem::path &path, const Metadata &metadata, bool frozen) const {
+  const detail::State &state = own_->state;
+  detail::Sources sources;
+  for (const auto &[name, tensor] : state.now()) {
+    if (frozen || state.changing.count(name) || !detail::is_shared(state.roles.at(name))) sources.set(name, detail::Source::of(tensor->tensor));
+  }
+  detail::write_checkpoint(path, sources, metadata);
+  own_->state.checkpoint = path;
+}
+
+inline Metadata Trainer::load(const std::filesystem::path &path, bool strict) {
+  using namespace detail;
+  const State &state = own_->state;
+  const Safetensors found = open_checkpoint(path);
+  const auto known = [&](auto &entry) { return state.roles.has(entry.first) || state.tied.has(entry.first); };
+  if (!found.tensors.empty() && !strict && std::none_of(found.tensors.begin(), found.tensors.end(), known)) {
+    throw StepError(path.string() + " has no name of the step: it has '" + found.tensors.begin()->first + "' and " +
+                    std::to_string(found.tensors.size() - 1) + " others, expected names such as '" + state.roles.begin()->first + "'");
+  }
+  std::vector<std::string> others;
+  for (const auto &[name, role] : state.roles) {
+    if (!is_shared(role)) others.push_back(name);
+  }
+  const bool weights = std::none_of(others.begin(), others.end(), [&](auto &name) { return found.tensors.has(name); });
+  if (strict && !found.tensors.empty() && !others.empty() && weights) {
+    throw StepError(path.string() + " has neither optimizer state nor settings, such as '" + others[0] +
+                    "': a file of weights is loaded with strict = false");
+  }
+  try {
+    own_->load(found.tensors, strict);
+  } catch (const StateLostError &error) {
+    throw StateLostError(path.string() + ": " + error.what());
+  } catch (const StepError &error) {
+    throw StepError(path.string() + ": " + error.what());
+  }
+  own_->state.checkpoint = path;
+  return found.metadata;
+}
+
+inline Tensors read_tensors(const std::filesystem::path &path) {
+  Tensors found;
+  for (const auto &[name, source] : detail::open_checkpoint(path).tensors) found.set(name, source.tensor());
+  return found;
+}
 
 }  // namespace onnx_ops

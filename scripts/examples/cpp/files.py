@@ -26,7 +26,7 @@ from models.line_reader import data as lines
 from models.line_reader import training as line_training
 from models.perceptron import perceptron_step
 from onnx_ops.training.checkpoints import write_checkpoint
-from onnx_ops.training.step_files import step_model
+from onnx_ops.training.step_files import prepare_step, step_model
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -74,7 +74,7 @@ def line_reader(epochs: int = line_training.QUICK_EPOCHS) -> Task:
 def write(task: Task, folder: Path) -> None:
     """Write the files of a task into a folder, which may exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(task.step, folder / "step.onnx")
+    prepare_step(task.step, folder / "step.onnx")  # a library of the kernels updates its state in place
     rng = np.random.default_rng(0)
     count = len(next(iter(task.learned.values())))
     orders = [rng.permutation(count)[: count - count % task.batch_size] for _ in range(task.epochs)]
