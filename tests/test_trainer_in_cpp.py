@@ -28,7 +28,7 @@ import onnx_ops
 from models.digit_training import HIDDEN
 from models.line_reader import training as line_reader
 from models.perceptron import perceptron_step
-from onnx_ops.core.step_format import CARRIED_DOMAIN, CONDITIONS, INFERENCE, STEP_METADATA
+from onnx_ops.core.step_format import CARRIED_DOMAIN, CONDITIONS, INFERENCE, STEP_METADATA, WEIGHTS_METADATA
 from onnx_ops.graph.light import delimited
 from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
@@ -312,6 +312,49 @@ def test_batch_dimension(tmp_path: Path) -> None:
     assert_same(there.state_dict(), here.state_dict())
     path = tmp_path / "step.onnx"
     assert refused(*(lambda m=m: m(path, batch_dimension="K") for m in (onnx_ops.Trainer, CppTrainer)))
+
+
+EXPORTING = """
+    #include <onnx_ops/trainer.hpp>
+    int main(int, char **arguments) {
+      using namespace onnx_ops::detail;
+      const LightModel light = read_light(arguments[1]);
+      const Message model(light.bytes);
+      Contents contents(arguments[1], light);
+      const Graph graph = *carried_graph(model, INFERENCE);
+      Sources weights;
+      for (const Message &tensor : model.messages(field::MODEL_GRAPH).at(0).messages(field::GRAPH_INITIALIZERS)) {
+        const std::string name = tensor.text(field::TENSOR_NAME);
+        if (graph.inputs.has(name)) weights.set(name, contents.source(tensor));
+      }
+      write_inference_model(arguments[2], graph, weights, 20000);
+    }
+    """
+
+
+@pytest.mark.full
+def test_external_data_of_exported_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models above a limit, here 20,000 bytes, have their large weights in the file that Python writes."""
+    model, batches = perceptron()
+    onnx.save(model, tmp_path / "step.onnx")
+    source = tmp_path / "export.cpp"
+    source.write_text(EXPORTING)
+    subprocess.run([program(source), tmp_path / "step.onnx", tmp_path / "trained.onnx"], check=True, timeout=100)
+    data = tmp_path / "trained.onnx.data"
+    found = data.read_bytes()
+    x = {"x": batches[0]["x"]}
+    results = [onnxruntime.InferenceSession(str(tmp_path / "trained.onnx")).run(None, x)]
+    record = [(entry.key, entry.value) for entry in onnx.load(tmp_path / "trained.onnx").metadata_props]
+    onnx.checker.check_model(tmp_path / "trained.onnx", full_check=True)
+    monkeypatch.setattr("onnx_ops.training.weights.MOST_BYTES", 20_000)
+    onnx_ops.Trainer(tmp_path / "step.onnx", backends.options()).export(tmp_path / "trained.onnx")
+    assert data.read_bytes() == found
+    results.append(onnxruntime.InferenceSession(str(tmp_path / "trained.onnx")).run(None, x))
+    assert results[0][0].tobytes() == results[1][0].tobytes()
+    assert {entry for entry in record if entry[0] == WEIGHTS_METADATA} <= {
+        (entry.key, entry.value) for entry in onnx.load(tmp_path / "trained.onnx").metadata_props
+    }
+    assert len(found) > 20_000
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
