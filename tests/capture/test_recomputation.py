@@ -93,6 +93,10 @@ def count(model: onnx.ModelProto, op_type: str) -> int:
     return sum(node.op_type == op_type for node in model.graph.node)
 
 
+def uses(model: onnx.ModelProto, name: str) -> int:
+    return sum(name in node.input for node in model.graph.node)
+
+
 @pytest.mark.parametrize("p", [pytest.param(0.0, marks=pytest.mark.full), 0.3])
 def test_the_step_recomputes_the_same_numbers(p: float) -> None:
     batch = ids(2, 4)
@@ -100,6 +104,9 @@ def test_the_step_recomputes_the_same_numbers(p: float) -> None:
     again, got = states(network(recomputed, 2, 8, p), batch)
     for op_type in ("Softmax", "LayerNormalization", "DropoutV3"):
         assert count(again, op_type) == 2 * count(model, op_type), op_type
+    # The backward pass does not read the output of a block's last layer.
+    for weight, times in (("mixed.0.weight", 1), ("mixed.2.weight", 0)):
+        assert uses(again, f"blocks.0.{weight}") == uses(model, f"blocks.0.{weight}") + times, weight
     assert got.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)

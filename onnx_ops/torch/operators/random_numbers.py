@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
-from onnx_ops.torch.base.table import draws, translates
+from onnx_ops.torch.base.table import draws, rewrites, translates
 
 aten = torch.ops.aten
 Shape = Sequence[Any]
@@ -80,6 +80,25 @@ def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
     if grad.dtype is ir.DataType.DOUBLE:  # the attribute of the node is a float32
         return op.Where(mask, op.Mul(grad, double(scale)), double(0.0))
     return aclnn.DropoutBackward(grad, mask, scale=scale)
+
+
+@rewrites("DropoutV3")
+def _mask_alone(node: ir.Node) -> None:
+    """A dropout recomputed for its mask takes the gradient as input, so that what it dropped need not be recomputed.
+
+    The mask depends on the shape of the input alone. With one use of it, the gradient does not depend on it.
+    """
+    (dropped, _), (output, mask) = node.inputs, node.outputs
+    if output.uses() or output.is_graph_output() or mask.is_graph_output() or len(mask.uses()) != 1:
+        return
+    ((user, _),) = mask.uses()
+    gradient = user.inputs[0]
+    if user.op_type != "DropoutBackward" or dropped is None or gradient is None or user.graph is not node.graph:
+        return
+    if dropped.shape is None or None in dropped.shape or gradient.shape != dropped.shape:  # None: an unknown size
+        return
+    node.replace_input_with(0, gradient)
+    user.prepend(node)
 
 
 @draws(aten.bernoulli.p)
