@@ -53,6 +53,7 @@ TORCH = (
     "frames",
     "batching",
     "sizes",
+    "fake_tensors",
     "caches",
     "explanations",
     "constants",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import sysconfig
@@ -69,6 +70,7 @@ def _first(places: Iterable[tuple[str, int]]) -> Line | None:
     return None
 
 
+@functools.cache
 def is_library(file: str) -> bool:
     """Whether a file of code is part of PyTorch, this package or the standard library."""
     of_python = file.startswith(("<", STANDARD)) and not file.startswith(INSTALLED)

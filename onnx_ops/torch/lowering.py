@@ -6,6 +6,7 @@ the few operators that have a decomposition in place of a translation.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.onnx._internal.exporter import _decomp, _fx_passes
@@ -45,6 +47,11 @@ SIGMOID = ((aten.neg.default, ()), (aten.exp.default, ()), (aten.add.Scalar, (1,
 """The operators of 1 / (1 + exp(-x)), with their further arguments."""
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
+
+
+def without_code() -> contextlib.AbstractContextManager[None]:
+    """A context in which graphs are not compiled to Python, as only their nodes are used."""
+    return _use_lazy_graph_module(True)
 
 
 def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) -> GraphModule:

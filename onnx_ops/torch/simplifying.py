@@ -6,6 +6,9 @@ which rounds differently.
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -21,20 +24,21 @@ from onnx_ops.torch.summing import split_sums
 from onnx_ops.torch.transposing import fuse_transposes
 
 # The rules that compare no floating constants.
-RULES = (
-    common_rules.collapse_slice_rule,
-    common_rules.collapse_slice2_rule,
-    common_rules.cast_constant_of_shape_rule,
-    common_rules.cast_constant_of_shape_without_value_rule,
-    common_rules.materialize_reshape_shape_rule,
-    common_rules.no_op_cast_rule,
-    common_rules.no_op_expand_rule,
-    common_rules.no_op_transpose_rule,
-    common_rules.reshape_reshape_rule,
-    common_rules.squeeze_reshape_1d_rule,
-    common_rules.transpose_transpose_rule,
-    common_rules.unsqueeze_unsqueeze_rule,
-)
+RULES = {
+    common_rules.collapse_slice_rule: "Slice",
+    common_rules.collapse_slice2_rule: "Slice",
+    common_rules.cast_constant_of_shape_rule: "Cast",
+    common_rules.cast_constant_of_shape_without_value_rule: "Cast",
+    common_rules.materialize_reshape_shape_rule: "Reshape",
+    common_rules.no_op_cast_rule: "Cast",
+    common_rules.no_op_expand_rule: "Expand",
+    common_rules.no_op_transpose_rule: "Transpose",
+    common_rules.reshape_reshape_rule: "Reshape",
+    common_rules.squeeze_reshape_1d_rule: "Reshape",
+    common_rules.transpose_transpose_rule: "Transpose",
+    common_rules.unsqueeze_unsqueeze_rule: "Unsqueeze",
+}
+"""The rules, with the op_type of the node that each replaces."""
 
 ROUNDS = 3
 """The number of rounds; a round may enable simplifications of the next."""
@@ -43,7 +47,7 @@ ROUNDS = 3
 def simplify(model: ir.Model) -> None:
     """Fold constants, eliminate common subexpressions, and remove nodes without effect or use, in place."""
     common.InlinePass()(model)
-    rules = rewriter.pattern.RewriteRuleSet(RULES)
+    rules = rewriter.pattern.RewriteRuleSet([_of(op_type, rule) for rule, op_type in RULES.items()])
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
         fuse_transposes(model)
@@ -63,6 +67,17 @@ def simplify(model: ir.Model) -> None:
     _prevent_scale_fusion(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+
+
+def _of(op_type: str, rule: rewriter.pattern.RewriteRule) -> rewriter.pattern.RewriteRule:
+    """A rule that refuses the nodes of other op_types at once; its matcher takes 20 times as long to do so."""
+    only = copy.copy(rule)
+
+    def rewritten(model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any) -> Any:
+        return rule.try_rewrite(model, graph, node, **options) if node.op_type == op_type else None
+
+    only.try_rewrite = rewritten
+    return only
 
 
 def _omit_unused_outputs(model: ir.Model) -> None:

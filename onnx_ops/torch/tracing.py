@@ -37,10 +37,11 @@ from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
+from onnx_ops.torch.fake_tensors import FakeTensors
 from onnx_ops.torch.folding import fold_functions
 from onnx_ops.torch.frames import Line
 from onnx_ops.torch.indices import index_ranges
-from onnx_ops.torch.lowering import lowered
+from onnx_ops.torch.lowering import lowered, without_code
 from onnx_ops.torch.mixed_precision import Float32Computation
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.barriers import lower_barriers
@@ -151,7 +152,7 @@ def trace(
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     shapes = RecordedShapes(duck_shape=False)
-    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
     sizes = {dim.__name__: size for given in inputs for size, dim in given.named() if not hasattr(dim, "root")}
     roots = Roots(shapes, sizes)
@@ -192,7 +193,7 @@ def trace(
                 graph = make_fx(real, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
             return graph
 
-    with explained(where), without_traced_values():
+    with explained(where), without_traced_values(), without_code():
         try:
             graph = traced()
         except TypeError as error:
@@ -366,7 +367,7 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     Raises:
         CaptureError: an operator has no translation to ONNX.
     """
-    with explained(where), _quiet(), _size_oblivious():
+    with explained(where), _quiet(), _size_oblivious(), without_code():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
         model = translated(lowered(traced.graph, translations, traced.mode), translations, opset_version)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
+import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.schemas import OpSignature
 from onnxscript import version_converter
 from torch._ops import OpOverload
 from torch.fx import GraphModule
@@ -67,6 +71,22 @@ def _exportable(registry: ONNXRegistry) -> frozenset[OpOverload]:
     return frozenset({*_decomp.get_onnx_implemented_overloads(registry), *decompositions_of(registry)})
 
 
+@contextlib.contextmanager
+def _shared_signatures() -> Iterator[None]:
+    """A context in which the schema of a standard operator is parsed once, instead of for each node."""
+    parsed = OpSignature.from_op_schema
+
+    @functools.cache
+    def standard(name: str, version: int) -> OpSignature:
+        return parsed(onnx.defs.get_schema(name, version))
+
+    def signature(schema: onnx.defs.OpSchema) -> OpSignature:
+        return parsed(schema) if schema.domain else standard(schema.name, schema.since_version)
+
+    with mock.patch.object(OpSignature, "from_op_schema", signature):
+        yield
+
+
 def translated(graph: GraphModule, registry: ONNXRegistry, opset_version: int) -> ir.Model:
     """A graph whose operators have translations as a model; its constants are initializers without copies.
 
@@ -87,14 +107,15 @@ def translated(graph: GraphModule, registry: ONNXRegistry, opset_version: int) -
             target = ir.Function(_constants.LOCAL_FUNCTION_DOMAIN, name, graph=body, attributes=())
             parent, _, own = path.rpartition(".")
             owned.setdefault(parent, {})[own] = model.functions[target.identifier()] = target
-        _core._translate_fx_graph(
-            module.graph,
-            model,
-            graph_like=target,
-            owned_graphs=owned.get(path, {}),
-            lower="at_conversion",
-            registry=registry,
-        )
+        with _shared_signatures():
+            _core._translate_fx_graph(
+                module.graph,
+                model,
+                graph_like=target,
+                owned_graphs=owned.get(path, {}),
+                lower="at_conversion",
+                registry=registry,
+            )
     _ir_passes.add_opset_imports(model)
     version_converter.convert_version(model, opset_version, fallback=True)
     return model

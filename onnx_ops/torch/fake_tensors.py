@@ -1,0 +1,34 @@
+"""The FakeTensors of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils._pytree import tree_leaves
+
+
+class FakeTensors(FakeTensorMode):
+    """FakeTensorMode, which keeps the results of a call with dynamic sizes only if there is a second call like it.
+
+    To keep one takes about half as long as to compute it, and most calls in a small model are the only ones.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._seen: set[Any] = set()
+
+    def _cached_dispatch_impl(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(is_symbolic(size) for shape in shapes for size in shape):
+            call = func, *(size.node.expr if is_symbolic(size) else size for shape in shapes for size in shape)
+            if call not in self._seen:
+                self._seen.add(call)
+                return self._dispatch_impl(func, types, args, kwargs)
+        return super()._cached_dispatch_impl(func, types, args, kwargs)
