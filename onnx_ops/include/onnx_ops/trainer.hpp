@@ -7,6 +7,8 @@
 //     float loss = reported.at("loss").item<float>();
 //     trainer.save("checkpoint.safetensors");
 //     trainer.export_model("trained.onnx");
+//
+// The sections `errors`, `tensors` and `the trainer` are what programs use.
 #pragma once
 
 #include <algorithm>
@@ -457,8 +459,8 @@ class Trainer {
 Tensors read_tensors(const std::filesystem::path &path);
 
 // --- definitions ------------------------------------------------------------------------------------------------------
-// What follows is not needed to use the trainer: text, JSON, SHA-256, files, protobuf, the format of steps, sessions, and at
-// the end the functions above.
+// What follows is not needed to use the trainer: text and JSON, SHA-256, files, protobuf, the metadata of a step, graphs,
+// sessions, checks, the state, the update and accumulated gradients, and at the end the functions above.
 
 namespace detail {
 
