@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import steps
 import typer
 from onnx import TensorProto, numpy_helper, parser
 from test_linking import CASES, REFUSED, Case, model_of
@@ -38,6 +39,7 @@ from onnx_ops.integrations.examples import example_model
 from onnx_ops.library.objects import NATIVE
 from onnx_ops.ops import OPS
 from onnx_ops.runtime.process import STATE
+from onnx_ops.training.step_files import open_step
 
 OK, FAILED, USAGE = 0, 1, 2
 G = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -994,6 +996,25 @@ def test_build_library_refuses_options(good: Path, tmp_path: Path) -> None:
     assert "the target is 'sparc', expected one of aarch64-linux, " in error(
         "build-library", library, "--target", "sparc"
     )
+
+
+def test_prepare(good: Path, tmp_path: Path) -> None:
+    """The step has further graphs, which are replaced if it is prepared again; a trainer leaves them out."""
+    step, prepared = tmp_path / "step.onnx", tmp_path / "prepared.onnx"
+    model = steps.whole_step()
+    onnx.save(model, step)
+    graphs = ["in_place", "accumulation", "update"]
+    assert answer("prepare", step, prepared) == {"step": str(step), "prepared": str(prepared), "graphs": graphs}
+    content = prepared.read_bytes()
+    assert f"with the graphs {', '.join(graphs)}" in run("prepare", prepared, prepared).stdout.replace("\n", " ")
+    assert prepared.read_bytes() == content
+    named = {function.name for function in onnx.load(prepared).functions}
+    assert named - {function.name for function in model.functions} == set(graphs)
+    opened, start = open_step(prepared)
+    assert {function.name for function in opened.functions} == {function.name for function in model.functions}
+    assert start.keys() == steps.start().keys()
+    onnx.checker.check_model(prepared, full_check=True)
+    assert "no training step" in error("prepare", good, prepared)
 
 
 @pytest.mark.usefixtures("one_op")
