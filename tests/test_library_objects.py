@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onnx_ops.library.build import build
 from onnx_ops.library.functions import functions
 from onnx_ops.library.objects import NATIVE, TARGETS, LibraryError, levels, own_target, write_objects
 from onnx_ops.ops import OPS
@@ -48,3 +49,38 @@ def test_objects_of_other_machines(target: str, machine: int, tmp_path: Path) ->
         assert content.startswith(b"\x7fELF\x02\x01")
         assert int.from_bytes(content[18:20], "little") == machine
         assert path.stem.encode() in content
+
+
+LOADING = """
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+
+static const void *no_api(uint32_t version) { return version ? NULL : ""; }
+static const char *version(void) { return "1.23.0"; }
+
+int main(int count, char **arguments) {
+    struct { const void *(*get_api)(uint32_t); const char *(*get_version)(void); } base = {no_api, version};
+    void *library = count == 2 ? dlopen(arguments[1], RTLD_NOW) : NULL;
+    void *(*register_ops)(void *, const void *) = library ? dlsym(library, "RegisterCustomOps") : NULL;
+    puts(register_ops ? "found" : dlerror());
+    return !register_ops || register_ops(NULL, &base);
+}
+"""
+
+
+@pytest.mark.full
+def test_library_for_arm_is_loaded_under_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it needs; `make wheel` runs its kernels."""
+    gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
+    if not gcc or not emulator:
+        pytest.skip("there is no aarch64-linux-gnu-gcc, or no qemu-aarch64-static")
+    monkeypatch.setenv("CC", gcc)
+    library, program = tmp_path / "library.so", tmp_path / "program"
+    build(library, [OPS["Hardshrink"]], target="aarch64-linux")
+    (tmp_path / "program.c").write_text(LOADING)
+    subprocess.run([gcc, tmp_path / "program.c", "-o", program, "-ldl"], check=True)
+    done = subprocess.run(
+        [emulator, "-L", "/usr/aarch64-linux-gnu", program, library], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("found\n", 0)
