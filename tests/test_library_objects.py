@@ -41,13 +41,25 @@ def test_levels_of_other_machines() -> None:
         levels(target="vax")
 
 
-@pytest.mark.parametrize(("target", "machine"), [("aarch64-linux", 183), ("x86_64-linux", 62)])
-def test_objects_of_other_machines(target: str, machine: int, tmp_path: Path) -> None:
-    """ELF of 64 bits for the machine, here of callbacks."""
+# How a file begins: with the format, and at some place the machine.
+ELF, MACH_O = (b"\x7fELF\x02\x01", 18), (b"\xcf\xfa\xed\xfe", 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "machine"),
+    [
+        ("aarch64-linux", ELF, b"\xb7\x00"),
+        ("aarch64-macos", MACH_O, b"\x0c\x00\x00\x01"),
+        ("x86_64-linux", ELF, b"\x3e\x00"),
+    ],
+)
+def test_objects_of_other_machines(target: str, kind: tuple[bytes, int], machine: bytes, tmp_path: Path) -> None:
+    """Here of callbacks."""
+    begin, place = kind
     for path in write_objects(tmp_path, functions([OPS["Hardshrink"]])[1:4], levels(target=target)[0]):
         content = path.read_bytes()
-        assert content.startswith(b"\x7fELF\x02\x01")
-        assert int.from_bytes(content[18:20], "little") == machine
+        assert content.startswith(begin)
+        assert content[place:].startswith(machine)
         assert path.stem.encode() in content
 
 

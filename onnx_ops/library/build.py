@@ -41,7 +41,9 @@ def compiler(target: str) -> list[str]:
         return chosen
     names, zig = COMPILERS, [sys.executable, "-m", "ziglang", "cc"]
     if target != own_target():
-        names, zig = (f"{target}-gnu-gcc",), [*zig, "-target", f"{target}-gnu.{GLIBC}"]
+        is_linux = target.endswith("-linux")
+        names = [f"{target}-gnu-gcc"] if is_linux else []
+        zig += ["-target", f"{target}-gnu.{GLIBC}" if is_linux else target]
     if found := next(filter(None, map(shutil.which, names)), None):
         return [found]
     if importlib.util.find_spec("ziglang"):

@@ -49,7 +49,7 @@ class Level:
         needs: level of the x86-64 psABI that a processor must have to run the code; "" for any.
         cpu: its name in LLVM; None for the processor of this machine.
         features: LLVM's names of its features, each with a +.
-        triple: LLVM's name of architecture and system; None for those of this process.
+        triple: LLVM's name of architecture and system of the object code; None for those of this process.
     """
 
     name: str
@@ -62,7 +62,9 @@ class Level:
     def environment(self) -> Mapping[str, str]:
         """The variables by which Numba compiles for it."""
         own = {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features} if self.cpu else {}
-        return {"NUMBA_DISABLE_INTEL_SVML": "1", **own, **({TRIPLE: self.triple} if self.triple else {})}
+        if self.triple:
+            own[TRIPLE] = self.triple if "-linux-" in self.triple else TARGETS["aarch64-linux"]
+        return {"NUMBA_DISABLE_INTEL_SVML": "1", **own}
 
 
 LEVELS: Mapping[str, Sequence[Level]] = {
@@ -76,8 +78,15 @@ LEVELS: Mapping[str, Sequence[Level]] = {
 """By architecture, the lowest first: the levels of the x86-64 psABI, and ARMv8-A."""
 NATIVE = "native"
 """The level that is this very processor."""
-TARGETS = {"aarch64-linux": "aarch64-unknown-linux-gnu", "x86_64-linux": "x86_64-unknown-linux-gnu"}
-"""LLVM's triples of the machines for which others can build, by architecture and system."""
+TARGETS = {
+    "aarch64-linux": "aarch64-unknown-linux-gnu",
+    "aarch64-macos": "arm64-apple-macosx11.0",
+    "x86_64-linux": "x86_64-unknown-linux-gnu",
+}
+"""LLVM's triples of the machines for which others can build, by architecture and system.
+
+Numba loads the code that it compiles, as ELF: for macOS it compiles for Linux, and the object code is for macOS.
+"""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Other names of architectures."""
 SYSTEMS = {"darwin": "macos", "win32": "windows"}
@@ -158,8 +167,13 @@ OF_NUMBA = frozenset({"NRT_MemInfo_call_dtor", "numba_frexp", "numba_frexpf", "n
 """C functions of Numba that `native/support.c` has."""
 
 
-def emitted(function: Function, name: str) -> bytes:
+def emitted(function: Function, name: str, triple: str | None) -> bytes:
     """Position-independent object code of a function, with the C signature, under a name that only the library sees.
+
+    Args:
+        function: the function.
+        name: its name in the library.
+        triple: that of the object code; None for the one that Numba compiles for.
 
     Raises:
         LibraryError: it calls what is in neither libm nor libc.
@@ -173,7 +187,8 @@ def emitted(function: Function, name: str) -> bytes:
         if not value.is_declaration and value.name != name:
             value.linkage = "internal"
     module.get_function(name).visibility = "hidden"
-    machine = _target_machine()
+    machine = _target_machine(triple)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
@@ -199,22 +214,22 @@ def _exported(function: Function, own_name: str, name: str, triple: str, layout:
     return module
 
 
-def _target_machine() -> llvm.TargetMachine:
-    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
-    target = llvm.Target.from_triple(triple)
+def _target_machine(triple: str | None) -> llvm.TargetMachine:
+    compiled, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    target = llvm.Target.from_triple(triple or compiled)
     return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default")
 
 
-def _write(task: tuple[Function, str, Path]) -> None:
-    function, name, path = task
-    path.write_bytes(emitted(function, name))
+def _write(task: tuple[Function, str, str | None, Path]) -> None:
+    function, name, triple, path = task
+    path.write_bytes(emitted(function, name, triple))
 
 
 def _main() -> None:
     folder, functions, level = pickle.load(sys.stdin.buffer)
     compile_ahead(functions)
     tasks = [
-        (function, symbol(level, number, function), _path(folder, level, number, function))
+        (function, symbol(level, number, function), level.triple, _path(folder, level, number, function))
         for number, function in enumerate(functions)
     ]
     with ProcessPoolExecutor(available_cores(), get_context("spawn")) as pool:

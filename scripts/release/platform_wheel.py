@@ -133,7 +133,13 @@ def made(target: str, cpu: str, library: Path | None) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=own_target(), help="as `onnx-ops build-library` takes it")
+    others = ("aarch64-linux", "x86_64-linux") if sys.platform == "linux" else ()
+    parser.add_argument(
+        "--target",
+        default=own_target(),
+        choices=sorted({own_target(), *others}),
+        help="as `onnx-ops build-library` takes it",
+    )
     parser.add_argument("--cpu", default="", help="levels of processors, as `onnx-ops build-library` takes them")
     parser.add_argument("--library", type=Path, help="one that has been built, instead of a new one")
     options = parser.parse_args()
