@@ -155,15 +155,18 @@ class JointStep:
         """The names of the parameters that require a gradient."""
         return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
-    def run(self, values: Tensors, info: RunInfo, changed: Collection[str] | None = None) -> Tensors:
+    def run(
+        self, values: Tensors, info: RunInfo, changed: Collection[str] | None = None, own: Collection[str] = ()
+    ) -> Tensors:
         """Run forward and backward pass.
 
         Args:
-            values: parameters, buffers, seed and arguments, by name; they are not changed. With a GRAD_SCALE among
-                them, this multiple of the loss is differentiated.
+            values: parameters, buffers, seed and arguments, by name; they are not changed, except for those in `own`.
+                With a GRAD_SCALE among them, this multiple of the loss is differentiated.
             info: filled with information about the run.
             changed: the parameters and buffers that the loss changes; None to find them, which needs a run without
                 FakeTensors.
+            own: names of parameters whose values the loss may change in their memory, which saves copies of them.
 
         Returns:
             Loss, further outputs, gradients and new values of changed parameters and buffers, by the names of the
@@ -175,7 +178,8 @@ class JointStep:
         """
         info.call = None
         leaves = {name: values[name].detach() for name in (*self.parameters, *self.arguments)}
-        leaves = {n: t.clone() if changed is None or n in changed else t for n, t in leaves.items()}
+        copied = leaves.keys() - own if changed is None else changed
+        leaves = {n: t.clone() if n in copied else t for n, t in leaves.items()}
         for name, tensor in (self.parameters | self.arguments).items():
             leaves[name].requires_grad_(tensor.requires_grad)
         given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)

@@ -79,6 +79,7 @@ def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) 
             joint.run(start, again := RunInfo())
         unregistered.refuse(again.effects)
     outside.check()
+    return_freed_memory()
     first = Trial(lambda: start, expected)
     return [first, *(seconds or [first])]
 
@@ -88,9 +89,10 @@ def _run_trial(
 ) -> Trial | None:
     """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none."""
     info, values = RunInfo(), make()
+    own = [name for name in joint.parameters if values[name].is_floating_point()]  # that were made for this run alone
     try:
         with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values):
-            expected = joint.run(values, info)
+            expected = joint.run(values, info, own=own)
     except CaptureError:
         raise
     except Exception:  # the user's code or PyTorch refuses the changed values
