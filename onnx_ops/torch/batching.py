@@ -15,6 +15,7 @@ from torch._C._functorch import _add_batch_dim, _unwrap_batched
 from torch._functorch import eager_transforms
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.library import _scoped_library
+from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
 
@@ -44,14 +45,16 @@ def _standard_basis(tensors: Sequence[Tensor], tensor_numels: Sequence[int]) -> 
     )
 
 
-Rule = Callable[..., Tensor]
+Rule = Callable[..., Any]
 """An operator on the tensors of a batch: of the function that unwraps a tensor, and the operator's arguments."""
 
+Unwrap = Callable[[Tensor], Tensor | None]
 
-def _kernel(rule: Rule) -> Callable[..., Tensor]:
-    """The kernel of a rule, whose result has the batch as its first dimension if a tensor has one."""
 
-    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+def _kernel(rule: Rule) -> Callable[..., Any]:
+    """The kernel of a rule, whose results have the batch as their first dimension if a tensor has one."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         level = retrieve_current_functorch_interpreter().level()
         batched = False
 
@@ -66,26 +69,52 @@ def _kernel(rule: Rule) -> Callable[..., Tensor]:
 
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
             result = rule(unwrapped, *args, **kwargs)
-        return _add_batch_dim(result, 0, level) if batched else result
+        return tree_map_only(Tensor, lambda one: _add_batch_dim(one, 0, level), result) if batched else result
 
     return kernel
 
 
-def _cat(unwrapped: Callable[[Tensor], Tensor | None], tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def _expanded(unwrapped: Unwrap, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of the whole batch; those that are the same in all of it are expanded."""
     found = [unwrapped(tensor) for tensor in tensors]
     size = next((tensor.shape[0] for tensor in found if tensor is not None), None)
     if size is None:
-        return torch.cat(list(tensors), dim)
-    whole = [
-        tensor.expand(size, *tensor.shape) if batch is None else batch
-        for tensor, batch in zip(tensors, found, strict=True)
-    ]
-    return torch.cat(whole, dim + 1 if dim >= 0 else dim)
+        return list(tensors)
+    pairs = zip(tensors, found, strict=True)
+    return [tensor.expand(size, *tensor.shape) if batch is None else batch for tensor, batch in pairs]
 
 
-def _slice_backward(
-    unwrapped: Callable[[Tensor], Tensor | None], grad_output: Tensor, input_sizes: Sequence[int], dim: int, *part: int
-) -> Tensor:
+def _shifted(operator: Callable[..., Any], axis: int | None = None) -> Rule:
+    """The rule of an operator that treats further first dimensions, if all of its tensors have them, as a batch.
+
+    Args:
+        operator: with a tensor as its first argument.
+        axis: the position of its argument that is an axis, which counts from the end if it is negative.
+    """
+
+    def rule(unwrapped: Unwrap, *args: Any, **kwargs: Any) -> Any:
+        places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+        whole = _expanded(unwrapped, [args[i] for i in places])
+        if whole[0].dim() == args[places[0]].dim():  # no tensor has a batch
+            return operator(*args, **kwargs)
+        scalar = axis is not None and args[0].dim() == 0
+        given = list(args)
+        for i, tensor in zip(places, whole, strict=True):
+            given[i] = tensor.unsqueeze(-1) if scalar and tensor.dim() == 1 else tensor
+        if axis is not None and args[axis] >= 0:
+            given[axis] = args[axis] + 1
+        result = operator(*given, **kwargs)
+        return result.squeeze(-1) if scalar else result
+
+    return rule
+
+
+def _cat(unwrapped: Unwrap, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    whole = _expanded(unwrapped, tensors)
+    return torch.cat(whole, dim + (whole[0].dim() - tensors[0].dim()) if dim >= 0 else dim)
+
+
+def _slice_backward(unwrapped: Unwrap, grad_output: Tensor, input_sizes: Sequence[int], dim: int, *part: int) -> Tensor:
     grad = unwrapped(grad_output)
     if grad is not None:
         grad_output, input_sizes, dim = grad, [grad.shape[0], *input_sizes], dim + 1 if dim >= 0 else dim
@@ -93,4 +122,55 @@ def _slice_backward(
     return result
 
 
-RULES: dict[str, Rule] = {"cat": _cat, "slice_backward": _slice_backward}
+def _of_each_row(index: Tensor, like: Tensor, dim: int) -> Tensor:
+    """An index (B, K) of an axis for all elements of a tensor whose axis has K elements."""
+    shape = [1] * like.dim()
+    shape[0], shape[dim] = index.shape
+    return index.reshape(shape).expand(like.shape)
+
+
+def _index_select(unwrapped: Unwrap, self: Tensor, dim: int, index: Tensor) -> Tensor:
+    if unwrapped(index) is None:
+        return _shifted(lambda whole, axis: torch.index_select(whole, axis, index), 1)(unwrapped, self, dim)
+
+    def select(whole: Tensor, axis: int, places: Tensor) -> Tensor:
+        like = whole.narrow(axis, 0, 1).expand(
+            [places.shape[1] if i == axis % whole.dim() else -1 for i in range(whole.dim())]
+        )
+        return whole.gather(axis, _of_each_row(places, like, axis))
+
+    return _shifted(select, 1)(unwrapped, self, dim, index)
+
+
+def _index_add(unwrapped: Unwrap, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    if unwrapped(index) is None:
+
+        def add(whole: Tensor, axis: int, rows: Tensor) -> Tensor:
+            return torch.index_add(whole, axis, index, rows, alpha=alpha)
+
+        return _shifted(add, 1)(unwrapped, self, dim, source)
+
+    def scatter(whole: Tensor, axis: int, places: Tensor, rows: Tensor) -> Tensor:
+        return whole.scatter_add(axis, _of_each_row(places, rows, axis), rows * alpha)
+
+    return _shifted(scatter, 1)(unwrapped, self, dim, index, source)
+
+
+def _cross(unwrapped: Unwrap, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    axis = dim if dim < 0 else dim - self.dim()
+    result: Tensor = _shifted(torch.linalg.cross)(unwrapped, self, other, dim=axis)
+    return result
+
+
+RULES: dict[str, Rule] = {
+    "cat": _cat,
+    "slice_backward": _slice_backward,
+    "gather": _shifted(torch.gather, 1),
+    "scatter.src": _shifted(torch.scatter, 1),
+    "scatter.value": _shifted(torch.scatter, 1),
+    "scatter_add": _shifted(torch.scatter_add, 1),
+    "index_select": _index_select,
+    "index_add": _index_add,
+    "linalg_cross": _cross,
+    "gelu_backward": _shifted(aten.gelu_backward),
+}

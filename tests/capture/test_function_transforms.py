@@ -11,6 +11,7 @@ from captures import training_step
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.nn import functional
 
 import onnx_ops
 
@@ -71,6 +72,41 @@ def diagonals(model: nn.Module, x: Tensor) -> Tensor:
     return products.square().mean()
 
 
+def of_each_sample(model: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of each sample with respect to parameters, of functions with rules of their own, in float64."""
+    weight, scale, x = model.layers[0].weight.double(), model.layers[2].weight[0].double(), x.double()
+
+    def choices(hidden: Tensor, row: Tensor) -> Tensor:
+        order = row.argsort()
+        table = torch.outer(row, hidden)
+        rows = table.index_select(0, order[:2]) * hidden.index_select(-1, torch.tensor([1, 1, 0])).sum()
+        placed = torch.zeros(8).double().scatter(0, order, row.exp()).scatter_add(0, order * 0 + 2, hidden[:3])
+        picked = table.gather(-1, (order[:, None] + torch.arange(2)).clamp(max=2)) + row.sum().gather(0, order[0] * 0)
+        crossed = torch.linalg.cross(hidden[:3], row) * table[:, 0].scatter(0, order[:1], 0.5)
+        return (
+            rows.sum()
+            + (placed * hidden).sum()
+            + picked.square().sum()
+            + crossed.sum()
+            + hidden.sort().values[2:4].sum()
+        )
+
+    def loss(weight: Tensor, scale: Tensor, row: Tensor) -> Tensor:
+        hidden = functional.gelu(weight @ row)
+        grouped = functional.group_norm(hidden[None], 2, scale, scale)
+        label = (row[:1] > 0).long() + 1
+        entropy = functional.cross_entropy(grouped, label, torch.linspace(0.5, 1.5, 8).double(), reduction="sum")
+        binary = functional.binary_cross_entropy_with_logits(hidden, (grouped[0] > 0).double())
+        return choices(hidden, row) + entropy + binary
+
+    def normalized(row: Tensor) -> Tensor:  # PyTorch's second derivatives of layer_norm within vmap are wrong
+        return functional.layer_norm(weight @ row, (8,), scale, 0.1 * scale).sin().mean()
+
+    slopes = vmap(grad(loss, argnums=(0, 1, 2)), (None, None, 0))(weight, scale, x)
+    values = vmap(loss, (None, None, 0))(weight, scale, x), vmap(normalized)(x)
+    return sum(((1 + tensor.sin()).mean() for tensor in (*slopes, *values)), start=torch.zeros(()))
+
+
 @pytest.mark.parametrize(
     ("loss", "dynamic"),
     [
@@ -79,6 +115,7 @@ def diagonals(model: nn.Module, x: Tensor) -> Tensor:
         (jacobians, True),
         pytest.param(derivatives, True, marks=pytest.mark.full),
         (diagonals, True),
+        (of_each_sample, True),
     ],
 )
 def test_steps_are_those_of_pytorch(loss: Callable[..., Tensor], dynamic: bool) -> None:

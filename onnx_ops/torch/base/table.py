@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from onnx_ops.torch.base.transforms import outside_transforms
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Entries = dict[Any, Callable[..., Any]]
 
@@ -59,9 +61,21 @@ def _enters(entries: Entries, keys: Iterable[Any]) -> Callable[[Function], Funct
     return enter
 
 
-def replaces(*functions: Any) -> Callable[[Function], Function]:
-    """Run the decorated function in place of functions of PyTorch."""
-    return _enters(TABLE.replacements, functions)
+def replaces(*functions: Any, transformable: bool = True) -> Callable[[Function], Function]:
+    """Run the decorated function in place of functions of PyTorch.
+
+    Args:
+        functions: such as torch.kl_div.
+        transformable: whether it does so within the transforms of torch.func too.
+    """
+
+    def enter(function: Function) -> Function:
+        for original in functions:
+            entry = function if transformable else outside_transforms(original, function)
+            _enters(TABLE.replacements, [original])(entry)
+        return function
+
+    return enter
 
 
 def provides(*functions: Any) -> Callable[[Function], Function]:

@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.labels import checked, known_or_ignored, scaled
 
 
@@ -45,9 +46,11 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    if input.dim() != 2 or target.is_floating_point() or label_smoothing or (size_average, reduce) != (None, None):
+    transformed = within_transforms()  # which take no autograd function of this form
+    plain = input.dim() == 2 and not label_smoothing and (size_average, reduce) == (None, None)
+    if target.is_floating_point() or transformed or not plain:
         options = size_average, ignore_index, reduce, reduction, label_smoothing
-        if target.is_floating_point() or not label_smoothing:
+        if target.is_floating_point() or not (label_smoothing or transformed):
             return functional.cross_entropy(input, target, weight, *options)
         known, factor = known_or_ignored(target, input, ignore_index)  # smoothing looks weights up too
         return scaled(functional.cross_entropy(input, known, weight, *options), factor)

@@ -1,4 +1,4 @@
-"""Tangents of forward mode, as torch.func.jvp and jacfwd compute them."""
+"""Functions within the transforms of torch.func, and tangents of forward mode, as jvp and jacfwd compute them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.table import decomposes
+from onnx_ops.torch.base.table import decomposes, replaces
+from onnx_ops.torch.base.transforms import within_transforms
 
 aten = torch.ops.aten
 
@@ -23,3 +24,48 @@ def _efficientzerotensor(size: Sequence[int], *, dtype: torch.dtype | None = Non
 def _new_zeros_with_same_feature_meta(self: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     """The memory of a tangent, which may have batch dimensions that its tensor `other` lacks."""
     return other.new_zeros([*self.shape[:self_num_batch_dims], *other.shape])
+
+
+def _normalized(input: Tensor, axes: Sequence[int], eps: float) -> Tensor:
+    """With mean 0 and variance 1 over some axes, in float32 or float64."""
+    values = input.to(torch.promote_types(input.dtype, torch.float32))
+    variance, mean = torch.var_mean(values, list(axes), correction=0, keepdim=True)
+    return (values - mean) * (variance + eps).rsqrt()
+
+
+def _scaled(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    weighted = values if weight is None else values * weight
+    return weighted if bias is None else weighted + bias
+
+
+@replaces(torch.layer_norm)
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """PyTorch's rules for vmap make numbers of dynamic sizes."""
+    if not within_transforms():
+        return torch.layer_norm(input, normalized_shape, weight, bias, eps)
+    values = _normalized(input, range(-len(normalized_shape), 0), eps)
+    return _scaled(values, weight, bias).to(input.dtype)
+
+
+@replaces(torch.group_norm)
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    if not within_transforms():
+        return torch.group_norm(input, num_groups, weight, bias, eps)
+    values = _normalized(input.unflatten(1, (num_groups, -1)), range(2, input.dim() + 1), eps).flatten(1, 2)
+    shape = [-1, *[1] * (input.dim() - 2)]
+    scales = (None if given is None else given.reshape(shape) for given in (weight, bias))
+    return _scaled(values, *scales).to(input.dtype)

@@ -35,6 +35,7 @@ def label(target: Tensor, classes: int, ignore_index: int | None = None) -> Tens
 
 
 LABEL = domain_ops.label.default
+label.register_vmap(lambda info, in_dims, target, *settings: (label(target, *settings), in_dims[0]))
 
 
 def checked(target: Tensor, classes: int, dtype: torch.dtype, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
