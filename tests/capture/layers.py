@@ -650,6 +650,8 @@ def _functions() -> Iterator[Case]:
             "scatter_reduce(0, i[:, None].expand(4, 8), y, 'sum')",
             "scatter_reduce(0, i[:, None].expand(4, 8), y, 'amax')",
             "scatter_reduce(0, i[:, None].expand(4, 8), y, 'mean')",
+            "index_reduce(0, i, y, 'mean')",
+            "index_reduce(0, i, y, 'amax', include_self=False)",
         ),
     )
     yield from every(

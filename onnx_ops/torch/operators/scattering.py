@@ -115,6 +115,18 @@ def _scatter_reduce(
     return total / (count + 1 if include_self else count.clamp(min=1))
 
 
+@replaces(torch.index_reduce, torch.Tensor.index_reduce)
+def _index_reduce(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if input.dim() == 0:
+        return _index_reduce(input[None], 0, index.reshape(1), source[None], reduce, include_self=include_self)[0]
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    places = index.to(torch.int64).reshape(shape).expand(source.shape)
+    return _scatter_reduce(input, dim, places, source, reduce, include_self=include_self)
+
+
 @replaces(torch.masked_select, torch.Tensor.masked_select)
 def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     input, mask = torch.broadcast_tensors(input, mask)
