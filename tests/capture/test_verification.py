@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from captures import gradients, training_step
+from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
@@ -115,7 +116,10 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+LIKE_OTHERS = {"two gradients in each other's place", "a detached branch"}
+
+
+@pytest.mark.parametrize("name", names_with(full=LIKE_OTHERS, names=FAULTS))
 def test_faults_of_graphs_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault, said = FAULTS[name]
 
