@@ -26,7 +26,7 @@ PARALLEL := -n auto --dist worksteal
 # and no library, which has all.
 SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype -k 'not -library]'
 # Those of these kernels that take long too, and share little with others, of which a relative is tested.
-LARGE := ApplyAdamW Convolution ConvolutionBackward DepthwiseConv2DBackpropFilter FlashAttentionScoreGrad
+LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))
 
 .PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
