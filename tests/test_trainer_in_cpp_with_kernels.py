@@ -186,7 +186,8 @@ def test_two_sets_where_a_step_cannot_be_run_in_place(kernels: Path, tmp_path: P
     onnx.save(scaled_step(), path)
     assert in_cpp(path, kernels).keeps_previous
     prepare_step(steps.whole_step(), path)
-    there, here = in_cpp(path, kernels), onnx_ops.Trainer(path, backends.options(), keep_previous=True)
+    there, here = in_cpp(path, kernels), onnx_ops.Trainer(path, backends.options())
     assert there.keeps_previous
+    assert here._state.keeps_previous
     assert_same(there.step(**steps.batch()), here.step(**steps.batch()))
     assert_same(there.state_dict(), here.state_dict())

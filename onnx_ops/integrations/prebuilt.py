@@ -40,6 +40,7 @@ class Interface(ctypes.Structure):
     _fields_ = [
         ("version", ctypes.c_int64),
         ("level", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+        ("has_kernel", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)),
         ("choose_kernels", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)),
         ("name_nodes", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)),
         ("set_region", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
@@ -88,6 +89,15 @@ class Library:
     def is_registered(self) -> bool:
         """Whether the library is loaded, with code for this processor."""
         return self.level() is not None
+
+    def has(self, kernels: Iterable[str]) -> bool:
+        """Whether it has all kernels of these names.
+
+        Raises:
+            KernelsUnavailableError: as for `register`.
+        """
+        interface = self._interface()
+        return all(interface.has_kernel(kernel.encode()) for kernel in kernels)
 
     def level(self) -> str | None:
         """The level of processors whose code it has selected; None if it could not be registered."""

@@ -151,6 +151,14 @@ def kernels_registered() -> bool:
         return False
 
 
+def kernels_complete(model: onnx.ModelProto) -> bool:
+    """Whether sessions of this process can have the kernels of all ops of a model: a library may have some of them."""
+    if not kernels_registered():
+        return False
+    library = prebuilt.library()
+    return library is None or library.has(op.kernel_name for op, _ in link_with_calls(model)[1])
+
+
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
     """Compile the kernels of calls on all cores, unless a library has them.
 

@@ -17,6 +17,7 @@ from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, NEXT
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
+from onnx_ops.integrations.sessions import kernels_complete
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.conditions import Condition, check_conditions
@@ -146,7 +147,8 @@ class UpdateSession:
             number = _one_number(model, checks.loss)
             with refusals_as_step_errors("the step cannot be run"):
                 rewritten = checked_in_place(model, checks)
-            if rewritten is None:
+            # Function bodies may read a value again after its memory has the next one.
+            if rewritten is None or not kernels_complete(rewritten.model):
                 state.keep_previous()
             else:
                 model = rewritten.model

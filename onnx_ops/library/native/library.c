@@ -29,6 +29,13 @@ static _Thread_local struct {
 } names; /* descriptions of nodes by names of outputs; onnxruntime drops the names of nodes */
 static _Thread_local int64_t region; /* bytes of the first region of the session's memory arena */
 
+static int has_kernel(const char *kernel) {
+    for (int64_t i = 0; i < oo_declaration_count; i++)
+        if (!strcmp((const char *)oo_declarations[i].native.name, kernel))
+            return 1;
+    return 0;
+}
+
 /* `prebuilt.Library.register`: sets the kernels. */
 static void choose_kernels(int64_t count, const char *const *kernels) {
     chosen.count = count;
@@ -582,7 +589,8 @@ static const char *level_name(void) { return level ? level->name : NULL; }
 EXPORTED const struct {
     int64_t version; /* raised with what follows */
     const char *(*level)(void);
+    int (*has_kernel)(const char *kernel);
     void (*choose_kernels)(int64_t count, const char *const *kernels);
     void (*name_nodes)(int64_t count, const char *const *outputs, const char *const *labels);
     void (*set_region)(int64_t bytes);
-} onnx_ops_library = {1, level_name, choose_kernels, name_nodes, set_region};
+} onnx_ops_library = {1, level_name, has_kernel, choose_kernels, name_nodes, set_region};
