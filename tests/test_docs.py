@@ -116,8 +116,9 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("onnx_ops", "models", "tests/ops"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
-    for name in ("scripts/__init__.py", "scripts/docs.py", "scripts/markdown.py", "tests/backends.py"):
-        shutil.copy(ROOT / name, root / name)
+    for folder, *names in (("scripts", "__init__", "docs", "markdown"), ("tests", "backends", "built_library")):
+        for name in names:
+            shutil.copy(ROOT / folder / f"{name}.py", root / folder)
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for name, source in zip(ADDED, _blocks("CONTRIBUTING.md"), strict=False):
         assert f"`{name}`" in text
