@@ -141,7 +141,7 @@ $(SITE)/ready: pyproject.toml
 
 $(RELEASE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet --editable '.[release]'
+	$(RELEASE)/bin/python -m pip install --quiet --editable '.[cli,release]'
 	touch $@
 
 # The wheels of the second list require torchvision or triton, whose wheels are for other builds of PyTorch.
