@@ -35,7 +35,7 @@ from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.integrations import prebuilt
-from onnx_ops.training import arena, checkpoints
+from onnx_ops.training import arena, checkpoints, freed_memory
 from onnx_ops.training import trainer as trainer_module
 from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
@@ -112,9 +112,9 @@ def test_free_pages_of_the_heap_are_returned_once_a_session_is_made(monkeypatch:
     libc.free.argtypes = [ctypes.c_void_p]
     size, count = 1 << 14, 2000  # smaller than what glibc allocates pages for
     freed: list[int] = []
-    returned = arena.return_free_pages
+    returned = freed_memory.return_freed_memory
 
-    def return_free_pages() -> None:
+    def return_freed_memory() -> None:
         blocks = [libc.malloc(size) for _ in range(count)]
         for block in blocks:
             ctypes.memset(block, 1, size)
@@ -125,7 +125,7 @@ def test_free_pages_of_the_heap_are_returned_once_a_session_is_made(monkeypatch:
         freed.append(before - resident())
         libc.free(blocks[-1])
 
-    monkeypatch.setattr(arena, "return_free_pages", return_free_pages)
+    monkeypatch.setattr("onnx_ops.training.trainer.return_freed_memory", return_freed_memory)
     Trainer(steps.whole_step(), kernel_options())
     assert len(freed) == 1
     assert freed[0] > size * count // 2

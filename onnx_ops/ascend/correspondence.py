@@ -7,48 +7,23 @@ documents of the aclnn functions.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 
-from onnx_ops.ascend.correspondences import (
-    attention,
-    batch_norm,
-    binary_cross_entropy,
-    convolution,
-    ctc,
-    depthwise_convolution,
-    dropout,
-    embedding,
-    gelu,
-    hardshrink,
-    kl_div,
-    lstm,
-    max_pool,
-    optimizers,
-    threshold,
-)
-from onnx_ops.ascend.correspondences.records import Correspondence
+from onnx_ops.ascend import correspondences
+from onnx_ops.ascend.records import Correspondence
 
-FAMILIES = (
-    attention,
-    batch_norm,
-    binary_cross_entropy,
-    convolution,
-    ctc,
-    depthwise_convolution,
-    dropout,
-    embedding,
-    gelu,
-    hardshrink,
-    kl_div,
-    lstm,
-    max_pool,
-    optimizers,
-    threshold,
-)
-CORRESPONDENCES: Mapping[str, Correspondence] = {
-    op: found for family in FAMILIES for op, found in family.CORRESPONDENCES.items()
-}
-"""By op; an op that is not in it has a name of this package's own."""
+
+def _found() -> Mapping[str, Correspondence]:
+    found: dict[str, Correspondence] = {}
+    for family in pkgutil.iter_modules(correspondences.__path__, f"{correspondences.__name__}."):
+        found |= importlib.import_module(family.name).CORRESPONDENCES
+    return found
+
+
+CORRESPONDENCES = _found()
+"""By op, those of all files of `correspondences`; an op that is not in it has a name of this package's own."""
 
 OWN = Correspondence(None, None, "CANN's list of aclnn functions does not have this name: it is this package's own.")
 

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from onnx_ops.ascend import definitions
 from onnx_ops.ascend.correspondence import correspondence
-from onnx_ops.ascend.correspondences.records import GeAttribute, GeOperator
+from onnx_ops.ascend.records import GeAttribute, GeOperator
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import defaults, is_optional

@@ -8,7 +8,7 @@ from typing import Any
 from onnx.defs import OpSchema
 
 from onnx_ops.ascend.correspondence import correspondence
-from onnx_ops.ascend.correspondences.records import Constant, GeAttribute, GeOperator
+from onnx_ops.ascend.records import Constant, GeAttribute, GeOperator
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op

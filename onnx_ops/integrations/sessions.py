@@ -24,7 +24,8 @@ from onnx_ops.integrations import prebuilt
 from onnx_ops.linking.attached import called_kernels
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
-from onnx_ops.ops import ALL_VERSIONS
+from onnx_ops.linking.sites import sites
+from onnx_ops.ops import ALL_VERSIONS, op_named
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
 from onnx_ops.runtime.process import STATE, aside
 
@@ -152,11 +153,11 @@ def kernels_registered() -> bool:
 
 
 def kernels_complete(model: onnx.ModelProto) -> bool:
-    """Whether sessions of this process can have the kernels of all ops of a model: a library may have some of them."""
+    """Whether sessions can have the kernels of all ops of a model, which is not linked: a library may lack some."""
     if not kernels_registered():
         return False
     library = prebuilt.library()
-    return library is None or library.has(op.kernel_name for op, _ in link_with_calls(model)[1])
+    return library is None or library.has(op_named(s.node.op_type, s.version).kernel_name for s in sites(model))
 
 
 def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -38,12 +37,3 @@ def without_memory_patterns(options: ort.SessionOptions) -> Iterator[None]:
         yield
     finally:
         options.enable_mem_pattern = before
-
-
-def return_free_pages() -> None:
-    """Return free pages of the heap to the system, as glibc by itself does only at the heap's end.
-
-    Making a session leaves some MiB of them between blocks that it keeps.
-    """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)

@@ -28,6 +28,7 @@ from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
 from onnx_ops.training.errors import StepError, refusals_as_step_errors
+from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.learning_rates import check_rates
 from onnx_ops.training.pretrained import WEIGHTS, converted, open_weights
 from onnx_ops.training.session_step_runner import SessionStepRunner
@@ -175,7 +176,7 @@ class Trainer:
                 reserving(region),
             ):
                 made = InferenceSession(model, options, providers)
-            arena.return_free_pages()
+            return_freed_memory()  # that making a session leaves between blocks that it keeps
             return made
 
         meeting = None if communicator is None else Meeting(communicator, list(models))

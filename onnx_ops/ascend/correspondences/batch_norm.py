@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_ops.ascend.correspondences.records import (
+from onnx_ops.ascend.records import (
     COMPOSED,
     MIXED,
     NO_DOUBLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx_ops.ascend.correspondences.records import (
+from onnx_ops.ascend.records import (
     NO_DOUBLE,
     Aclnn,
     Constant,

@@ -15,12 +15,12 @@ import torch
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.freed_memory import return_freed_memory
 from onnx_ops.torch.effects import Unregistered
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import OutsideDraws
+from onnx_ops.training.freed_memory import return_freed_memory
 
 NOISE = 0.05
 """Maximal relative change of a parameter or an element of the batch."""

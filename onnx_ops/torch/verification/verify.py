@@ -21,7 +21,6 @@ from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.freed_memory import return_freed_memory
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.preserving import preserved
@@ -42,6 +41,7 @@ from onnx_ops.torch.verification.widening import Float64Computation, rounds_to_1
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
+from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Step
 
 Arrays = dict[str, np.ndarray]
