@@ -26,7 +26,6 @@ MIN_FUNCTIONS = 4
 """Fewer functions are compiled in the process itself: a worker takes two seconds to start."""
 MAX_WORKERS = 16
 """A worker takes 300 MB."""
-POLL_SECONDS = 0.05
 
 # Workers read indices of functions from a pipe that they share, until LAST.
 RECORD_BYTES = 4
@@ -79,7 +78,7 @@ def _compile(functions: Sequence[Function], workers: int, folder: Path) -> None:
             while any(worker.poll() is None for worker in running):
                 left = {entry for entry in left if not entry.exists()}
                 advance(len(functions) - len(left), len(functions))
-                time.sleep(POLL_SECONDS)
+                time.sleep(cache.POLL_SECONDS)
         finally:
             os.close(queue_end)
             os.close(queue)

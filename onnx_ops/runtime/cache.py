@@ -135,7 +135,10 @@ def claimed(name: str, patience: float = 0.0) -> Iterator[bool]:
         yield True
         return
     try:
-        descriptor = os.open(cache_directory() / LOCKS, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
+        folder = wanted_cache_directory()
+        _make(folder)
+        _checked_folder(folder)
+        descriptor = os.open(folder / LOCKS, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
     except OSError:
         yield True
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.memory import LINE, channel_type, item_size
+from onnx_ops.loops.memory import channel_type, item_size, whole_lines
 from onnx_ops.loops.primitives import LAST_PARAMETER
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
@@ -21,7 +21,7 @@ POINTERS = 8 * OPERANDS
 PARAMETERS_AT = 2 * POINTERS
 DEFAULT_AT = PARAMETERS_AT + 8 * PARAMETERS
 PLACE_AT = DEFAULT_AT + 8
-BUFFERS_AT = (PLACE_AT + 16 + LINE - 1) // LINE * LINE
+BUFFERS_AT = whole_lines(PLACE_AT + 16)
 BUFFER, SMALL_BUFFER = (2 * CHUNK + LONG) * 8, 8
 PERIODIC = -1
 """Content of a buffer that holds one period plus CHUNK elements, so that any start within the period is contiguous."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from onnx_ops.loops.memory import LINE, item_size
+from onnx_ops.loops.memory import item_size, whole_lines
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import (
     BUFFER,
@@ -23,7 +23,7 @@ from onnx_ops.runtime.records import OPERANDS
 # Before the state of a task: addresses of the results of a chunk, one per output, and of the operands of the next one;
 # after it: buffers for the results.
 AHEAD_AT = 8 * MAX_OUTPUTS
-STATE_AT = (AHEAD_AT + 8 * OPERANDS + LINE - 1) // LINE * LINE
+STATE_AT = whole_lines(AHEAD_AT + 8 * OPERANDS)
 RESULTS_AT = STATE_AT + STATE_BYTES
 MAP_BYTES = RESULTS_AT + MAX_OUTPUTS * BUFFER
 DIRECT_BYTES = STATE_AT + SMALL_STATE_BYTES

@@ -10,7 +10,8 @@ from numba import njit
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.loops.loop import Kept
-from onnx_ops.loops.memory import LINE, channel_type, item_size
+from onnx_ops.loops.memory import channel_type, item_size, whole_lines
+from onnx_ops.loops.primitives import ceil_divide
 from onnx_ops.loops.records import CHUNK, JOB, MAX_OUTPUTS, OK, REFUSED, offset
 from onnx_ops.runtime.loops.operands import (
     ABSENT,
@@ -161,7 +162,7 @@ def block_of_map(loop, size):
         return min(max(BLOCK, (size // MANY // CHUNK) * CHUNK), LARGEST_BLOCK)
     most = loop.cores * LARGEST_BLOCK
     tasks = loop.cores * max((size + most - 1) // most, 1)
-    return max(BLOCK, ((size + tasks - 1) // tasks + LINE - 1) // LINE * LINE)  # a multiple of a cache line
+    return max(BLOCK, whole_lines(ceil_divide(size, tasks)))
 
 
 @njit(**OPTIONS)
