@@ -20,6 +20,7 @@ from tests.ops import (
     gelu_backward_v2,
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
+    s_where,
     thnn_fused_lstm_cell,
     thnn_fused_lstm_cell_backward,
     threshold_backward,
@@ -177,6 +178,13 @@ def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[I
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
 
 
+def _where(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    ranks = [int(n) for n in signature.integers(0, 5, 3)]
+    space = shape_of(max(ranks), values)
+    condition, own, other = (into(space, rank, values) for rank in ranks)
+    return s_where.operands((condition, own, other), taken["self"], taken["other"]), {}
+
+
 DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] = {
     embedding_dense_backward.OP: _embedding,
     dropout_v3.OP: _dropout,
@@ -187,6 +195,7 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     thnn_fused_lstm_cell_backward.OP: _lstm_backward,
     apply_adam_w.OP: _adam_w,
     gelu_backward_v2.OP: _gelu,
+    s_where.OP: _where,
     threshold_backward.OP: _threshold,
 }
 OP_NAMES = tuple(DRAWN)
@@ -197,6 +206,7 @@ SPREADS_NOTHING = {
     max_pool2d_with_indices.OP: ("self",),
     max_pool2d_with_indices_backward.OP: ("grad_output",),
     thnn_fused_lstm_cell.OP: thnn_fused_lstm_cell.NAMES,
+    s_where.OP: ("self", "other"),
     threshold_backward.OP: ("grad_output", "self"),
 }
 """Inputs in which a NaN or an infinity has a result that follows from the formula, however it is written."""

@@ -67,6 +67,7 @@ TORCH = (
     "real_parts",
     "joining",
     "summing",
+    "selecting",
     "transposing",
     "simplifying",
     "randomness",

@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib
 import inspect
+import keyword
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -195,14 +196,15 @@ def _add_function(inlined: _Inlined, op: Op, kernel: str) -> str:
 def _translated(op: Op, operator: GeOperator, name: str) -> str:
     """A golden function that calls the definition of the op with its names."""
     optional = {parameter.name for parameter in op.schema.inputs if is_optional(parameter)}
-    parameters = [f"{own}=None" if source in optional else own for own, source in operator.inputs.items()]
+    inputs = {f"{own}_" if keyword.iskeyword(own) else own: source for own, source in operator.inputs.items()}
+    parameters = [f"{own}=None" if source in optional else own for own, source in inputs.items()]
     attributes = {own: _default(op, attribute) for own, attribute in operator.attributes.items()}
     attributes |= dict.fromkeys(operator.given, "False")
     keywords = [own if default is None else f"{own}={default}" for own, default in attributes.items()]
     given = {source: own for own, source in operator.given.items()}
     arguments = [
         f"{source}={own} if {given[source]} else None" if source in given else f"{source}={own}"
-        for own, source in operator.inputs.items()
+        for own, source in inputs.items()
     ]
     arguments += [f"{a.source}={_converted(op, own, a)}" for own, a in operator.attributes.items()]
     arguments += [f"{source}={only}" for source, only in operator.only.items()]

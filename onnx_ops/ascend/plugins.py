@@ -108,14 +108,25 @@ class _Parser:
     .ImplyType(ImplyType::TVM);"""
 
     def functions(self) -> Iterator[str]:
+        settings = list(self._settings())
+        target = "target" if settings else ""
         yield f"// {self.op.name}: {self.operator.name}."
-        yield f"Status Parse{self.op.name}(const google::protobuf::Message *source, ge::Operator &target) {{"
+        yield f"Status Parse{self.op.name}(const google::protobuf::Message *source, ge::Operator &{target}) {{"
         yield "  const auto *node = dynamic_cast<const Node *>(source);"
         yield "  if (node == nullptr) {"
         yield "    return FAILED;"
         yield "  }"
         yield from self._checks()
         yield from self._values()
+        yield from settings
+        yield "  return SUCCESS;"
+        yield "}"
+        if self.is_graph:
+            yield ""
+            yield from self._graph()
+
+    def _settings(self) -> Iterator[str]:
+        """The attributes and the inputs and outputs of the operator."""
         for name, attribute in self.operator.attributes.items():
             yield f'  target.SetAttr("{name}", {self._converted(attribute)});'
         for name, constant in self.operator.constants.items():
@@ -127,11 +138,6 @@ class _Parser:
             yield f'  target.SetAttr("original_type", ge::AscendString("{self.origin}"));'
             yield '  target.DynamicInputRegister("x", node->input_size());'
             yield f'  target.DynamicOutputRegister("y", {len(self.operator.outputs)});'
-        yield "  return SUCCESS;"
-        yield "}"
-        if self.is_graph:
-            yield ""
-            yield from self._graph()
 
     # The node
 

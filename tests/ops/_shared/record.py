@@ -191,8 +191,8 @@ def like(name: str, **rest: Any) -> Output:
 
 
 def promoted(call: Call) -> DType:
-    """The one floating dtype that holds those of all inputs."""
-    kinds = {array.dtype for array in call.given.values()}
+    """The one floating dtype that holds those of all floating inputs."""
+    kinds = {array.dtype for array in call.given.values() if array.dtype in FLOATS}
     if len(kinds) == 1:
         return kinds.pop()
     return FLOAT64 if FLOAT64 in kinds else FLOAT32

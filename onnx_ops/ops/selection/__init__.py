@@ -1,0 +1,1 @@
+"""Selection of elements by a condition."""
