@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
 import subprocess
@@ -25,10 +26,11 @@ import onnx_ops
 import onnx_ops.torch
 from scripts import timing
 from scripts.memory import peaks
+from scripts.memory.files import WARM_UP
 from scripts.zoo import torchvision_operators
 from scripts.zoo.eager import without_dropout
 from scripts.zoo.entries import Case
-from scripts.zoo.speed_models import SPEED
+from scripts.zoo.speed_models import SPEED, linear
 from scripts.zoo.speed_results import Speed
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +75,9 @@ def main() -> int:
         lines = run.stderr.strip().splitlines()
         return "" if run.returncode == 0 else f"{what}: {lines[-1][:300] if lines else run.returncode}"
 
+    error = part("capture", WARM_UP)
+    if error:
+        sys.exit(f"{WARM_UP}: {error}")
     for name in names:
         rows = {threads: Speed.path(FOLDER, key_of(name), threads) for threads in options.threads}
         if all(path.exists() and not json.loads(path.read_text())["error"] for path in rows.values()):
@@ -134,23 +139,26 @@ def compiled(name: str, threads: str, budget: str) -> None:
 def memory(name: str, threads: str) -> None:
     """Peak memory of the captured step."""
 
-    def load() -> Callable[[], float]:
+    def load(name: str) -> Callable[[], float]:
         step = own_step(name, int(threads))
         return lambda: float(step()["loss"])
 
     with changed(name, int(threads)) as speed:
-        speed.memory = peaks.measure(load, MEMORY_STEPS).steps
+        speed.memory = steps_peak(load, name)
 
 
 def eager_memory(name: str, threads: str) -> None:
     """Peak memory of the step in PyTorch."""
     torch.set_num_threads(int(threads))
 
-    def load() -> Callable[[], float]:
-        return torch_step(name)
-
     with changed(name, int(threads)) as speed:
-        speed.eager_memory = peaks.measure(load, MEMORY_STEPS).steps
+        speed.eager_memory = steps_peak(torch_step, name)
+
+
+def steps_peak(load: Callable[[str], Callable[[], float]], name: str) -> int:
+    """Peak bytes of the later steps of a model, above those of the process after the steps of `WARM_UP`."""
+    peaks.measure(functools.partial(load, WARM_UP), steps=1)
+    return peaks.measure(functools.partial(load, name), MEMORY_STEPS).steps
 
 
 PARTS: dict[str, Callable[..., None]] = {
@@ -201,7 +209,7 @@ def built(name: str) -> tuple[Case, torch.optim.Optimizer]:
     warnings.simplefilter("ignore")
     torchvision_operators.declare()
     torch.manual_seed(0)
-    case = SPEED[name]()
+    case = linear() if name == WARM_UP else SPEED[name]()
     without_dropout(case.model)
     return case, torch.optim.AdamW(case.model.parameters(), lr=1e-4)
 

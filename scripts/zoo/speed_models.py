@@ -16,6 +16,11 @@ TOKENS, TIME, BATCH = 1000, 128, 8
 LAYERS: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
 
 
+def linear() -> Case:
+    """A layer whose steps load what the libraries load at their first use."""
+    return Case(nn.Linear(4, 4), cross_entropy, lambda _: (torch.randn(4, 4), torch.randint(4, (4,))))
+
+
 def _vision(name: str, size: int, samples: int) -> Case:
     import torchvision
 
