@@ -21,6 +21,7 @@ from tests.ops import (
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     s_where,
+    silu_backward,
     thnn_fused_lstm_cell,
     thnn_fused_lstm_cell_backward,
     threshold_backward,
@@ -173,6 +174,10 @@ def _gelu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs
     return _pointwise(signature, values, taken), {"approximate": int(signature.integers(2))}
 
 
+def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    return _pointwise(signature, values, taken), {}
+
+
 def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     inputs = _pointwise(signature, values, taken)
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
@@ -196,6 +201,7 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     apply_adam_w.OP: _adam_w,
     gelu_backward_v2.OP: _gelu,
     s_where.OP: _where,
+    silu_backward.OP: _silu,
     threshold_backward.OP: _threshold,
 }
 OP_NAMES = tuple(DRAWN)

@@ -36,6 +36,7 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "HardshrinkBackward": {"grad_input": ["grad_output", "self"]},
     "KlDivBackward": {"out": ["self"]},
     "OptimizationBarrier": {"result": ["operand"]},
+    "SiluBackward": {"grad_input": ["grad_output", "self"]},
     "SWhere": {"out": ["self", "other"]},
     "ThnnFusedLstmCell": {"storage": ["input_gates", "hidden_gates"], "cy": ["cx"]},
     "ThnnFusedLstmCellBackward": {"grad_gates": ["storage"], "grad_cx": ["grad_cy", "grad_hy", "cy"]},

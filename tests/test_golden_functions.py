@@ -65,6 +65,7 @@ def elementwise(dtype: Any) -> Iterator[Golden]:
         yield "hard_shrink", [x], {"lambd": lambd}, reference("Hardshrink", x, lambd=lambd)
         yield "hard_shrink_grad", [grad, x], {"lambd": lambd}, reference("HardshrinkBackward", grad, x, lambd=lambd)
     yield "hard_shrink_grad", [grad, x], {}, reference("HardshrinkBackward", grad, x)
+    yield "silu_grad", [grad, x], {}, reference("SiluBackward", grad, x)
     even = np.arange(15).reshape(3, 5) % 2 == 0
     yield "select_v2", [even, grad, row], {}, reference("SWhere", even, grad, row)
     yield "threshold_grad_v2_d", [grad, x], {}, reference("ThresholdBackward", grad, x, threshold=1.0)

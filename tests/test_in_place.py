@@ -44,6 +44,7 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "KlDivBackward": ({"out": "grad_output"}, {"out": "self"}, {"out": "target"}),
     "KlDivTargetBackward": ({"grad_target": "grad_output"}, {"grad_target": "self"}, {"grad_target": "target"}),
     "OptimizationBarrier": ({"result": "operand"},),
+    "SiluBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "SWhere": ({"out": "self"}, {"out": "other"}),
     "ThnnFusedLstmCell": (
         {"storage": "input_gates", "cy": "cx"}, {"storage": "hidden_gates", "hy": "cx"}, {"storage": "hidden_gates"},

@@ -43,6 +43,7 @@ PARSED = {
     "HardshrinkBackward g x | y | lambd:f=0.25": "HardShrinkGrad(lambd=0.25f)",
     "Hardshrink x | y |": "HardShrink(lambd=0.5f)",
     "ThresholdBackward g x | y | threshold:f=-1.5": "ThresholdGradV2D(threshold=-1.5f)",
+    "SiluBackward g x | y |": "SiluGrad()",
     "SWhere c x y | z |": "SelectV2()",
     "GeluBackwardV2 g x | y |": 'GeluGradV2(approximate="none")',
     "GeluBackwardV2 g x | y | approximate:i=1": 'GeluGradV2(approximate="tanh")',

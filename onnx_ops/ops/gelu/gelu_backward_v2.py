@@ -19,8 +19,9 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Operand, Value
 from onnx_ops.loops.loop import Array, Core, Loop, Operands
-from onnx_ops.loops.primitives import ONE, choose, exp_parts_of_nonpositive, fma, inlined
+from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma, inlined
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, store_gradient
 from onnx_ops.ops.references import promoted, rounded
 
 NONE, TANH = 0, 1
@@ -67,7 +68,7 @@ broadcast as in ONNX operators.
     choices={"approximate": CHOICES},
 )
 
-# The derivative of either GELU at -a, a >= 0, is d(a) = decay * slope, and that at a is 1 - d(a).
+# The derivative of either GELU at -a, a >= 0, is decay * slope (see ops/mirrored.py).
 #
 # none: decay = exp(-a*a/2), slope = r(a) - a/sqrt(2*pi), where r(a) = exp(a*a/2) * erfc(a/sqrt(2)) / 2.
 # tanh: decay = exp(-v), v = a*(A + B*a*a), slope = side * (1 - w*side), side = 1/(1 + decay), w = a*(A + 3*B*a*a).
@@ -144,20 +145,6 @@ def reference(
             slope = tail - size * (wide(C8) + wide(C8_LOW))
         derivative = np.where(x < 0, decay * slope, 1 - decay * slope)
         return rounded(grad * derivative, result, dtype)
-
-
-@inlined
-def gradient(grad: Any, x: Any, value: Any, first: Any, second: Any, slope: Any) -> Any:
-    """grad times the derivative, whose decay is value * first * second: kept in parts, as it may be subnormal."""
-    part = (value * first) * slope
-    return choose(x < 0, (grad * part) * second, grad * (ONE - part * second))
-
-
-@inlined
-def bounded(x: Any, far: Any) -> Any:
-    """min(abs(x), far); NaN where x is NaN."""
-    size = abs(x)
-    return choose(size > far, far, size)
 
 
 def exact_of_float(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -243,11 +230,9 @@ def _polynomial(coefficients: Sequence[Operand], a: Value) -> Value:
 
 
 def body(b: Body) -> None:
-    """The formulas of the kernel; Where in place of Min, which does not pass NaN in all versions of onnxruntime."""
-    grad, x = b.load("grad_output"), b.load("self")
+    """The formulas of the kernel."""
     double = b.compute == TensorProto.DOUBLE
-    size, far = b.op("Abs", x, name="size"), FAR8 if double else float(FAR4)
-    a = b.op("Where", size.greater(far).named("is_far"), far, size, name="bounded")
+    a = bounded_size(b, FAR8 if double else float(FAR4))
     square = (a * a).named("square")
 
     def exact() -> Value:
@@ -266,8 +251,7 @@ def body(b: Body) -> None:
         mirrored = b.op("Where", is_tanh, by_tanh(), exact(), name="mirrored")
     else:
         mirrored = (by_tanh() if approximate == TANH else exact()).named("mirrored")
-    derivative = b.op("Where", x.less(0.0).named("is_negative"), mirrored, 1.0 - mirrored, name="derivative")
-    b.store("grad_input", grad * derivative, "grad_output", "self")
+    store_gradient(b, mirrored)
 
 
 OP = Op(

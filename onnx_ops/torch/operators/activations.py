@@ -54,12 +54,7 @@ def _mish(input: Tensor) -> Tensor:
     return input * functional.softplus(input).tanh()
 
 
-def _silu(input: Tensor) -> Tensor:
-    return input * input.sigmoid()
-
-
 replaces(functional.mish)(_activation(_mish))
-replaces(functional.silu)(_activation(_silu))
 
 
 GELUS = {"none": 0, "tanh": 1}
@@ -69,6 +64,16 @@ GELUS = {"none": 0, "tanh": 1}
 @translates(aten.gelu_backward.default)
 def _gelu_backward(grad: Any, self: Any, approximate: str = "none") -> Any:
     return aclnn.GeluBackwardV2(grad, self, approximate=GELUS[approximate])
+
+
+@translates(aten.silu.default)
+def _silu(self: Any) -> Any:
+    return op.Mul(self, op.Sigmoid(self))
+
+
+@translates(aten.silu_backward.default)
+def _silu_backward(grad_output: Any, self: Any) -> Any:
+    return aclnn.SiluBackward(grad_output, self)
 
 
 @decomposes(aten.hardsigmoid_backward.default)

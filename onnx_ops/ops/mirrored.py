@@ -1,0 +1,41 @@
+"""Gradients by a derivative d with d(a) + d(-a) = 1, as those of GELU and SiLU.
+
+For a >= 0, d(-a) = decay * slope is computed, whose decay is an exponential, and d(a) = 1 - d(-a). So the terms of d do
+not cancel for negative arguments, where it is small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.primitives import ONE, choose, inlined
+
+
+@inlined
+def gradient(grad: Any, x: Any, value: Any, first: Any, second: Any, slope: Any) -> Any:
+    """grad * d(x); the decay is value * first * second, kept in parts, as it may be subnormal."""
+    part = (value * first) * slope
+    return choose(x < 0, (grad * part) * second, grad * (ONE - part * second))
+
+
+@inlined
+def bounded(x: Any, far: Any) -> Any:
+    """min(abs(x), far); NaN where x is NaN."""
+    size = abs(x)
+    return choose(size > far, far, size)
+
+
+def bounded_size(b: Body, far: float) -> Value:
+    """`bounded` of the input `self` in a function body; not by Min, which does not pass NaN in all versions of
+    onnxruntime."""
+    size = b.op("Abs", b.load("self"), name="size")
+    return b.op("Where", size.greater(far).named("is_far"), far, size, name="bounded")
+
+
+def store_gradient(b: Body, mirrored: Value) -> None:
+    """Store the output `grad_input` in a function body, by d(-a)."""
+    is_negative = b.load("self").less(0.0).named("is_negative")
+    derivative = b.op("Where", is_negative, mirrored, 1.0 - mirrored, name="derivative")
+    b.store("grad_input", b.load("grad_output") * derivative, "grad_output", "self")
