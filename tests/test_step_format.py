@@ -29,9 +29,8 @@ def constants() -> dict[str, str]:
 
 
 def constants_of_cpp() -> dict[str, str]:
-    text = (Path(onnx_ops.include_directory()) / "onnx_ops" / "trainer.hpp").read_text(encoding="utf-8")
-    section = text[text.index("// --- names and version of the format") : text.index("// --- numbers as text")]
-    return dict(re.findall(r'\*(\w+) = "([^"]*)"', section))
+    header = Path(onnx_ops.include_directory()) / "onnx_ops" / "trainer" / "step_format.hpp"
+    return dict(re.findall(r'\*(\w+) = "([^"]*)"', header.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("constants", [constants, constants_of_cpp], ids=["JavaScript", "C++"])

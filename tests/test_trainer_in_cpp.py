@@ -34,7 +34,7 @@ from onnx_ops.integrations import sessions
 from onnx_ops.runtime.process import STATE
 from onnx_ops.training.checkpoints import open_checkpoint
 from onnx_ops.training.step_files import prepare_step, save_step, step_model
-from scripts.compiling import MissingError
+from scripts.compiling import COMPILER, FLAGS, MissingError
 from scripts.examples.cpp import files
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +46,7 @@ ELSEWHERE = {
 """What messages of Python say of Python, and what those of C++ have in its place."""
 
 FILE_ERROR, MODEL_ERROR = 2, 3
+HEADERS = Path(onnx_ops.include_directory())
 PROGRAM = Path(files.__file__).with_name("train.cpp")
 
 pytestmark = pytest.mark.filterwarnings("ignore:onnx_ops runs on function bodies")
@@ -312,6 +313,15 @@ def test_batch_dimension(tmp_path: Path) -> None:
     assert_same(there.state_dict(), here.state_dict())
     path = tmp_path / "step.onnx"
     assert refused(*(lambda m=m: m(path, batch_dimension="K") for m in (onnx_ops.Trainer, CppTrainer)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("header", [str(path.relative_to(HEADERS)) for path in sorted(HEADERS.rglob("*.hpp"))])
+def test_header_compiles_by_itself(header: str, tmp_path: Path) -> None:
+    source = tmp_path / "source.cpp"
+    source.write_text(f"#include <{header}>\n")
+    assert COMPILER is not None
+    subprocess.run([COMPILER, *FLAGS, "-fsyntax-only", f"-I{HEADERS}", source], check=True, timeout=100)
 
 
 EXPORTING = """

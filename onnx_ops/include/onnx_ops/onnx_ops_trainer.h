@@ -114,6 +114,14 @@ ONNX_OPS_API void onnx_ops_tensors_release(onnx_ops_tensors *tensors);
 #endif
 
 #ifdef ONNX_OPS_TRAINER_IMPLEMENTATION
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "trainer.hpp"
 
 struct onnx_ops_trainer {

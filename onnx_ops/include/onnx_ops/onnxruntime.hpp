@@ -1,12 +1,13 @@
-// The part of onnxruntime's C API that trainer.hpp uses, declared from its documentation, so that onnxruntime's library
+// The part of onnxruntime's C API that the trainer uses, declared from its documentation, so that onnxruntime's library
 // suffices. Its own headers may be included in the same program, before or after this one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
+
+#include "trainer/errors.hpp"
 
 #ifdef _WIN32
 #define ONNX_OPS_ORT_CALL __stdcall
@@ -17,19 +18,7 @@
 struct OrtApiBase;
 extern "C" const OrtApiBase *ONNX_OPS_ORT_CALL OrtGetApiBase(void) noexcept;
 
-namespace onnx_ops {
-
-/// Base class of all exceptions of this namespace.
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// An error of onnxruntime; the message is that of its exceptions in Python.
-struct OnnxruntimeError : Error {
-  using Error::Error;
-};
-
-namespace ort {
+namespace onnx_ops::ort {
 
 // Opaque types.
 struct Status;
@@ -160,5 +149,4 @@ inline const Env *environment() {
   return found.get();
 }
 
-}  // namespace ort
-}  // namespace onnx_ops
+}  // namespace onnx_ops::ort
