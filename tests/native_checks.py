@@ -87,7 +87,10 @@ def built(source: str, folder: Path) -> Path:
     """A shared object of the checks."""
     (folder / "translated.c").write_text(source)
     library = folder / "checks.so"
-    files = [folder / "translated.c", *(NATIVE / f"{name}.c" for name in ("arrays", "checks", "values"))]
+    files = [
+        folder / "translated.c",
+        *(NATIVE / f"{name}.c" for name in ("arena", "arrays", "builtins", "checks", "text", "values")),
+    ]
     command = ["cc", "-std=c11", "-O1", "-fPIC", "-shared", *WARNINGS, f"-I{NATIVE}", *map(str, files), "-lm"]
     subprocess.run([*command, "-o", str(library)], check=True)
     return library
@@ -191,7 +194,7 @@ class Checks:
                 dim.name = size.encode() if isinstance(size, str) else None
             tensor.dims = dims
             kept.append(dims)
-        for i, (name, attribute) in enumerate(op.schema.attributes.items()):
+        for i, (name, attribute) in enumerate(sorted(op.schema.attributes.items())):
             if name not in attributes:
                 continue
             value, place = attributes[name], call.attribute[i]

@@ -20,7 +20,7 @@ from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.ops import OPS
-from onnx_ops.runtime import ahead, cache, callbacks, compiler, host, kernels, progress, worker
+from onnx_ops.runtime import ahead, cache, callbacks, compiler, kernels, progress, requests, worker
 from onnx_ops.runtime.process import STATE
 
 FUNCTIONS = [(callbacks.one, kind(kind)) for kind in (types.int8, types.uint8, types.uint32, types.float32)]
@@ -187,8 +187,8 @@ def test_a_model_tells_all_that_its_session_needs(monkeypatch: pytest.MonkeyPatc
         needed.extend(kernels.functions_of(op, call))
         return kernels.compile_kernel(op, call)
 
-    monkeypatch.setattr(host, "compile_kernel", compile_kernel)
-    host._parts.cache_clear()
+    monkeypatch.setattr(requests, "compile_kernel", compile_kernel)
+    requests._parts.cache_clear()
     for op in OPS.values():
         _, calls = link_with_calls(example_model(op))
         told = {function for used, call in calls for function in kernels.functions_of(used, call)}

@@ -232,7 +232,7 @@ def test_signals_while_kernels_compile(which: str, nearly_filled_cache: Path) ->
 # --- reloads ---------------------------------------------------------------------------------------------------------
 
 RELOADS = {
-    "host": "import importlib; from onnx_ops.runtime import host; importlib.reload(host)",
+    "registration": "import importlib; from onnx_ops.runtime import registration; importlib.reload(registration)",
     "compiler": "import importlib; from onnx_ops.runtime import compiler; importlib.reload(compiler)",
     "process": "import importlib; from onnx_ops.runtime import process; importlib.reload(process)",
     "package": """
@@ -514,7 +514,7 @@ EVERY_OP = (
 import ml_dtypes
 from onnx_ops.runtime import compiler
 from onnx_ops.ops import OPS
-from onnx_ops.runtime.host import register
+from onnx_ops.runtime.registration import register
 from models.single_op import single_op_model
 
 for op in OPS.values():

@@ -38,7 +38,7 @@ from onnx_ops.loops.tiles import ROWS, add_outer_products, add_products, correla
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
-from onnx_ops.runtime import abi, host
+from onnx_ops.runtime import abi, registration, requests
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
 from onnx_ops.runtime.memory import copy_past_caches, i8_at, store_fence
@@ -324,11 +324,11 @@ def test_results_past_the_caches_are_the_same(
     monkeypatch.setattr(compilation, "cache_bytes", lambda: 16)
     rng = np.random.default_rng(29)
     grad_output, x = rng.normal(size=(100, 401)).astype(grad), rng.normal(size=shape).astype(this)
-    host._parts.cache_clear()  # a kernel knows the size of the cache
+    requests._parts.cache_clear()  # a kernel knows the size of the cache
     try:
         out = run("HardshrinkBackward", {"grad_output": grad_output, "self": x}, np.promote_types(grad, this))
     finally:
-        host._parts.cache_clear()
+        requests._parts.cache_clear()
     np.testing.assert_array_equal(out, np.where(np.abs(x.astype(np.float64)) > 0.5, grad_output, 0))
 
 
@@ -365,11 +365,11 @@ def test_each_core_has_as_many_tasks(cores: int) -> None:
 def test_results_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     monkeypatch.setattr(compilation, "available_cores", lambda: cores)
     x = np.random.default_rng(30).normal(size=100_003).astype(np.float32)
-    host._parts.cache_clear()  # a kernel knows the number of cores
+    requests._parts.cache_clear()  # a kernel knows the number of cores
     try:
         out = run("Hardshrink", {"self": x}, np.float32)
     finally:
-        host._parts.cache_clear()
+        requests._parts.cache_clear()
     np.testing.assert_array_equal(out, np.where(np.abs(x) > 0.5, x, 0))
 
 
@@ -618,9 +618,9 @@ def test_custom_op_struct_is_laid_out_as_in_c() -> None:
 
 def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
     """Fails, rather than falling back to function bodies in silence, where the kernels cannot be registered."""
-    assert isinstance(host._library(OPS.values()), str)
-    assert host._failure(onnx_ops.session_options(), host.PROBE) is None
-    assert "Probe" in str(host._failure(ort.SessionOptions(), host.PROBE))
+    assert isinstance(registration._library(OPS.values()), str)
+    assert registration._failure(onnx_ops.session_options(), registration.PROBE) is None
+    assert "Probe" in str(registration._failure(ort.SessionOptions(), registration.PROBE))
 
 
 # --- tiles of products, natively and as plain Python -----------------------------------------------------------------

@@ -49,7 +49,7 @@ class Interface(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Library:
-    """A library of kernels, with the functions of `runtime.host` that sessions call.
+    """A library of kernels, with the functions of `runtime.registration` that sessions call.
 
     Attributes:
         path: of the file.
@@ -60,7 +60,7 @@ class Library:
     def register(
         self, options: ort.SessionOptions | None, ops: Iterable[Op] = (), kernels: Collection[str] | None = None
     ) -> ort.SessionOptions:
-        """As `host.register`; a session spends 10 µs on each kernel that is registered with its options.
+        """As `registration.register`; a session spends 10 µs on each kernel that is registered with its options.
 
         Raises:
             KernelsUnavailableError: it cannot be loaded, or was built by a version of this package that differs in
@@ -115,7 +115,7 @@ class Library:
             yield
 
     def reserving(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """As `host.reserving`."""
+        """As `registration.reserving`."""
         return self._set("set_region", [size], [0])
 
     @contextlib.contextmanager

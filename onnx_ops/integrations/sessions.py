@@ -107,7 +107,7 @@ def register(options: ort.SessionOptions | None, kernels: Collection[str] | None
 
     Args:
         options: session options, or None.
-        kernels: as for `host.register`.
+        kernels: as for `registration.register`.
     """
     try:
         source = _kernels()
@@ -124,11 +124,11 @@ def _kernels() -> ModuleType | prebuilt.Library:
     Raises:
         ImportError: there is no library, and Numba cannot be imported.
     """
-    return prebuilt.library() or _host()
+    return prebuilt.library() or _registration()
 
 
 @functools.cache
-def _host() -> ModuleType:
+def _registration() -> ModuleType:
     """The module that compiles and registers kernels.
 
     It is imported in another thread and under a lock: an interrupt during the import would leave Numba partly imported,
@@ -137,9 +137,9 @@ def _host() -> ModuleType:
 
     def imported() -> ModuleType:
         with STATE.registering:
-            from onnx_ops.runtime import host
+            from onnx_ops.runtime import registration
 
-            return host
+            return registration
 
     return aside(imported)
 

@@ -7,6 +7,8 @@ lives on the stack of one run and is read by all its tasks.
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Iterable
 
 import numpy as np
 from onnx.defs import OpSchema
@@ -81,12 +83,17 @@ WORD_TYPES = {OpSchema.AttrType.INT: i8, OpSchema.AttrType.FLOAT: np.float32}
 `<name>_count`."""
 
 
+def attribute_record(attributes: Iterable[OpSchema.Attribute]) -> np.dtype:
+    """Record with a field for each attribute, in the order of their names."""
+    fields: list[tuple[str, type]] = []
+    for attribute in sorted(attributes, key=operator.attrgetter("name")):
+        fields.append((attribute.name, WORD_TYPES.get(attribute.type, i8)))
+        if attribute.type not in WORD_TYPES:
+            fields.append((f"{attribute.name}_count", i8))
+    return np.dtype(fields or [("none", i8)], align=True)
+
+
 @functools.cache
 def attributes_of(schema: OpSchema) -> np.dtype:
     """Record with a field for each attribute of a schema."""
-    fields: list[tuple[str, type]] = []
-    for name, attribute in schema.attributes.items():
-        fields.append((name, WORD_TYPES.get(attribute.type, i8)))
-        if attribute.type not in WORD_TYPES:
-            fields.append((f"{name}_count", i8))
-    return np.dtype(fields or [("none", i8)], align=True)
+    return attribute_record(schema.attributes.values())

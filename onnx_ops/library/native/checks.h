@@ -30,8 +30,8 @@ typedef struct {
     int64_t count;
 } oo_attribute;
 
-/* A call. op: index of the op among the translated ones. inputs: how many there are. The attributes and outputs are in
-   the order of the schema; wanted: whether an output is asked for. */
+/* A call. op: index of the op among the translated ones. inputs: how many there are. The attributes are in the order of
+   their names, the outputs in that of the schema; wanted: whether an output is requested. */
 typedef struct {
     int64_t op;
     int64_t inputs;

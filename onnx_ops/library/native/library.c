@@ -1,4 +1,4 @@
-/* The ops as custom ops of onnxruntime: what `runtime.host` does in Python. */
+/* The ops as custom ops of onnxruntime: what `runtime.registration` and `runtime.requests` do in Python. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -294,7 +294,7 @@ static void *assembled(const oo_kernel_parts *parts, int64_t op, const char *lab
     return memory;
 }
 
-/* As `runtime.host._reserve`, for the first kernel of a session. */
+/* As `runtime.requests._reserve`, for the first kernel of a session. */
 static void reserve(void *info) {
     enum { DEFAULT_MEMORY = 0 }; /* OrtMemTypeDefault */
     void *allocator = NULL, *block = NULL;
@@ -344,7 +344,7 @@ static void *create_kernel(void *self, const void *own_api, void *info, void **k
 
 static int version_of_onnxruntime; /* minor version */
 /* Before SAFE_SHAPE_INFERENCE, shape inference crashes on an omitted input; before SAFE_OUTPUTS, the shape of an omitted
-   output may end the process (`runtime.host`). */
+   output may end the process (`runtime.requests`). */
 enum { SAFE_SHAPE_INFERENCE = 24, SAFE_OUTPUTS = 31 };
 
 static int set_output(request *own, void *context, int64_t index, const oo_tensor *output) {

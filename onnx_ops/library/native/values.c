@@ -1,61 +1,8 @@
+/* Values of Python: their making, comparison, arithmetic and containers. */
 #include "values.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* --- memory and errors ------------------------------------------------------------------------------------------ */
-
-enum { BLOCK_BYTES = 16384, ALIGNMENT = 16 };
-
-typedef struct block {
-    struct block *next;
-    size_t used, size;
-    _Alignas(ALIGNMENT) char data[];
-} block;
-
-struct oo_arena {
-    block *first;
-};
-
-oo_arena *oo_arena_new(void) { return calloc(1, sizeof(oo_arena)); }
-
-void oo_arena_free(oo_arena *arena) {
-    if (arena == NULL) return;
-    for (block *own = arena->first, *next; own != NULL; own = next) {
-        next = own->next;
-        free(own);
-    }
-    free(arena);
-}
-
-void *oo_allocate(oo_state *s, size_t bytes) {
-    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    block *own = s->arena->first;
-    if (own == NULL || own->size - own->used < bytes) {
-        size_t size = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
-        own = malloc(sizeof(block) + size);
-        if (own == NULL) oo_fail(s, "MemoryError: ");
-        *own = (block){s->arena->first, 0, size};
-        s->arena->first = own;
-    }
-    void *found = own->data + own->used;
-    own->used += bytes;
-    return found;
-}
-
-_Noreturn void oo_stop(oo_state *s, const char *problem) {
-    s->problem = problem;
-    longjmp(s->jump, 1);
-}
-
-_Noreturn void oo_raise(oo_state *s, oo_value error) {
-    s->error = error;
-    longjmp(s->jump, 1);
-}
-
-/* --- values ----------------------------------------------------------------------------------------------------- */
 
 const oo_object oo_none[1] = {{.kind = OO_NONE}};
 const oo_object oo_false[1] = {{.kind = OO_BOOL, .as.integer = 0}};
@@ -84,16 +31,36 @@ oo_value oo_float(oo_state *s, double value) {
     return x;
 }
 
-static oo_value text(oo_state *s, const char *bytes, size_t count) {
-    char *own = oo_allocate(s, count + 1);
-    memcpy(own, bytes, count);
-    own[count] = 0;
+/* Of memory of the arena, which ends with a 0. */
+static oo_value string(oo_state *s, const char *own, size_t count) {
     oo_object *x = made(s, OO_STR, 0, (int64_t)count);
     x->as.text = own;
     return x;
 }
 
-oo_value oo_str(oo_state *s, const char *bytes) { return text(s, bytes, strlen(bytes)); }
+oo_value oo_text(oo_state *s, const char *bytes, size_t count) {
+    char *own = oo_allocate(s, count + 1);
+    memcpy(own, bytes, count);
+    own[count] = 0;
+    return string(s, own, count);
+}
+
+oo_value oo_str(oo_state *s, const char *bytes) { return oo_text(s, bytes, strlen(bytes)); }
+
+oo_value oo_joined(oo_state *s, int count, const oo_value *pieces) {
+    size_t size = 0;
+    for (int i = 0; i < count; i++) {
+        if (pieces[i]->kind != OO_STR) oo_fail(s, "TypeError: expected str");
+        size += (size_t)pieces[i]->count;
+    }
+    char *own = oo_allocate(s, size + 1), *at = own;
+    for (int i = 0; i < count; i++) {
+        memcpy(at, pieces[i]->as.text, (size_t)pieces[i]->count);
+        at += pieces[i]->count;
+    }
+    *at = 0;
+    return string(s, own, size);
+}
 
 oo_value oo_array(oo_state *s, const oo_tensor *tensor) {
     oo_object *x = made(s, OO_ARRAY, 0, 0);
@@ -138,8 +105,13 @@ double oo_number_of(oo_state *s, oo_value x) {
     return x->kind == OO_FLOAT ? x->as.number : (double)oo_integer_of(s, x);
 }
 
-/* A number to compute with. */
-static double real(oo_state *s, oo_value x) {
+oo_value oo_float32(oo_state *s, const oo_value *a) {
+    oo_object *x = made(s, OO_FLOAT, IN_SINGLE, 0);
+    x->as.number = (float)oo_number_of(s, a[0]);
+    return x;
+}
+
+double oo_real(oo_state *s, oo_value x) {
     if (x->kind == OO_FLOAT && x->type == IN_SINGLE) oo_fail(s, "NotImplementedError: arithmetic in float32");
     return oo_number_of(s, x);
 }
@@ -255,7 +227,7 @@ oo_value oo_called(oo_state *s, oo_value function, const oo_value *arguments) {
     return function->as.code(s, arguments);
 }
 
-static int64_t place_of(oo_state *s, oo_value x, oo_value container) {
+int64_t oo_place_of(oo_state *s, oo_value x, oo_value container) {
     int step = container->kind == OO_DICT ? 2 : 1;
     for (int64_t i = 0; i < container->count; i++)
         if (oo_equal(s, x, container->as.items[i * step])) return i;
@@ -265,7 +237,7 @@ static int64_t place_of(oo_state *s, oo_value x, oo_value container) {
 int oo_in(oo_state *s, oo_value x, oo_value container) {
     if (container->kind == OO_STR && x->kind == OO_STR) return strstr(container->as.text, x->as.text) != NULL;
     if (!has_items(container) && container->kind != OO_DICT) oo_fail(s, "TypeError: not a container");
-    return place_of(s, x, container) >= 0;
+    return oo_place_of(s, x, container) >= 0;
 }
 
 /* --- arithmetic ------------------------------------------------------------------------------------------------- */
@@ -286,7 +258,7 @@ static oo_value whole(oo_state *s, int wraps, oo_integer value) {
 oo_value oo_add(oo_state *s, oo_value a, oo_value b) {
     if ((a->kind == OO_TUPLE || a->kind == OO_LIST) && b->kind == a->kind) return chained(s, a, b);
     if (a->kind == OO_STR && b->kind == OO_STR) return oo_joined(s, 2, (oo_value[]){a, b});
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) + real(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_real(s, a) + oo_real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_add_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -296,7 +268,7 @@ static int has_arrays(oo_value a, oo_value b) { return a->kind == OO_ARRAY || b-
 
 oo_value oo_subtract(oo_state *s, oo_value a, oo_value b) {
     if (has_arrays(a, b)) return oo_elementwise(s, '-', 2, (oo_value[]){a, b});
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) - real(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_real(s, a) - oo_real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_sub_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -310,7 +282,7 @@ oo_value oo_multiply(oo_state *s, oo_value a, oo_value b) {
         for (int64_t n = oo_word_of(s, b); n > 0; n--) out = chained(s, out, a);
         return out;
     }
-    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, real(s, a) * real(s, b));
+    if (a->kind == OO_FLOAT || b->kind == OO_FLOAT) return oo_float(s, oo_real(s, a) * oo_real(s, b));
     oo_integer out, x = oo_integer_of(s, a), y = oo_integer_of(s, b);
     int wraps = __builtin_mul_overflow(x, y, &out);
     return whole(s, wraps, out);
@@ -359,7 +331,7 @@ oo_value oo_or_to(oo_state *s, oo_value a, oo_value b) {
 }
 
 oo_value oo_negative(oo_state *s, oo_value a) {
-    if (a->kind == OO_FLOAT) return oo_float(s, -real(s, a));
+    if (a->kind == OO_FLOAT) return oo_float(s, -oo_real(s, a));
     oo_integer out, x = oo_integer_of(s, a);
     int wraps = __builtin_sub_overflow((oo_integer)0, x, &out);
     return whole(s, wraps, out);
@@ -419,7 +391,7 @@ oo_value oo_items_of(oo_state *s, oo_value x) {
     for (int64_t i = 0; i < x->count;) {
         int64_t begin = i++;
         while ((x->as.text[i] & 0xC0) == 0x80) i++; /* the other bytes of a character in UTF-8 */
-        oo_append(s, out, text(s, x->as.text + begin, (size_t)(i - begin)));
+        oo_append(s, out, oo_text(s, x->as.text + begin, (size_t)(i - begin)));
     }
     return out;
 }
@@ -435,7 +407,7 @@ oo_value oo_item(oo_state *s, oo_value x, oo_value key) {
     if (x->kind == OO_ARRAY) return oo_item_of_array(s, x, key);
     if (has_items(x) && x->kind != OO_SET) return x->as.items[index_of(s, key, x->count)];
     if (x->kind != OO_DICT) oo_fail(s, "TypeError: not subscriptable");
-    int64_t place = place_of(s, key, x);
+    int64_t place = oo_place_of(s, key, x);
     if (place < 0) oo_fail(s, "KeyError: no such key");
     return x->as.items[2 * place + 1];
 }
@@ -482,7 +454,7 @@ void oo_extend(oo_state *s, oo_value list, oo_value iterable) {
 }
 
 void oo_put(oo_state *s, oo_value set, oo_value x) {
-    if (place_of(s, x, set) < 0) *grown(s, set, 1) = x;
+    if (oo_place_of(s, x, set) < 0) *grown(s, set, 1) = x;
 }
 
 void oo_set_item(oo_state *s, oo_value x, oo_value key, oo_value value) {
@@ -492,7 +464,7 @@ void oo_set_item(oo_state *s, oo_value x, oo_value key, oo_value value) {
         items[index_of(s, key, x->count)] = value;
         return;
     }
-    int64_t place = place_of(s, key, x);
+    int64_t place = oo_place_of(s, key, x);
     if (place >= 0) {
         items[2 * place + 1] = value;
         return;
@@ -516,296 +488,13 @@ void oo_unpack(oo_state *s, oo_value iterable, int count, int star, oo_value *ta
         else targets[i] = from->as.items[star >= 0 && i > star ? i + rest - 1 : i];
 }
 
-/* --- text ------------------------------------------------------------------------------------------------------- */
-
-static oo_value text_of_integer(oo_state *s, oo_integer value) {
-    char digits[48], *end = digits + sizeof digits, *at = end;
-    unsigned __int128 rest = value < 0 ? -(unsigned __int128)value : (unsigned __int128)value;
-    do *--at = (char)('0' + (int)(rest % 10));
-    while (rest /= 10);
-    if (value < 0) *--at = '-';
-    return text(s, at, (size_t)(end - at));
-}
-
-/* The shortest digits that read back as the number; returns the exponent of the first one. Independent of the locale,
-   in which the two library functions agree. */
-static int shortest(double value, char digits[24]) {
-    char shown[64];
-    for (int count = 15;; count++) {
-        snprintf(shown, sizeof shown, "%.*e", count - 1, value);
-        int found = strtod(shown, NULL) == value;
-        int binary;
-        if (!found && count < 17 && frexp(value, &binary) == 0.5) {
-            /* Numbers below a power of 2 lie closer than those above, so the next decimal may be nearer in this sense. */
-            char *last = strchr(shown, 'e') - 1;
-            if (*last < '9') {
-                ++*last;
-                found = strtod(shown, NULL) == value;
-            }
-        }
-        if (found || count == 17) break;
-    }
-    char *exponent = strchr(shown, 'e');
-    int count = 0;
-    for (char *at = shown; at < exponent; at++)
-        if (*at >= '0' && *at <= '9') digits[count++] = *at;
-    while (count > 1 && digits[count - 1] == '0') count--;
-    digits[count] = 0;
-    return atoi(exponent + 1);
-}
-
-static oo_value text_of_number(oo_state *s, double value) {
-    if (isnan(value)) return oo_str(s, "nan");
-    if (isinf(value)) return oo_str(s, value < 0 ? "-inf" : "inf");
-    char digits[24], out[64], *at = out;
-    int exponent = shortest(fabs(value), digits), count = (int)strlen(digits);
-    if (signbit(value)) *at++ = '-';
-    if (exponent < -4 || exponent > 15) {
-        *at++ = digits[0];
-        if (count > 1) *at++ = '.';
-        memcpy(at, digits + 1, (size_t)(count - 1));
-        at += count - 1;
-        at += snprintf(at, 8, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
-        return text(s, out, (size_t)(at - out));
-    }
-    for (int i = exponent < 0 ? exponent : 0; i < count || i <= exponent + 1; i++) {
-        if (i == exponent + 1) *at++ = '.';
-        *at++ = i >= 0 && i < count ? digits[i] : '0';
-    }
-    return text(s, out, (size_t)(at - out));
-}
-
-oo_value oo_joined(oo_state *s, int count, const oo_value *pieces) {
-    size_t size = 0;
-    for (int i = 0; i < count; i++) {
-        if (pieces[i]->kind != OO_STR) oo_fail(s, "TypeError: expected str");
-        size += (size_t)pieces[i]->count;
-    }
-    char *own = oo_allocate(s, size + 1), *at = own;
-    for (int i = 0; i < count; i++) {
-        memcpy(at, pieces[i]->as.text, (size_t)pieces[i]->count);
-        at += pieces[i]->count;
-    }
-    *at = 0;
-    oo_object *x = made(s, OO_STR, 0, (int64_t)size);
-    x->as.text = own;
-    return x;
-}
-
-static oo_value repr_of_items(oo_state *s, oo_value x, const char *begin, const char *end) {
-    oo_value out = oo_str(s, begin), comma = oo_str(s, ", ");
-    for (int64_t i = 0; i < x->count; i++) {
-        if (i) out = oo_add(s, out, comma);
-        out = oo_add(s, out, oo_repr(s, &x->as.items[i]));
-    }
-    if (x->kind == OO_TUPLE && x->count == 1) out = oo_add(s, out, oo_str(s, ","));
-    return oo_add(s, out, oo_str(s, end));
-}
-
-static oo_value repr_of_text(oo_state *s, oo_value x) {
-    for (int64_t i = 0; i < x->count; i++) {
-        unsigned char c = (unsigned char)x->as.text[i];
-        if (c < ' ' || c > '~' || c == '\'' || c == '\\') oo_fail(s, "NotImplementedError: repr of such a str");
-    }
-    oo_value quote = oo_str(s, "'");
-    return oo_joined(s, 3, (oo_value[]){quote, x, quote});
-}
-
-oo_value oo_repr(oo_state *s, const oo_value *a) {
-    oo_value x = a[0];
-    switch (x->kind) {
-    case OO_STR: return repr_of_text(s, x);
-    case OO_TUPLE: return repr_of_items(s, x, "(", ")");
-    case OO_LIST: return repr_of_items(s, x, "[", "]");
-    case OO_MEMBER: oo_fail(s, "NotImplementedError: repr of a member");
-    default: return oo_to_str(s, a);
-    }
-}
-
-oo_value oo_to_str(oo_state *s, const oo_value *a) {
-    oo_value x = a[0];
-    switch (x->kind) {
-    case OO_NONE: return oo_str(s, "None");
-    case OO_BOOL: return oo_str(s, x->as.integer ? "True" : "False");
-    case OO_INT: case OO_MEMBER: return text_of_integer(s, oo_integer_of(s, x));
-    case OO_FLOAT: return text_of_number(s, real(s, x));
-    case OO_STR: return x;
-    case OO_TUPLE: case OO_LIST: return oo_repr(s, a);
-    default: oo_fail(s, "NotImplementedError: str of such a value");
-    }
-}
-
-/* --- builtins and methods ---------------------------------------------------------------------------------------- */
-
-oo_value oo_same(oo_state *s, const oo_value *a) {
-    (void)s;
-    return a[0];
-}
-
-oo_value oo_len(oo_state *s, const oo_value *a) {
-    if (a[0]->kind == OO_DICT) return oo_int(s, a[0]->count);
-    if (a[0]->kind == OO_ARRAY && a[0]->as.array->rank) return oo_int(s, a[0]->as.array->dims[0].size);
-    return oo_int(s, oo_items_of(s, a[0])->count);
-}
-
-oo_value oo_tuple(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]);
-    return oo_new(s, OO_TUPLE, 0, from->count, from->as.items);
-}
-
-oo_value oo_list_of(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]);
-    return oo_new(s, OO_LIST, 0, from->count, from->as.items);
-}
-
-oo_value oo_set_of(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]), out = oo_new(s, OO_SET, 0, 0, NULL);
-    for (int64_t i = 0; i < from->count; i++) oo_put(s, out, from->as.items[i]);
-    return out;
-}
-
-oo_value oo_dict_of(oo_state *s, const oo_value *a) {
-    if (a[0]->kind == OO_DICT) return oo_new(s, OO_DICT, 0, a[0]->count, a[0]->as.items);
-    oo_value from = oo_items_of(s, a[0]), out = oo_new(s, OO_DICT, 0, 0, NULL);
-    for (int64_t i = 0; i < from->count; i++) {
-        oo_value pair[2];
-        oo_unpack(s, from->as.items[i], 2, -1, pair);
-        oo_set_item(s, out, pair[0], pair[1]);
-    }
-    return out;
-}
-
-oo_value oo_sum(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]), out = oo_int(s, 0);
-    for (int64_t i = 0; i < from->count; i++) /* newer versions of Python add floats with a correction */
-        out = oo_int(s, oo_integer_of(s, oo_add(s, out, from->as.items[i])));
-    return out;
-}
-
-oo_value oo_prod(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]), out = oo_int(s, 1);
-    for (int64_t i = 0; i < from->count; i++) out = oo_multiply(s, out, from->as.items[i]);
-    return out;
-}
-
-static oo_value extreme(oo_state *s, oo_value from, int greatest) {
-    if (from->count == 0) oo_fail(s, "ValueError: no values");
-    oo_value out = from->as.items[0];
-    for (int64_t i = 1; i < from->count; i++) {
-        oo_value x = from->as.items[i];
-        if (greatest ? oo_less(s, out, x) : oo_less(s, x, out)) out = x;
-    }
-    return out;
-}
-
-oo_value oo_min_of(oo_state *s, const oo_value *a) { return extreme(s, oo_items_of(s, a[0]), 0); }
-
-oo_value oo_max_of(oo_state *s, const oo_value *a) { return extreme(s, oo_items_of(s, a[0]), 1); }
-
-oo_value oo_to_int(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_FLOAT) return oo_int(s, oo_integer_of(s, a[0]));
-    double value = a[0]->as.number;
-    if (!(fabs(value) < 0x1p126)) oo_fail(s, "OverflowError: int too large");
-    return oo_int(s, (oo_integer)value);
-}
-
-oo_value oo_to_float(oo_state *s, const oo_value *a) { return oo_float(s, oo_number_of(s, a[0])); }
-
-oo_value oo_to_bool(oo_state *s, const oo_value *a) { return oo_bool(oo_is_true(s, a[0])); }
-
-oo_value oo_float32(oo_state *s, const oo_value *a) {
-    oo_object *x = made(s, OO_FLOAT, IN_SINGLE, 0);
-    x->as.number = (float)oo_number_of(s, a[0]);
-    return x;
-}
-
-/* `numpy.maximum` of two floats of one dtype. */
-oo_value oo_maximum(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_FLOAT || a[1]->kind != OO_FLOAT || a[0]->type != a[1]->type)
-        oo_fail(s, "NotImplementedError: maximum of such values");
-    double x = a[0]->as.number, y = a[1]->as.number;
-    return isnan(x) || x > y ? a[0] : a[1];
-}
-
-oo_value oo_floor(oo_state *s, const oo_value *a) { return oo_float(s, floor(real(s, a[0]))); }
-
-/* a: a list of iterables. */
-static oo_value zipped(oo_state *s, oo_value iterables, int strict) {
-    int64_t width = iterables->count, count = 0;
-    oo_value *from = oo_allocate(s, (size_t)width * sizeof *from);
-    for (int64_t k = 0; k < width; k++) {
-        from[k] = oo_items_of(s, iterables->as.items[k]);
-        if (strict && k && from[k]->count != count) oo_fail(s, "ValueError: zip() arguments differ in length");
-        if (k == 0 || from[k]->count < count) count = from[k]->count;
-    }
-    oo_value out = oo_new(s, OO_LIST, 0, 0, NULL);
-    for (int64_t i = 0; i < count; i++) {
-        oo_value *items = oo_allocate(s, (size_t)width * sizeof *items);
-        for (int64_t k = 0; k < width; k++) items[k] = from[k]->as.items[i];
-        oo_append(s, out, oo_new(s, OO_TUPLE, 0, width, items));
-    }
-    return out;
-}
-
-oo_value oo_zip(oo_state *s, const oo_value *a) { return zipped(s, a[0], 0); }
-
-oo_value oo_zip_strict(oo_state *s, const oo_value *a) { return zipped(s, a[0], 1); }
-
-oo_value oo_enumerate(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]), out = oo_new(s, OO_LIST, 0, 0, NULL);
-    oo_integer first = oo_integer_of(s, a[1]);
-    for (int64_t i = 0; i < from->count; i++)
-        oo_append(s, out, oo_new(s, OO_TUPLE, 0, 2, (oo_value[]){oo_int(s, first + i), from->as.items[i]}));
-    return out;
-}
-
-oo_value oo_range(oo_state *s, const oo_value *a) {
-    int64_t begin = oo_word_of(s, a[0]), end = oo_word_of(s, a[1]);
-    oo_value out = oo_new(s, OO_LIST, 0, 0, NULL);
-    for (int64_t i = begin; i < end; i++) oo_append(s, out, oo_int(s, i));
-    return out;
-}
-
-oo_value oo_sorted(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[0]), out = oo_new(s, OO_LIST, 0, from->count, from->as.items);
-    oo_value *items = (oo_value *)out->as.items;
-    for (int64_t i = 1; i < out->count; i++)
-        for (int64_t k = i; k > 0 && oo_less(s, items[k], items[k - 1]); k--) {
-            oo_value other = items[k];
-            items[k] = items[k - 1];
-            items[k - 1] = other;
-        }
-    return out;
-}
-
-static oo_value of_dict(oo_state *s, oo_value x, int first, int count) {
-    if (x->kind != OO_DICT) oo_fail(s, "AttributeError: not a dictionary");
-    oo_value out = oo_new(s, OO_LIST, 0, 0, NULL);
-    for (int64_t i = 0; i < x->count; i++) {
-        const oo_value *pair = x->as.items + 2 * i;
-        oo_append(s, out, count == 2 ? oo_new(s, OO_TUPLE, 0, 2, pair) : pair[first]);
-    }
-    return out;
-}
-
-oo_value oo_items(oo_state *s, const oo_value *a) { return of_dict(s, a[0], 0, 2); }
-
-oo_value oo_keys(oo_state *s, const oo_value *a) { return of_dict(s, a[0], 0, 1); }
-
-oo_value oo_values_of(oo_state *s, const oo_value *a) { return of_dict(s, a[0], 1, 1); }
-
-oo_value oo_get(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_DICT) oo_fail(s, "AttributeError: not a dictionary");
-    return oo_in(s, a[1], a[0]) ? oo_item(s, a[0], a[1]) : a[2];
-}
-
 /* The value of a key, or without one any element of a set; it is removed. */
 oo_value oo_pop(oo_state *s, const oo_value *a) {
     oo_object *own = (oo_object *)a[0];
     if (own->type != CHANGEABLE || own->count == 0 || (own->kind == OO_DICT) == (a[1]->kind == OO_NONE))
         oo_fail(s, "TypeError: pop");
     if (own->kind == OO_SET) return own->as.items[--own->count];
-    int64_t place = place_of(s, a[1], own);
+    int64_t place = oo_place_of(s, a[1], own);
     if (place < 0) oo_fail(s, "KeyError: no such key");
     oo_value found = own->as.items[2 * place + 1];
     oo_value left = oo_new(s, OO_DICT, 0, 0, NULL);
@@ -813,40 +502,4 @@ oo_value oo_pop(oo_state *s, const oo_value *a) {
         if (i != place) oo_set_item(s, left, own->as.items[2 * i], own->as.items[2 * i + 1]);
     *own = *left;
     return found;
-}
-
-oo_value oo_append_to(oo_state *s, const oo_value *a) {
-    oo_append(s, a[0], a[1]);
-    return oo_none;
-}
-
-oo_value oo_join(oo_state *s, const oo_value *a) {
-    oo_value from = oo_items_of(s, a[1]);
-    if (from->count == 0) return oo_str(s, "");
-    oo_value *pieces = oo_allocate(s, (size_t)(2 * from->count) * sizeof *pieces);
-    for (int64_t i = 0; i < from->count; i++) {
-        pieces[2 * i] = from->as.items[i];
-        pieces[2 * i + 1] = a[0];
-    }
-    return oo_joined(s, (int)(2 * from->count - 1), pieces);
-}
-
-oo_value oo_index(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_LIST && a[0]->kind != OO_TUPLE) oo_fail(s, "AttributeError: not a list");
-    int64_t place = place_of(s, a[1], a[0]);
-    if (place < 0) oo_fail(s, "ValueError: not in the list");
-    return oo_int(s, place);
-}
-
-oo_value oo_remove_prefix(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_STR || a[1]->kind != OO_STR) oo_fail(s, "TypeError: expected str");
-    size_t size = (size_t)a[1]->count;
-    return strncmp(a[0]->as.text, a[1]->as.text, size) ? a[0] : oo_str(s, a[0]->as.text + size);
-}
-
-oo_value oo_remove_suffix(oo_state *s, const oo_value *a) {
-    if (a[0]->kind != OO_STR || a[1]->kind != OO_STR) oo_fail(s, "TypeError: expected str");
-    int64_t left = a[0]->count - a[1]->count;
-    if (left < 0 || strcmp(a[0]->as.text + left, a[1]->as.text)) return a[0];
-    return text(s, a[0]->as.text, (size_t)left);
 }

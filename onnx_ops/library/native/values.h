@@ -134,11 +134,13 @@ oo_value oo_bool(int truth);
 oo_value oo_int(oo_state *s, oo_integer value);
 oo_value oo_float(oo_state *s, double value);
 oo_value oo_str(oo_state *s, const char *text);
+oo_value oo_text(oo_state *s, const char *bytes, size_t count); /* UTF-8 */
 oo_value oo_array(oo_state *s, const oo_tensor *tensor);
 oo_value oo_new(oo_state *s, oo_kind kind, int type, int64_t count, const oo_value *items);
 oo_integer oo_integer_of(oo_state *s, oo_value x);
 int64_t oo_word_of(oo_state *s, oo_value x);
 double oo_number_of(oo_state *s, oo_value x);
+double oo_real(oo_state *s, oo_value x); /* a number to compute with */
 
 /* Operations of the language. */
 int oo_is_true(oo_state *s, oo_value x);
@@ -151,6 +153,7 @@ oo_value oo_member(oo_state *s, int type, oo_value value);
 oo_value oo_native(oo_state *s, oo_value function, oo_value signature);
 oo_value oo_called(oo_state *s, oo_value function, const oo_value *arguments);
 int oo_in(oo_state *s, oo_value x, oo_value container);
+int64_t oo_place_of(oo_state *s, oo_value x, oo_value container); /* -1 if it is not in it */
 oo_value oo_add(oo_state *s, oo_value a, oo_value b);
 oo_value oo_subtract(oo_state *s, oo_value a, oo_value b);
 oo_value oo_multiply(oo_state *s, oo_value a, oo_value b);

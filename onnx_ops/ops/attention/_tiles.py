@@ -25,9 +25,16 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import ceil_divide, helper, like
-from onnx_ops.loops.records import KERNEL
+from onnx_ops.loops.records import KERNEL, attribute_record
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
-from onnx_ops.ops.attention._rules import BSND, LEFT_UP_CAUSAL, RANK, RIGHT_DOWN_CAUSAL, SCALED_AFTER
+from onnx_ops.ops.attention._rules import (
+    BSND,
+    LEFT_UP_CAUSAL,
+    RANK,
+    RIGHT_DOWN_CAUSAL,
+    SCALED_AFTER,
+    attention_attributes,
+)
 
 QUERIES, KEYS = 64, 256
 """Rows and columns of a tile of scores, which stays in the cache of a core; multiples of ROWS, and of a panel."""
@@ -35,6 +42,7 @@ ROW = KEYS + LANES
 """Elements from one row of a tile to the next: no power of 2, so that rows do not evict each other from the cache."""
 WIDTH = PANEL * LANES
 """Columns of a panel."""
+ATTRIBUTES = attribute_record(attention_attributes())
 
 i8 = np.int64
 LAYOUT = np.dtype(

@@ -17,7 +17,7 @@ from onnx_ops.loops.layouts import begin_layout, plan_layout
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.memory import LANES, allocate, array_at, free, record_at, size_of, tail
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY
 from onnx_ops.loops.tiles import largest
 from onnx_ops.ops.attention._formula import (
     Products,
@@ -29,6 +29,7 @@ from onnx_ops.ops.attention._formula import (
 )
 from onnx_ops.ops.attention._rules import RANK, attention_attributes, check_attention, statistics_dtype
 from onnx_ops.ops.attention._tiles import (
+    ATTRIBUTES,
     KEYS,
     LAYOUT,
     QUERIES,
@@ -155,7 +156,6 @@ def reference(
 
 QUERY, KEY, VALUE, SHIFT, DROP, MASK = range(6)
 MOST, TOTAL, OUT = range(3)
-ATTRIBUTES = attributes_of(SIGNATURE.schema)
 TASKS = 16
 """Tasks that the work is split into as far as its sizes allow."""
 LEAST, MOST_QUERIES = 4 * QUERIES, 16 * QUERIES
