@@ -35,8 +35,7 @@ from onnx_ops.core.step_format import InputRole
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Builder
 from onnx_ops.integrations import prebuilt
-from onnx_ops.training import arena, checkpoints, freed_memory
-from onnx_ops.training import trainer as trainer_module
+from onnx_ops.training import checkpoints, freed_memory, step_sessions
 from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_files import step_model
 from scripts.memory.peaks import STATUS, resident
@@ -76,11 +75,11 @@ def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
 def test_sessions_of_large_parameters_begin_with_a_region_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the largest parameter, 6 floats, as a power of two; none that is smaller than the least."""
     region = 128
-    monkeypatch.setattr(arena, "LEAST_REGION", region)
+    monkeypatch.setattr(step_sessions, "LEAST_REGION", region)
     asked: list[int] = []
-    monkeypatch.setattr(trainer_module, "reserving", lambda size: asked.append(size) or contextlib.nullcontext())
+    monkeypatch.setattr(step_sessions, "reserving", lambda size: asked.append(size) or contextlib.nullcontext())
     Trainer(steps.whole_step(), kernel_options())
-    monkeypatch.setattr(arena, "LEAST_REGION", region + 1)
+    monkeypatch.setattr(step_sessions, "LEAST_REGION", region + 1)
     Trainer(steps.whole_step(), kernel_options())
     assert asked == [region, 0]
 
@@ -96,7 +95,7 @@ def test_a_region_takes_address_space_but_no_memory(
     usual = Trainer(model)
     expected = usual.step(**batch)
     before, space = resident(), address_space()
-    monkeypatch.setattr(arena, "first_region", lambda _: region)
+    monkeypatch.setattr(step_sessions, "first_region", lambda _: region)
     trainer = Trainer(model)
     assert address_space() - space >= region
     assert_same_state(trainer.step(**batch), expected)
@@ -125,7 +124,7 @@ def test_free_pages_of_the_heap_are_returned_once_a_session_is_made(monkeypatch:
         freed.append(before - resident())
         libc.free(blocks[-1])
 
-    monkeypatch.setattr("onnx_ops.training.trainer.return_freed_memory", return_freed_memory)
+    monkeypatch.setattr("onnx_ops.training.step_sessions.return_freed_memory", return_freed_memory)
     Trainer(steps.whole_step(), kernel_options())
     assert len(freed) == 1
     assert freed[0] > size * count // 2

@@ -8,17 +8,25 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.training.errors import StepError
 
 
-def counted_axis(inputs: Mapping[str, TensorType], batch_dimension: str | None = None) -> tuple[str, int] | None:
+def counted_axis(
+    inputs: Mapping[str, TensorType], batch_dimension: str | None = None, *, required: bool = True
+) -> tuple[str, int] | None:
     """The input, and its axis, whose size is the number of samples in a batch; None if the step fixes that number.
 
     Args:
         inputs: the inputs of the step's batch.
         batch_dimension: name of a dimension; by default that of the first axis of an input, preferably a symbolic one.
+        required: whether an ambiguous axis without `batch_dimension` is an error; the result is None otherwise.
 
     Raises:
         StepError: an ambiguous axis.
     """
-    check_dimension(inputs, batch_dimension)
+    try:
+        check_dimension(inputs, batch_dimension)
+    except StepError:
+        if required or batch_dimension is not None:
+            raise
+        return None
     if batch_dimension is not None:
         return next(
             (name, axis)

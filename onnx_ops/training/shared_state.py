@@ -97,3 +97,25 @@ def changing_names(model: onnx.ModelProto) -> list[str]:
     """The inputs of a step that have a next value."""
     outputs = {value.name for value in model.graph.output}
     return [name for name in Step.of(model).roles if NEXT + name in outputs]
+
+
+def untied_state(state: Mapping[str, Source], tied: Mapping[str, str]) -> dict[str, Source]:
+    """A state by names of inputs.
+
+    Args:
+        state: arrays by names; a tied parameter or buffer can have any of its names.
+        tied: further names of parameters and buffers, each with the name of the input.
+
+    Raises:
+        StepError: tied names with different values.
+    """
+    untied = {name: array for name, array in state.items() if name not in tied}
+    for other, first in tied.items():
+        if other in state and not _same(untied.setdefault(first, state[other]), state[other]):
+            raise StepError(f"'{other}' differs from '{first}', to which it is tied")
+    return untied
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two tensors agree in every bit."""
+    return isinstance(one, Source) and isinstance(other, Source) and same_bits(one, other)

@@ -13,30 +13,23 @@ import onnxruntime as ort
 
 from onnx_ops.core.step_format import GRAD_SCALE, InputRole, learning_rate_names
 from onnx_ops.core.types import TensorType
-from onnx_ops.graph.stored import Source, same_bits
-from onnx_ops.integrations.sessions import (
-    InferenceSession,
-    OwnOptions,
-    kernels_registered,
-    registered_options,
-    reserving,
-)
-from onnx_ops.training import arena
+from onnx_ops.graph.stored import Source
+from onnx_ops.integrations.sessions import kernels_registered
 from onnx_ops.training.adapters import adapter_names
 from onnx_ops.training.arrays import check_names, check_state, listed
 from onnx_ops.training.batch_axis import counted_axis
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.checkpoints import open_checkpoint, write_checkpoint
-from onnx_ops.training.errors import StepError, refusals_as_step_errors
-from onnx_ops.training.freed_memory import return_freed_memory
+from onnx_ops.training.errors import StepError
 from onnx_ops.training.learning_rates import check_rates
 from onnx_ops.training.pretrained import WEIGHTS, converted, open_weights
 from onnx_ops.training.session_step_runner import SessionStepRunner
-from onnx_ops.training.shared_state import SHARED, SharedState, changing_names
+from onnx_ops.training.shared_state import SHARED, SharedState, changing_names, untied_state
 from onnx_ops.training.state import State, StatePart
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import StepSource, open_step
 from onnx_ops.training.step_runner import StepRunner
+from onnx_ops.training.step_sessions import session_maker
 from onnx_ops.training.trainer_step import Mode, TrainerStep
 from onnx_ops.training.weights import FOR_READERS
 from onnx_ops.training.workers.communicator import Communicator
@@ -45,8 +38,6 @@ from onnx_ops.training.workers.meeting import Meeting
 from onnx_ops.training.workers.step_runner import DistributedStepRunner
 
 CPU = "CPUExecutionProvider"
-SPINNING = "session.intra_op.allow_spinning"
-"""Session option: whether waiting threads keep their cores busy."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -158,33 +149,18 @@ class Trainer:
         changing = {name: changing_names(model) for name, model in models.items()}
         written = {names[name][own] for name, found in changing.items() for own in found}
         self._changing = [name for name in self._types if name in written]
-        registered = registered_options(sess_options, stacklevel=3)
+        changing_types = [self._types[name] for name in self._changing]
+        session = session_maker(sess_options, providers, changing_types, distributed=communicator is not None)
         self._state = State(self._types, shared.start, self._changing)
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
-
-        region = arena.first_region(self._types[name] for name in self._changing)
-
-        def session(model: onnx.ModelProto) -> InferenceSession:
-            options = OwnOptions() if sess_options is None else registered
-            if communicator is not None and sess_options is None:
-                # Threads that spin until their session's next run slow down other workers and other parts of the step.
-                options.add_session_config_entry(SPINNING, "0")
-            with (
-                refusals_as_step_errors("the step cannot be run"),
-                arena.without_memory_patterns(options),
-                reserving(region),
-            ):
-                made = InferenceSession(model, options, providers)
-            return_freed_memory()  # that making a session leaves between blocks that it keeps
-            return made
 
         meeting = None if communicator is None else Meeting(communicator, list(models))
 
         def made(name: str, model: onnx.ModelProto) -> TrainerStep:
             record = Step.of(model)
             part, inputs = StatePart(self._state, names[name], changing[name]), record.batch(model)
-            counted = _counted(inputs, batch_dimension, communicator is not None)
+            counted = counted_axis(inputs, batch_dimension, required=communicator is not None)
             batches = Batches(inputs, record.bounds, record.ranges, counted, may_be_empty=communicator is not None)
             finite = check_finite and GRAD_SCALE not in record.roles
             runner: StepRunner
@@ -366,7 +342,7 @@ class Trainer:
             StepError: names, dtypes or shapes that do not fit; masked arrays; tied names with different values;
                 learning rates that are not finite or less than 0. The state is then as it was.
         """
-        untied = self._untied(state)
+        untied = untied_state(state, self._step.tied)
         keys = IncompatibleKeys(
             [name for name in self._types if name not in untied], [name for name in untied if name not in self._types]
         )
@@ -597,14 +573,6 @@ class Trainer:
             " state_dict() by load_state_dict"
         )
 
-    def _untied(self, state: Mapping[str, Source]) -> dict[str, Source]:
-        """The state by names of inputs; StepError for tied names with different values."""
-        untied = {name: array for name, array in state.items() if name not in self._step.tied}
-        for other, first in self._step.tied.items():
-            if other in state and not _same(untied.setdefault(first, state[other]), state[other]):
-                raise StepError(f"'{other}' differs from '{first}', to which it is tied")
-        return untied
-
 
 def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
     """A step of a trainer, by name if there are several; StepError if there is none of that name."""
@@ -613,18 +581,3 @@ def step_of(trainer: Trainer, name: str = "") -> TrainerStep:
 
 def _quoted(names: Iterable[str]) -> str:
     return listed([f"'{name}'" for name in names]) or "none"
-
-
-def _counted(inputs: Mapping[str, TensorType], batch_dimension: str | None, needed: bool) -> tuple[str, int] | None:
-    """The input and its axis whose size is the number of samples; None if that is unclear and not needed."""
-    try:
-        return counted_axis(inputs, batch_dimension)
-    except StepError:
-        if needed or batch_dimension is not None:
-            raise
-        return None
-
-
-def _same(one: object, other: object) -> bool:
-    """Whether two tensors agree in every bit."""
-    return isinstance(one, Source) and isinstance(other, Source) and same_bits(one, other)

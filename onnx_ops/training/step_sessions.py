@@ -1,0 +1,78 @@
+"""The sessions of steps: their options, and how they allocate memory."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from onnx_ops.core.types import TensorType
+from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, registered_options, reserving
+from onnx_ops.training.arrays import byte_count
+from onnx_ops.training.errors import refusals_as_step_errors
+from onnx_ops.training.freed_memory import return_freed_memory
+from onnx_ops.training.step_runner import MakeSession
+
+SPINNING = "session.intra_op.allow_spinning"
+"""Session option: whether waiting threads keep their cores busy."""
+
+LARGEST_GRADIENTS = 3
+"""The number of gradients of the largest parameter for which the first region of a session's memory arena has room."""
+LEAST_REGION = 256 << 20
+"""Bytes below which the arena chooses its first region: there it has been measured to need less memory so."""
+
+
+def session_maker(
+    sess_options: ort.SessionOptions | None,
+    providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
+    changing: Iterable[TensorType],
+    *,
+    distributed: bool,
+) -> MakeSession:
+    """A function that makes sessions of the graphs of steps.
+
+    Args:
+        sess_options, providers: as for `Trainer`.
+        changing: types of the tensors that the steps change.
+        distributed: whether the steps are made by several workers.
+    """
+    registered = registered_options(sess_options, stacklevel=4)
+    region = first_region(changing)
+
+    def session(model: onnx.ModelProto) -> InferenceSession:
+        options = OwnOptions() if sess_options is None else registered
+        if distributed and sess_options is None:
+            # Threads that spin until their session's next run slow down other workers and other parts of the step.
+            options.add_session_config_entry(SPINNING, "0")
+        with refusals_as_step_errors("the step cannot be run"), without_memory_patterns(options), reserving(region):
+            made = InferenceSession(model, options, providers)
+        return_freed_memory()  # that making a session leaves between blocks that it keeps
+        return made
+
+    return session
+
+
+def first_region(changing: Iterable[TensorType]) -> int:
+    """Bytes of the first region of the memory arena of a step that changes tensors of these types; 0 if it may choose.
+
+    The arena cannot join free blocks of several regions, and leaves gaps if gradients take a large part of a region. It
+    writes 1/32 of a region at once, for its bookkeeping; on Windows memory that is not written counts too.
+    """
+    largest = max(map(byte_count, changing), default=0)
+    region: int = 1 << max(LARGEST_GRADIENTS * largest - 1, 0).bit_length()
+    return region if region >= LEAST_REGION and sys.platform != "win32" else 0
+
+
+@contextlib.contextmanager
+def without_memory_patterns(options: ort.SessionOptions) -> Iterator[None]:
+    """Sessions allocate each value by itself: a block for all of them would be added to what the first run has used."""
+    before = options.enable_mem_pattern
+    options.enable_mem_pattern = False
+    try:
+        yield
+    finally:
+        options.enable_mem_pattern = before
