@@ -36,15 +36,12 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.operators.sigmoid import refine_sigmoids
 
 aten = torch.ops.aten
 
 OF_TENSORS = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offset.default)
 """Numbers that have no translation."""
-
-PRODUCTS = (aten.mul.Tensor, aten.sigmoid_backward.default)
-SIGMOID = ((aten.neg.default, ()), (aten.exp.default, ()), (aten.add.Scalar, (1,)), (aten.reciprocal.default, ()))
-"""The operators of 1 / (1 + exp(-x)), with their further arguments."""
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
@@ -68,7 +65,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
         decompositions = decompositions_of(registry)
         for module in _graphs(graph):
             _enter_constants(module)
-            _refine_sigmoids(module)
+            refine_sigmoids(module)
             _decompose(module, decompositions)
             _name_dtypes(module)
             _share_sizes(module)
@@ -130,26 +127,6 @@ def _enter_constants(module: GraphModule) -> None:
         constant = operator.attrgetter(node.target)(module)
         if isinstance(constant, torch.Tensor):
             node.meta["val"] = constant
-
-
-def _refine_sigmoids(module: GraphModule) -> None:
-    """Write sigmoids as 1 / (1 + exp(-x)), except where only products read them.
-
-    onnxruntime's Sigmoid has an absolute error of 1e-8, and is 0 below -18: logarithms of it, as of binary cross
-    entropies, and their gradients would be wrong.
-    """
-    graph = module.graph
-    for node in graph.find_nodes(op="call_function", target=aten.sigmoid.default):
-        value = node.meta["val"]
-        if value.dtype is not torch.float32 or all(user.target in PRODUCTS for user in node.users):
-            continue
-        result = node.args[0]
-        with graph.inserting_before(node):
-            for step, others in SIGMOID:
-                result = graph.call_function(step, (result, *others))
-                result.meta["val"] = value
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
 
 
 def _decompose(module: GraphModule, decompositions: Decompositions) -> None:

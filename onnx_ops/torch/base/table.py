@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onnx_ops.torch.base.transforms import outside_transforms
+from onnx_ops.torch.base.transforms import replacing
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Entries = dict[Any, Callable[..., Any]]
@@ -61,17 +61,21 @@ def _enters(entries: Entries, keys: Iterable[Any]) -> Callable[[Function], Funct
     return enter
 
 
-def replaces(*functions: Any, transformable: bool = True) -> Callable[[Function], Function]:
+def replaces(*functions: Any, within_transforms: bool | None = None) -> Callable[[Function], Function]:
     """Run the decorated function in place of functions of PyTorch.
 
     Args:
         functions: such as torch.kl_div.
-        transformable: whether it does so within the transforms of torch.func too.
+        within_transforms: True for only within the transforms of torch.func, False for only outside of them, as it has
+            no rules for them; None for both.
     """
 
     def enter(function: Function) -> Function:
         for original in functions:
-            entry = function if transformable else outside_transforms(original, function)
+            if within_transforms is None:
+                entry: Callable[..., Any] = function
+            else:
+                entry = replacing(original, function, within=within_transforms)
             _enters(TABLE.replacements, [original])(entry)
         return function
 

@@ -14,11 +14,11 @@ def within_transforms() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
-def outside_transforms(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a function; within transforms, for which it has no rules, the function itself."""
+def replacing(original: Callable[..., Any], replacement: Callable[..., Any], *, within: bool) -> Callable[..., Any]:
+    """The replacement of a function within transforms, or outside of them; elsewhere the function itself."""
 
     @functools.wraps(replacement)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (original if within_transforms() else replacement)(*args, **kwargs)
+        return (replacement if within_transforms() is within else original)(*args, **kwargs)
 
     return chosen

@@ -25,7 +25,7 @@ def _node(self: Any, target: Any, weight: Any = None, pos_weight: Any = None, re
     return aclnn.BinaryCrossEntropyWithLogits(self, target, weight, pos_weight, reduction=reduction)
 
 
-@replaces(functional.binary_cross_entropy_with_logits, transformable=False)
+@replaces(functional.binary_cross_entropy_with_logits, within_transforms=False)
 def _functional(
     input: Tensor,
     target: Tensor,
@@ -43,7 +43,7 @@ def _functional(
     return _binary_cross_entropy(input, target, weight, pos_weight, kind)
 
 
-@replaces(torch.binary_cross_entropy_with_logits, transformable=False)
+@replaces(torch.binary_cross_entropy_with_logits, within_transforms=False)
 def _binary_cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.table import decomposes, replaces
-from onnx_ops.torch.base.transforms import within_transforms
 
 aten = torch.ops.aten
 
@@ -38,7 +37,7 @@ def _scaled(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tenso
     return weighted if bias is None else weighted + bias
 
 
-@replaces(torch.layer_norm)
+@replaces(torch.layer_norm, within_transforms=True)
 def _layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -48,13 +47,11 @@ def _layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """PyTorch's rules for vmap make numbers of dynamic sizes."""
-    if not within_transforms():
-        return torch.layer_norm(input, normalized_shape, weight, bias, eps)
     values = _normalized(input, range(-len(normalized_shape), 0), eps)
     return _scaled(values, weight, bias).to(input.dtype)
 
 
-@replaces(torch.group_norm)
+@replaces(torch.group_norm, within_transforms=True)
 def _group_norm(
     input: Tensor,
     num_groups: int,
@@ -63,8 +60,6 @@ def _group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    if not within_transforms():
-        return torch.group_norm(input, num_groups, weight, bias, eps)
     values = _normalized(input.unflatten(1, (num_groups, -1)), range(2, input.dim() + 1), eps).flatten(1, 2)
     shape = [-1, *[1] * (input.dim() - 2)]
     scales = (None if given is None else given.reshape(shape) for given in (weight, bias))

@@ -31,7 +31,7 @@ def _backward(grad: Any, self: Any, lambd: float) -> Any:
     return aclnn.HardshrinkBackward(grad, self, lambd=limit)
 
 
-@replaces(torch.hardshrink, torch.Tensor.hardshrink, transformable=False)
+@replaces(torch.hardshrink, torch.Tensor.hardshrink, within_transforms=False)
 def _functional(input: Tensor, lambd: float = 0.5) -> Tensor:
     limit = _attribute(lambd, from_torch_dtype(input.dtype))
     return torch.where(input.abs() <= lambd, 0.0, input) if limit is None else domain_ops.Hardshrink(input, lambd=limit)

@@ -15,7 +15,7 @@ from onnx_ops.torch.base.table import replaces
 differentiable("KlDiv", {"self": "KlDivBackward", "target": "KlDivTargetBackward"})
 
 
-@replaces(functional.kl_div, transformable=False)
+@replaces(functional.kl_div, within_transforms=False)
 def _functional(
     input: Tensor,
     target: Tensor,
@@ -34,7 +34,7 @@ def _functional(
     return _kl_div(input, target, Reduction.SUM, log_target=log_target) / input.shape[0]
 
 
-@replaces(torch.kl_div, transformable=False)
+@replaces(torch.kl_div, within_transforms=False)
 def _kl_div(input: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *, log_target: bool = False) -> Tensor:
     if not (input.is_floating_point() and target.is_floating_point()):
         return torch.kl_div(input, target, reduction, log_target=log_target)  # which refuses them
