@@ -69,7 +69,7 @@ class Op:
     Attributes:
         signature: name, documentation, inputs, outputs and attributes.
         output_types: dtypes and shapes of all outputs of the schema, requested or not; raises OpError for a call that
-            the op rejects. Called by `infer`.
+            the op rejects. Called by `infer`, which has checked what the signature says of the call.
         kernel: declaration of the kernel for a call with known dtypes (`onnx_ops.loops`).
         reference: NumPy definition, reference(*inputs, dtype=None, **attributes), with None for an omitted input.
             Returns an array, or a tuple for several outputs, with None for one that cannot be computed. With
@@ -165,6 +165,7 @@ class Op:
         """
         for name, choices in self.signature.choices.items():
             call.check_choice(name, choices)
+        call.check()
         outputs = self.output_types(call)
         for declared in self.signature.outputs:
             if declared.requires and call.wants(declared.name) and not call.present(declared.requires):

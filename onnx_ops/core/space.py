@@ -39,7 +39,6 @@ class IndexSpace:
 
     def shape(self, call: Call) -> Shape | None:
         """The shape of the space, None if unknown; raises OpError for inputs that do not fit."""
-        call.check()
         space = call.broadcast(*self.having(Role.SHAPE))
         if space is not None:
             first = self.having(Role.SHAPE)[0]

@@ -44,7 +44,6 @@ def check_attention(call: Call, key_name: str, shift: str) -> tuple[Shape | None
     Returns:
         The shapes of the result and of its statistics, (B, N, Sq).
     """
-    call.check()
     call.check_choice("input_layout", LAYOUTS)
     call.check_choice("sparse_mode", MODES)
     call.check_choice("pse_type", SHIFTS)

@@ -251,7 +251,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     check_attributes(call)
     return (TensorType(call.dtype("input"), check_convolution(call, None)),)
 

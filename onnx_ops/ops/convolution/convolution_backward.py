@@ -398,7 +398,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     check_attributes(call)
     expected = check_convolution(call, "grad_output")
     call.same_shape("grad_output", expected, "the shape of the output of the convolution")

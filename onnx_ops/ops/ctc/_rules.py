@@ -25,7 +25,6 @@ def is_narrower(dtype: int, other: int) -> bool:
 
 def check_inputs(call: Call) -> tuple[Dim, Dim, Dim]:
     """Sizes T, N and C; raises OpError for log_probs, targets, lengths or attributes that do not fit together."""
-    call.check()
     call.check_choice("zero_infinity", {0: "no", 1: "yes"})
     shape = call.shape("log_probs")
     if shape is not None and len(shape) != 3:

@@ -373,7 +373,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     sizes = call.attributes["filter_size"]
     check_windows(call, "filter_size", len(sizes))
     x, grad = call.shape("input"), call.shape("out_backprop")

@@ -384,7 +384,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     channels, *lengths = call.attributes["input_size"] or (0,)
     check_windows(call, "input_size", len(lengths))
     weights, grad = call.shape("filter"), call.shape("out_backprop")

@@ -204,7 +204,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     call.same_shape("seed", (), "a scalar")
     p, offset = call.attributes["p"], call.attributes["offset"]
     if not 0 <= p <= 1:

@@ -260,7 +260,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     rows, padding = call.attributes["num_weights"], call.attributes["padding_idx"]
     call.check_range("num_weights", 0)
     if not NONE <= padding < max(rows, 1):

@@ -85,7 +85,6 @@ def of_gates(state: Shape | None) -> Shape | None:
 
 def check_cell(call: Call, state: str, like: tuple[str, ...], gates: tuple[str, ...]) -> Shape | None:
     """The shape of the states; raises OpError for a scalar state, different states, or gates that do not fit."""
-    call.check()
     shape = call.shape(state)
     if shape == ():
         raise call.shape_error(state, "(..., H)")

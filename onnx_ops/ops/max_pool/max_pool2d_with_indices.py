@@ -335,7 +335,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     windows = windows_of(call)
     if not windows:
         raise call.error(f"attribute 'kernel_size' is (), expected 1 to {AXES} numbers")

@@ -294,7 +294,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     windows = windows_of(call)
     shape, spatial = call.shape("self"), spatial_rank(call)
     for name in ("self", "grad_output", "indices"):

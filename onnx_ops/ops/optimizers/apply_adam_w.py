@@ -303,7 +303,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     call.check_choice("maximize", {0: "no", 1: "yes"})
     check_shapes(call, TENSORS, SCALARS)
     return (TensorType(call.dtype("var"), call.shape("var")),) * 4

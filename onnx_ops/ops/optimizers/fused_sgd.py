@@ -21,13 +21,14 @@ from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
     FLOAT16,
+    address_of,
+    allocate,
     bfloats_at,
     doubles_at,
     floats_at,
     free,
     halves_at,
     item_size,
-    malloc,
     record_at,
 )
 from onnx_ops.loops.primitives import choose, fma, helper
@@ -224,8 +225,8 @@ def task(job_address: int, number: int) -> None:
     count = min(block, size_of(job, PARAM) - start)
     offset = start * item_size(element_type)
     unwanted = with_momentum and kernel.output_type[BUFFER_OUT] == 0
-    memory = malloc(count * item_size(element_type)) if unwanted else 0
-    if unwanted and memory == 0:
+    memory, unread = allocate((count * item_size(element_type) if unwanted else 0, np.uint8))
+    if memory == 0:
         job.failed = NO_MEMORY
         return
     sign = -1.0 if attributes.maximize != 0 else 1.0
@@ -238,7 +239,7 @@ def task(job_address: int, number: int) -> None:
         job.data[GRAD] + offset,
         job.data[BUFFER] + offset,
         job.output[PARAM_OUT] + offset,
-        memory if unwanted else job.output[BUFFER_OUT] + offset,
+        address_of(unread) if unwanted else job.output[BUFFER_OUT] + offset,
     )
     if element_type == DOUBLE:
         step_at(places, factors, with_momentum, decays, nesterov, count, doubles_at)
@@ -248,8 +249,7 @@ def task(job_address: int, number: int) -> None:
         step_at(places, short, with_momentum, decays, nesterov, count, halves_at)
     else:
         step_at(places, short, with_momentum, decays, nesterov, count, bfloats_at)
-    if unwanted:
-        free(memory)
+    free(memory)
 
 
 def kernel(call: Call) -> Tasks:
@@ -291,7 +291,6 @@ def body(b: Body) -> None:
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.check()
     call.check_choice("nesterov", {0: "no", 1: "yes"})
     call.check_choice("maximize", {0: "no", 1: "yes"})
     for name, needed in (
