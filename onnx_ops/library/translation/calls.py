@@ -17,11 +17,11 @@ from onnx_ops.library.translation.writer import MISSING, Writer
 
 
 class UnknownMethodError(TranslationError):
-    """A method that no class has which was met so far."""
+    """A method that none of the classes found so far has."""
 
 
 class Calls(Writer):
-    """Calls, and the arguments that they bind."""
+    """Translates calls, and binds their arguments to parameters."""
 
     def _call(self, node: ast.Call) -> str:
         own = self.constant_of(node.func)

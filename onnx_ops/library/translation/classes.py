@@ -1,4 +1,4 @@
-"""What the translation knows of classes: their fields, methods and properties."""
+"""Fields, methods and properties of classes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 
 def can_be_made(kind: type) -> bool:
-    """Whether the fields are exactly what an object is made of."""
+    """Whether the parameters of the constructor are exactly the fields."""
     return is_record(kind) and len(fields_of(kind)) == len(arguments_of(kind).parameters)
 
 

@@ -1,7 +1,7 @@
-"""The error of what cannot be translated."""
+"""The error for Python code that cannot be translated."""
 
 from onnx_ops.core.errors import Error
 
 
 class TranslationError(Error, ValueError):
-    """Python that the translation to C does not know."""
+    """Python code that cannot be translated to C."""

@@ -38,11 +38,11 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.IsNot: "!oo_is({0}, {1})",
 }
 ORDERS: dict[type[ast.cmpop], str] = {ast.Lt: "<", ast.Gt: ">", ast.LtE: "l", ast.GtE: "g"}
-"""Comparisons that arrays have."""
+"""Comparisons of arrays."""
 
 
 class Expressions(Calls):
-    """Values and conditions of expressions, and the loops of comprehensions."""
+    """Translates expressions to values and conditions, and comprehensions to loops."""
 
     # --- loops and targets -------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Expressions(Calls):
         return own
 
     def _each(self, generators: Sequence[ast.comprehension], take: Callable[[], None]) -> None:
-        """Loops of a comprehension; `take` writes what happens to each element."""
+        """Write the loops of a comprehension; `take` writes the statements for each element."""
         first, *others = generators
         if first.is_async:
             self.refuse(first.iter, "asynchronous loops are not translated")

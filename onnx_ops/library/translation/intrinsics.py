@@ -1,4 +1,4 @@
-"""Builtins and functions of other packages, which native/values.c has instead."""
+"""Builtins, and functions of other packages, that have an implementation in C (folder `native`)."""
 
 from __future__ import annotations
 
@@ -181,4 +181,4 @@ SPECIAL: dict[Any, Callable[[Writer, ast.Call], str]] = {
     helper.get_attribute_value: _attribute_value,
     compile_native: _native,
 }
-"""Functions whose calls are written in other ways."""
+"""Functions whose calls are not translated to calls of functions in C, with what writes them."""

@@ -27,7 +27,7 @@ OPAQUE = (Signature, OpSchema.FormalParameterOption)
 
 @dataclass
 class Constant:
-    """A constant: how it is initialized in C, but for the indices of others that it refers to.
+    """A constant and its initializer in C, without the indices of the constants that it refers to.
 
     Attributes:
         value: the object.
@@ -42,7 +42,7 @@ class Constant:
 
 @dataclass
 class Program:
-    """What is translated so far.
+    """The state of the translation.
 
     Attributes:
         names: numbers of the attributes' names.
@@ -51,7 +51,7 @@ class Program:
         seen: classes that translated code may meet, with methods.
         functions: C names of translated functions.
         wanted: those whose bodies are still to be written.
-        bound: the classes that class methods are called of.
+        bound: the classes that class methods are called on.
         called: how many arguments the functions in fields of a name are called with.
         used: names of attributes that are read.
         invoked: names of methods that are called.

@@ -126,7 +126,7 @@ def _attributes(program: Program, op: Op) -> _Layout:
 
 
 def _bodies(program: Program) -> list[str]:
-    """The C functions; those that call methods of classes which are met later are written again."""
+    """The C functions; one that calls a method is written again once further classes with that method are found."""
     found: dict[str, str] = {}
     while program.wanted:
         before = len(program.functions), len(program.seen)
@@ -192,7 +192,7 @@ def _classes(program: Program) -> str:
 
 
 def _method(program: Program, name: str) -> str:
-    """The function that calls the method of a name of the class of its first argument."""
+    """A function that selects a method by the class of its first argument, and calls it."""
     lines = [f"static V m_{name}(S *s, const V *a) {{"]
     for kind, method in program.methods(name).items():
         if kind in program.kinds and method in program.functions:

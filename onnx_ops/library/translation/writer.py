@@ -1,4 +1,4 @@
-"""Writes lines of C, and knows the names and constants of a Python function."""
+"""Writes lines of C for a Python function, whose names and constants it resolves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onnx_ops.library.translation.errors import TranslationError
 from onnx_ops.library.translation.program import Program
 
 MISSING = object()
-"""In place of the constant that an expression is not."""
+"""Returned for an expression that is not constant."""
 
 
 class Writer(abc.ABC):
-    """The lines of the C function of a Python function, and the names that are known in it.
+    """The lines of the C function of a Python function, and its names with their meaning.
 
     Args:
         program: what constants and other functions are entered into.
@@ -111,7 +111,7 @@ class Writer(abc.ABC):
                 return self._outer[name]
             case ast.Attribute(base, name):
                 own = self.constant_of(base)
-                if self._is_settled(own):
+                if self._has_constant_attributes(own):
                     if not hasattr(own, name):
                         self.refuse(node, "there is no such attribute")
                     return getattr(own, name)
@@ -132,7 +132,7 @@ class Writer(abc.ABC):
                     return dict(pairs)
         return MISSING
 
-    def _is_settled(self, value: Any) -> bool:
+    def _has_constant_attributes(self, value: Any) -> bool:
         """Whether attributes of a constant are constant."""
         if isinstance(value, ModuleType | type | enum.Enum | FunctionType):
             return True
@@ -155,11 +155,11 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def condition(self, node: ast.expr) -> str:
-        """The C expression, to be evaluated once and at once, of whether a value is true."""
+        """The C expression, to be evaluated once and at once, of the truth of a value."""
 
     @abc.abstractmethod
     def until(self, node: ast.expr, decide: Callable[[ast.expr], str]) -> None:
-        """A loop over the elements of a generator expression, or of an iterable, that `decide` may leave.
+        """A loop over the elements of a generator expression, or of an iterable, that `decide` may exit early.
 
-        `decide` writes statements and returns the condition to leave.
+        `decide` writes statements and returns the condition of the exit.
         """
