@@ -55,7 +55,7 @@ class StepFiles:
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A step with its initial state, for `onnx_ops.Trainer`; attributes as of `onnx_ops.training.trainer.Captured`."""
+    """A step with its initial state, for `onnx_ops.Trainer`; attributes as of `step_files.Captured`."""
 
     model: onnx.ModelProto
     state: Arrays

@@ -145,17 +145,17 @@ def test_bce_backward_split_keeps_the_digits() -> None:
 
 def test_bce_backward_largest_term() -> None:
     largest = binary_cross_entropy_with_logits_backward.terms
-    assert_equal(largest(-2.0, [0.0, 0.0], [0.0, 1.0], None, 3.0, 1), [0.5, 3.0])
-    assert_equal(largest(1.0, [INF, -INF], [0.0, 1.0], -2.0, None, 2), [2.0, 2.0])
+    assert_equal(largest(-2.0, [0.0, 0.0], [0.0, 1.0], None, 3.0, reduction=1), [0.5, 3.0])
+    assert_equal(largest(1.0, [INF, -INF], [0.0, 1.0], -2.0, None, reduction=2), [2.0, 2.0])
 
 
 @pytest.mark.parametrize("reduction", [1, 2])
 def test_bce_backward_is_the_derivative(reduction: int) -> None:
     x, y = rng(1).normal(size=(3, 4)), rng(2).uniform(size=(3, 4))
     weight, pos_weight = rng(3).uniform(size=(3, 1)), rng(4).uniform(0.5, 3.0, size=4)
-    actual = bce_backward(1.7, x, y, weight, pos_weight, reduction)
+    actual = bce_backward(1.7, x, y, weight, pos_weight, reduction=reduction)
     expected = numbers.finite_difference(
-        lambda x: 1.7 * binary_cross_entropy_with_logits.oracle(x, y, weight, pos_weight, reduction), x, 1e-4
+        lambda x: 1.7 * binary_cross_entropy_with_logits.oracle(x, y, weight, pos_weight, reduction=reduction), x, 1e-4
     )
     assert_close(actual, expected, 1e-7)
 

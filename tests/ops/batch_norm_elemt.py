@@ -36,37 +36,17 @@ def _parts(
     )
 
 
-def oracle(
-    input: ArrayLike,
-    weight: ArrayLike | None,
-    bias: ArrayLike | None,
-    mean: ArrayLike,
-    invstd: ArrayLike,
-    eps: float = 1e-5,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(*inputs: Any, eps: float = 1e-5, dtype: Reals = np.float64) -> Array:
     """(input - mean) * invstd * weight + bias; a weight that is left out is 1, a bias 0."""
-    del eps
     with np.errstate(all="ignore"):
-        scaled, offset = _parts(input, weight, bias, mean, invstd, dtype)
+        scaled, offset = _parts(*inputs, dtype)
         return np.asarray(scaled + offset)
 
 
-def terms(
-    input: ArrayLike,
-    weight: ArrayLike | None,
-    bias: ArrayLike | None,
-    mean: ArrayLike,
-    invstd: ArrayLike,
-    eps: float = 1e-5,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(*inputs: Any, eps: float = 1e-5, dtype: Reals = np.float64) -> Array:
     """The larger of the two that are added."""
-    del eps
     with np.errstate(all="ignore"):
-        scaled, offset = _parts(input, weight, bias, mean, invstd, dtype)
+        scaled, offset = _parts(*inputs, dtype)
         return np.maximum(np.abs(scaled), np.abs(offset))
 
 

@@ -37,47 +37,21 @@ def _parts(
     return real(grad_out, dtype), sum_dy / n, (x - mean) * (invstd**2 * (sum_dy_xmu / n)), scale
 
 
-def oracle(
-    grad_out: ArrayLike,
-    input: ArrayLike,
-    mean: ArrayLike,
-    invstd: ArrayLike,
-    weight: ArrayLike | None,
-    sum_dy: ArrayLike,
-    sum_dy_xmu: ArrayLike,
-    counter: ArrayLike,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(*inputs: Any, dtype: Reals = np.float64) -> Array:
     """((grad_out - sum_dy/n) - (input - mean) * (invstd**2 * (sum_dy_xmu/n))) * invstd * weight, n = sum(counter).
 
     mean, invstd, weight, sum_dy, sum_dy_xmu are (channels,); counter holds one sample count per worker, in any shape.
     Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 3.
     """
     with np.errstate(all="ignore"):
-        g, average, projection, scale = _parts(
-            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, counter, dtype
-        )
+        g, average, projection, scale = _parts(*inputs, dtype)
         return (g - average - projection) * scale
 
 
-def terms(
-    grad_out: ArrayLike,
-    input: ArrayLike,
-    mean: ArrayLike,
-    invstd: ArrayLike,
-    weight: ArrayLike | None,
-    sum_dy: ArrayLike,
-    sum_dy_xmu: ArrayLike,
-    counter: ArrayLike,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(*inputs: Any, dtype: Reals = np.float64) -> Array:
     """|invstd * weight| * max(|grad_out|, |sum_dy/n|, |(input - mean) * invstd**2 * sum_dy_xmu/n|), input's shape."""
     with np.errstate(all="ignore"):
-        g, average, projection, scale = _parts(
-            grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, counter, dtype
-        )
+        g, average, projection, scale = _parts(*inputs, dtype)
         return np.abs(scale) * np.maximum(np.maximum(np.abs(g), np.abs(average)), np.abs(projection))
 
 

@@ -8,58 +8,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, losses
 from tests.ops._shared import binary_cross_entropy as bce
 from tests.ops._shared.arrays import FLOATS, INF, NAN
 from tests.ops._shared.losses import MEAN, NONE, REDUCTION, SUM, softplus
-from tests.ops._shared.numbers import Array, Reals, real
-from tests.ops._shared.record import Benchmark, Call, DType, Input, Record, Worked, like, limits
+from tests.ops._shared.numbers import Array, Reals
+from tests.ops._shared.record import Benchmark, Call, DType, Record, Worked, like, limits
 
 OP = "BinaryCrossEntropyWithLogits"
 
 
-def _parts(
-    self: ArrayLike, target: ArrayLike, weight: ArrayLike | None, pos_weight: ArrayLike | None, dtype: Reals
-) -> tuple[Array, Array, Array]:
+def _parts(*inputs: Any, dtype: Reals) -> tuple[Array, Array, Array]:
     """weight, (1 - y) * softplus(x) and p * y * softplus(-x), a term of weight 0 being 0; self's shape."""
-    x, y, w, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, y, w, p = bce.widened(*inputs, dtype=dtype)
     wrong, right = 1 - y, np.broadcast_to(p * y, x.shape)
     first = np.where(wrong == 0, 0, wrong * softplus(x))
     second = np.where(right == 0, 0, right * softplus(-x))
     return np.broadcast_to(w, x.shape), first, second
 
 
-def oracle(
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(*inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """w * ((1 - y) * softplus(x) + p * y * softplus(-x)); self's shape, or a scalar."""
     with np.errstate(all="ignore"):
-        w, first, second = _parts(self, target, weight, pos_weight, dtype)
+        w, first, second = _parts(*inputs, dtype=dtype)
         return losses.reduced(np.asarray(w * (first + second), dtype), reduction)
 
 
-def terms(
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(*inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """The larger of the two products; of a sum the sum itself, which is what is rounded."""
     if reduction != NONE:
-        return np.abs(oracle(self, target, weight, pos_weight, reduction, dtype=dtype))
+        return np.abs(oracle(*inputs, reduction=reduction, dtype=dtype))
     with np.errstate(all="ignore"):
-        w, first, second = _parts(self, target, weight, pos_weight, dtype)
+        w, first, second = _parts(*inputs, dtype=dtype)
         return np.abs(w) * np.maximum(np.abs(first), np.abs(second))
 
 
@@ -73,9 +54,9 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     reduction = call.attributes.get("reduction", MEAN)
     with np.errstate(all="ignore"):
         if reduction != NONE:
-            w, first, second = _parts(*inputs, np.float64)  # type: ignore[arg-type]
+            w, first, second = _parts(*inputs, dtype=np.float64)
             return losses.of_sums(np.abs(w) * (np.abs(first) + np.abs(second)), reduction)
-        x, y, w, p = bce.widened(*inputs, np.float64)  # type: ignore[arg-type]
+        x, y, w, p = bce.widened(*inputs, dtype=np.float64)
         factors = np.maximum(np.abs(1 - y), np.abs(p * y))
         if any(array.dtype == np.float64 for array in call.given.values()):
             scale = np.abs(w) * np.maximum(factors, 1 + np.abs(x)) * float(np.finfo(np.float64).smallest_normal)
@@ -153,20 +134,9 @@ def reduced_benchmark(reduction: int) -> Callable[[int, DType], Call]:
     return lambda elements, dtype: Call(OP, make(elements, dtype).inputs, {"reduction": reduction})
 
 
-def minus_magnitude(call: Call, dtype: Reals) -> Array:
-    return -np.abs(real(call.given["self"], dtype))
-
-
-OPERANDS = {"self": accuracy.LOGIT, "target": accuracy.PROBABILITY}
-WEIGHTS = {"weight": accuracy.FACTOR, "pos_weight": accuracy.POSITIVE}
 RECORD = Record(
     OP,
-    inputs={
-        "self": Input(),
-        "target": Input(),
-        "weight": Input(optional=True),
-        "pos_weight": Input(optional=True),
-    },
+    inputs=bce.INPUTS,
     # A handful of roundings, each at most 0.5; one more for exp and for log1p. Sums are rounded once.
     outputs={"out": like("target", limits=limits(single=4, double=8))},
     attributes={"reduction": REDUCTION},
@@ -188,7 +158,7 @@ RECORD = Record(
         Benchmark(reduced_benchmark(NONE), note="none"),
     ),
     accuracies=(
-        accuracy.pointwise(OP, OPERANDS, exponent=minus_magnitude),
-        accuracy.pointwise(OP, {**OPERANDS, **WEIGHTS}, note="weighted", exponent=minus_magnitude),
+        accuracy.pointwise(OP, bce.OPERANDS, exponent=bce.minus_magnitude),
+        accuracy.pointwise(OP, bce.OPERANDS | bce.WEIGHTS, note="weighted", exponent=bce.minus_magnitude),
     ),
 )

@@ -18,90 +18,46 @@ from tests.ops._shared.record import Benchmark, Call, DType, Input, Record, Work
 OP = "BinaryCrossEntropyWithLogitsBackward"
 
 
-def formula(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def formula(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """grad_output * w * ((p * y + 1 - y) * sigmoid(x) - p * y), divided by numel(self) for mean; self's shape.
 
-    x = self, y = target, w = weight, p = pos_weight. The difference cancels where sigmoid(x) is near 1.
+    inputs: x = self, y = target, w = weight, p = pos_weight. The difference cancels where sigmoid(x) is near 1.
     """
-    x, y, w, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, y, w, p = bce.widened(*inputs, dtype=dtype)
     with np.errstate(all="ignore"):
         out = real(grad_output, dtype) * w * ((p * y + 1 - y) * sigmoid(x) - p * y)
         return np.broadcast_to(out, x.shape) / np.asarray(divisor(reduction, x.shape), dtype)
 
 
-def split(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def split(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """The same gradient as grad_output * w * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)); for finite inputs.
 
     Equal in exact arithmetic, with full relative accuracy for y = 0 and y = 1 at any x. Infinite weights or targets
     meet different indeterminate forms here, so it does not stand in for the formula there.
     """
-    x, y, w, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, y, w, p = bce.widened(*inputs, dtype=dtype)
     with np.errstate(all="ignore"):
         out = real(grad_output, dtype) * w * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x))
         return np.broadcast_to(out, x.shape) / np.asarray(divisor(reduction, x.shape), dtype)
 
 
-def exact(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def exact(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """The split form where both are finite, else the formula as it is written."""
-    inputs = (grad_output, self, target, weight, pos_weight, reduction)
-    written, accurate = formula(*inputs, dtype=dtype), split(*inputs, dtype=dtype)
+    written, accurate = (f(grad_output, *inputs, reduction=reduction, dtype=dtype) for f in (formula, split))
     return np.where(np.isfinite(written) & np.isfinite(accurate), accurate, written)
 
 
-def terms(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """|grad_output * w / n| * max(|(p * y + 1 - y) * sigmoid(x)|, |p * y|), self's shape."""
-    x, y, w, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, y, w, p = bce.widened(*inputs, dtype=dtype)
     with np.errstate(all="ignore"):
         sizes = np.maximum(np.abs((p * y + 1 - y) * sigmoid(x)), np.abs(p * y))
         return _scaled(sizes, grad_output, w, reduction, x.shape)
 
 
-def factor(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-) -> Array:
+def factor(grad_output: ArrayLike, *inputs: Any, reduction: int = 1) -> Array:
     """|grad_output * w / n| * max(|1 - y|, |p * y|): what sigmoid(x) and sigmoid(-x) are multiplied by, at most."""
-    x, y, w, p = bce.widened(self, target, weight, pos_weight, np.float64)
+    x, y, w, p = bce.widened(*inputs, dtype=np.float64)
     with np.errstate(all="ignore"):
         return _scaled(np.maximum(np.abs(1 - y), np.abs(p * y)), grad_output, w, reduction, x.shape)
 
@@ -155,21 +111,10 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
     return bce.torch_backward(torch, call, "self")
 
 
-def minus_magnitude(call: Call, dtype: Reals) -> Array:
-    return -np.abs(real(call.given["self"], dtype))
-
-
-OPERANDS = {"grad_output": accuracy.FACTOR, "self": accuracy.LOGIT, "target": accuracy.PROBABILITY}
-WEIGHTS = {"weight": accuracy.FACTOR, "pos_weight": accuracy.POSITIVE}
+GRADIENT = {"grad_output": accuracy.FACTOR}
 RECORD = Record(
     OP,
-    inputs={
-        "grad_output": Input(),
-        "self": Input(),
-        "target": Input(),
-        "weight": Input(optional=True),
-        "pos_weight": Input(optional=True),
-    },
+    inputs={"grad_output": Input(), **bce.INPUTS},
     # A handful of roundings, each at most 0.5; one more for exp and for the division by a sum.
     outputs={"out": like("target", limits=limits(single=3.5, double=8))},
     attributes={"reduction": REDUCTION},
@@ -189,7 +134,7 @@ RECORD = Record(
         Benchmark(bce.benchmark(OP, gradient=True, weighted=True), note="pos_weight"),
     ),
     accuracies=(
-        accuracy.pointwise(OP, OPERANDS, exponent=minus_magnitude),
-        accuracy.pointwise(OP, {**OPERANDS, **WEIGHTS}, note="weighted", exponent=minus_magnitude),
+        accuracy.pointwise(OP, bce.OPERANDS | GRADIENT, exponent=bce.minus_magnitude),
+        accuracy.pointwise(OP, bce.OPERANDS | GRADIENT | bce.WEIGHTS, note="weighted", exponent=bce.minus_magnitude),
     ),
 )

@@ -19,57 +19,30 @@ from tests.ops._shared.record import Benchmark, Call, DType, Input, Record, Work
 OP = "BinaryCrossEntropyWithLogitsTargetBackward"
 
 
-def _parts(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None,
-    pos_weight: ArrayLike | None,
-    reduction: int,
-    dtype: Reals,
-) -> tuple[Array, Array, Array]:
+def _parts(grad_output: ArrayLike, inputs: tuple[Any, ...], reduction: int, dtype: Reals) -> tuple[Array, Array, Array]:
     """The factor of the difference, p * softplus(-x) and softplus(x); self's shape."""
-    x, _, w, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, _, w, p = bce.widened(*inputs, dtype=dtype)
     factor = real(grad_output, dtype) * w / dtype(losses.divisor(reduction, x.shape))
     return np.broadcast_to(factor, x.shape), p * softplus(-x), softplus(x)
 
 
-def oracle(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """grad_output * w * (p * softplus(-x) - softplus(x)), divided by numel(self) for mean; self's shape.
 
     As (p - 1) * softplus(-x) - x where p is near 1, for that does not cancel there.
     """
-    x, _, _, p = bce.widened(self, target, weight, pos_weight, dtype)
+    x, _, _, p = bce.widened(*inputs, dtype=dtype)
     with np.errstate(all="ignore"):
-        factor, first, second = _parts(grad_output, self, target, weight, pos_weight, reduction, dtype)
+        factor, first, second = _parts(grad_output, inputs, reduction, dtype)
         written, accurate = first - second, np.where(p == 1, 0, (p - 1) * softplus(-x)) - x
         cancels = np.isfinite(written) & np.isfinite(accurate) & (np.abs(p - 1) < 0.5)
         return np.asarray(factor * np.where(cancels, accurate, written), dtype)
 
 
-def terms(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
-    reduction: int = 1,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(grad_output: ArrayLike, *inputs: Any, reduction: int = 1, dtype: Reals = np.float64) -> Array:
     """The larger of the two terms of the difference, times its factor."""
     with np.errstate(all="ignore"):
-        parts = _parts(grad_output, self, target, weight, pos_weight, reduction, dtype)
-        factor, first, second = parts
+        factor, first, second = _parts(grad_output, inputs, reduction, dtype)
         return np.asarray(np.abs(factor) * np.maximum(np.abs(first), np.abs(second)))
 
 
@@ -104,17 +77,10 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
     return bce.torch_backward(torch, call, "target")
 
 
-OPERANDS = {"grad_output": accuracy.FACTOR, "self": accuracy.LOGIT, "target": accuracy.PROBABILITY}
-WEIGHTS = {"weight": accuracy.FACTOR, "pos_weight": accuracy.POSITIVE}
+GRADIENT = {"grad_output": accuracy.FACTOR}
 RECORD = Record(
     OP,
-    inputs={
-        "grad_output": Input(),
-        "self": Input(),
-        "target": Input(),
-        "weight": Input(optional=True),
-        "pos_weight": Input(optional=True),
-    },
+    inputs={"grad_output": Input(), **bce.INPUTS},
     # A handful of roundings, each at most 0.5; one more for exp and for log1p.
     outputs={"grad_target": like("target", limits=limits(single=4, double=8))},
     attributes={"reduction": REDUCTION},
@@ -134,7 +100,7 @@ RECORD = Record(
         Benchmark(bce.benchmark(OP, gradient=True, weighted=True), note="pos_weight"),
     ),
     accuracies=(
-        accuracy.pointwise(OP, OPERANDS),
-        accuracy.pointwise(OP, {**OPERANDS, **WEIGHTS}, note="weighted"),
+        accuracy.pointwise(OP, bce.OPERANDS | GRADIENT),
+        accuracy.pointwise(OP, bce.OPERANDS | GRADIENT | bce.WEIGHTS, note="weighted"),
     ),
 )

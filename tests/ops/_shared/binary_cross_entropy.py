@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tests.ops._shared import with_torch
+from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, INF, INTO, NAN, Shape, normal, uniform
 from tests.ops._shared.losses import MEAN, NONE, SUM
 from tests.ops._shared.numbers import Array, Reals, real
-from tests.ops._shared.record import Call, Choice, DType, Refusal
+from tests.ops._shared.record import Call, Choice, DType, Input, Refusal
+
+INPUTS = {"self": Input(), "target": Input(), "weight": Input(optional=True), "pos_weight": Input(optional=True)}
+OPERANDS = {"self": accuracy.LOGIT, "target": accuracy.PROBABILITY}
+WEIGHTS = {"weight": accuracy.FACTOR, "pos_weight": accuracy.POSITIVE}
 
 # Shapes of self and target, and those that broadcast to it: of grad_output, weight and pos_weight.
 FORMS: dict[str, tuple[Shape, Shape, Shape, Shape]] = {
@@ -41,13 +45,21 @@ def operands(form: tuple[Shape, Shape, Shape, Shape], choice: Choice) -> dict[st
 
 
 def widened(
-    self: ArrayLike, target: ArrayLike, weight: ArrayLike | None, pos_weight: ArrayLike | None, dtype: Reals
+    self: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    pos_weight: ArrayLike | None = None,
+    *,
+    dtype: Reals,
 ) -> tuple[Array, Array, Array, Array]:
     """The inputs in a wide dtype; weights that are left out are 1."""
     x, y = real(self, dtype), real(target, dtype)
-    w = np.ones((), dtype) if weight is None else real(weight, dtype)
-    p = np.ones((), dtype) if pos_weight is None else real(pos_weight, dtype)
+    w, p = (np.ones((), dtype) if array is None else real(array, dtype) for array in (weight, pos_weight))
     return x, y, w, p
+
+
+def minus_magnitude(call: Call, dtype: Reals) -> Array:
+    return -np.abs(real(call.given["self"], dtype))
 
 
 def shapes(op: str, gradient: bool) -> Iterator[Call]:
