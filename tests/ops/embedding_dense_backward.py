@@ -33,44 +33,32 @@ WHOLE = (np.dtype(np.int64), np.dtype(np.int32))
 ROWS = 5
 
 
-def oracle(
-    grad: ArrayLike,
+def _by_row(
+    gather: Callable[[Array], Array],
+    grad: Array,
     indices: ArrayLike,
     num_weights: int,
     padding_idx: int = -1,
     scale_grad_by_freq: int = 0,
-    *,
-    dtype: Reals = np.float64,
 ) -> Array:
+    """Row v is `gather` of the rows of grad, (count, width), whose index is v, divided by their count for a mean."""
+    flat = np.reshape(np.asarray(indices), -1)
+    rows = np.reshape(grad, (flat.size, np.shape(grad)[-1]))
+    out = np.zeros((num_weights, rows.shape[1]), grad.dtype)
+    for v in set(flat.tolist()) - {padding_idx}:
+        own = rows[flat == v]
+        out[v] = gather(own) / (len(own) if scale_grad_by_freq else 1)
+    return out
+
+
+def oracle(grad: ArrayLike, *others: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """Row v is the sum of grad over all places whose index is v, or their mean; 0 for v = padding_idx."""
-    width = np.shape(grad)[-1]
-    flat = np.reshape(np.asarray(indices), -1)
-    g = np.reshape(real(grad, dtype), (flat.size, width))
-    out = np.zeros((num_weights, width), dtype)
-    for v in set(flat.tolist()) - {padding_idx}:
-        own = g[flat == v]
-        out[v] = exact_sum(own, (0,)) / (len(own) if scale_grad_by_freq else 1)
-    return out
+    return _by_row(lambda own: exact_sum(own, (0,)), real(grad, dtype), *others, **settings)
 
 
-def terms(
-    grad: ArrayLike,
-    indices: ArrayLike,
-    num_weights: int,
-    padding_idx: int = -1,
-    scale_grad_by_freq: int = 0,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(grad: ArrayLike, *others: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """The largest of the terms that are added up for each element."""
-    width = np.shape(grad)[-1]
-    flat = np.reshape(np.asarray(indices), -1)
-    g = np.abs(np.reshape(real(grad, dtype), (flat.size, width)))
-    out = np.zeros((num_weights, width), dtype)
-    for v in set(flat.tolist()) - {padding_idx}:
-        own = g[flat == v]
-        out[v] = own.max(axis=0) / (len(own) if scale_grad_by_freq else 1)
-    return out
+    return _by_row(lambda own: own.max(axis=0), np.abs(real(grad, dtype)), *others, **settings)
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:

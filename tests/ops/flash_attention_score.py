@@ -48,47 +48,28 @@ OP = "FlashAttentionScore"
 
 
 @np.errstate(all="ignore")
-def _products(found: Scores, drop_mask: Any, dtype: Reals, settings: Any) -> tuple[Array, Array, Array]:
-    """(largest score, sum of exponentials, products of dropped weights and values (B, N, Sq, Sk, E))."""
+def _products(
+    query: Any, key: Any, value: Any, shift: Any, drop_mask: Any, mask: Any, *, dtype: Reals, **settings: Any
+) -> tuple[Scores, Array, Array, Array]:
+    """(scores, largest score, sum of exponentials, products of dropped weights and values (B, N, Sq, Sk, E))."""
+    found = scores_of(query, key, value, shift, mask, dtype, settings)
     total = found.terms.sum(-1)
     most = np.where(np.isnan(total), np.nan, found.most)
     weights = found.terms / np.where(total == 0, 1, total)[..., None] / attribute(settings["keep_prob"], dtype)
     if drop_mask is not None:
         weights = np.where(drop_mask, weights, 0)
-    return most, total, weights[..., None] * found.value[:, :, None]
+    return found, most, total, weights[..., None] * found.value[:, :, None]
 
 
-def oracle(
-    query: Any,
-    key: Any,
-    value: Any,
-    shift: Any,
-    drop_mask: Any,
-    mask: Any,
-    *,
-    dtype: Reals = np.float64,
-    **settings: Any,
-) -> tuple[Array, ...]:
+def oracle(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> tuple[Array, ...]:
     """The weighted values, one by one."""
-    found = scores_of(query, key, value, shift, mask, dtype, settings)
-    most, total, products = _products(found, drop_mask, dtype, settings)
+    _, most, total, products = _products(*inputs, dtype=dtype, **settings)
     return most, total, exchanged(products.sum(3), settings["input_layout"])
 
 
-def largest_terms(
-    query: Any,
-    key: Any,
-    value: Any,
-    shift: Any,
-    drop_mask: Any,
-    mask: Any,
-    *,
-    dtype: Reals = np.float64,
-    **settings: Any,
-) -> tuple[Array, ...]:
+def largest_terms(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> tuple[Array, ...]:
     """The largest product of each sum."""
-    found = scores_of(query, key, value, shift, mask, dtype, settings)
-    _, total, products = _products(found, drop_mask, dtype, settings)
+    found, _, total, products = _products(*inputs, dtype=dtype, **settings)
     sizes = np.where(np.isfinite(found.sizes), found.sizes, 0)
     largest = np.abs(products).max(3, initial=0)
     return sizes.max(-1, initial=0), np.abs(total), exchanged(largest, settings["input_layout"])
@@ -100,12 +81,10 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     An exponential is off by 2 roundings (onnxruntime's: 4), and weights below exp(-87) count as 0.
     """
     settings = RECORD.defaults | dict(call.attributes)
-    query, key, value, shift, drop_mask, mask = RECORD.arrays(call)
-    found = scores_of(query, key, value, shift, mask, np.float64, settings)
+    found, _, total, products = _products(*RECORD.arrays(call), dtype=np.float64, **settings)
     error = score_error(call, found)
     if output == "softmax_max":
         return error
-    _, total, products = _products(found, drop_mask, np.float64, settings)
     relative = 2 * error + (found.scores.shape[3] + 12) * rounding(call)
     if output == "softmax_sum":
         return np.asarray(total * relative)

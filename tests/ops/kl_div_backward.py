@@ -31,7 +31,7 @@ OP = "KlDivBackward"
 
 
 def _over_space(
-    grad_output: ArrayLike, self: ArrayLike, target: ArrayLike, reduction: int, log_target: int, dtype: Reals
+    grad_output: ArrayLike, self: ArrayLike, target: ArrayLike, reduction: int = 1, log_target: int = 0, *, dtype: Reals
 ) -> Array:
     """The terms, over S = broadcast(self, target)."""
     shape = np.broadcast_shapes(np.shape(self), np.shape(target))
@@ -40,32 +40,16 @@ def _over_space(
     return np.broadcast_to(d, shape) / np.asarray(divisor(reduction, shape), dtype)
 
 
-def oracle(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    reduction: int = 1,
-    log_target: int = 0,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """-target * grad_output or -exp(target) * grad_output, divided, summed to the shape of self."""
     with np.errstate(all="ignore"):
-        return summed_to(_over_space(grad_output, self, target, reduction, log_target, dtype), np.shape(self))
+        return summed_to(_over_space(*inputs, dtype=dtype, **settings), np.shape(inputs[1]))
 
 
-def terms(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    reduction: int = 1,
-    log_target: int = 0,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """The largest |term| of each sum, 0 for an empty one."""
     with np.errstate(all="ignore"):
-        return largest_to(_over_space(grad_output, self, target, reduction, log_target, dtype), np.shape(self))
+        return largest_to(_over_space(*inputs, dtype=dtype, **settings), np.shape(inputs[1]))
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:

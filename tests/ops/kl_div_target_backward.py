@@ -20,7 +20,7 @@ OP = "KlDivTargetBackward"
 
 
 def _over_space(
-    grad_output: ArrayLike, self: ArrayLike, target: ArrayLike, reduction: int, log_target: int, dtype: Reals
+    grad_output: ArrayLike, self: ArrayLike, target: ArrayLike, reduction: int = 1, log_target: int = 0, *, dtype: Reals
 ) -> tuple[Array, Array]:
     """The terms over S, and the largest of the three numbers that each is a sum of, times its factor."""
     shape = np.broadcast_shapes(np.shape(self), np.shape(target))
@@ -34,37 +34,21 @@ def _over_space(
     return np.broadcast_to(d, shape) / count, np.broadcast_to(sizes, shape) / count
 
 
-def oracle(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    reduction: int = 1,
-    log_target: int = 0,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def oracle(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """grad_output * (log(target) - self + 1), or grad_output * exp(target) * (target - self + 1), summed to target.
 
     A log target of -inf gives 0.
     """
     with np.errstate(all="ignore"):
-        d, _ = _over_space(grad_output, self, target, reduction, log_target, dtype)
-        return losses.summed_to(np.asarray(d, dtype), np.shape(target))
+        d, _ = _over_space(*inputs, dtype=dtype, **settings)
+        return losses.summed_to(np.asarray(d, dtype), np.shape(inputs[2]))
 
 
-def terms(
-    grad_output: ArrayLike,
-    self: ArrayLike,
-    target: ArrayLike,
-    reduction: int = 1,
-    log_target: int = 0,
-    *,
-    dtype: Reals = np.float64,
-) -> Array:
+def terms(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> Array:
     """The largest of all numbers that are added up for an element."""
     with np.errstate(all="ignore"):
-        _, sizes = _over_space(grad_output, self, target, reduction, log_target, dtype)
-        return losses.largest_to(sizes, np.shape(target))
+        _, sizes = _over_space(*inputs, dtype=dtype, **settings)
+        return losses.largest_to(sizes, np.shape(inputs[2]))
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
@@ -73,8 +57,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     if np.broadcast_shapes(own, target) == target:
         return 0.0
     with np.errstate(all="ignore"):
-        settings = (call.attributes.get("reduction", MEAN), call.attributes.get("log_target", 0), np.float64)
-        _, sizes = _over_space(*call.given.values(), *settings)  # type: ignore[arg-type]
+        _, sizes = _over_space(*call.given.values(), dtype=np.float64, **call.attributes)
         total = losses.summed_to(np.array(sizes), target)
         return np.asarray(np.where(np.isfinite(total), 1e-13 * total, 0.0))
 

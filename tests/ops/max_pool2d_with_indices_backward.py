@@ -49,12 +49,9 @@ def oracle(
     self: ArrayLike,
     indices: ArrayLike,
     kernel_size: Numbers = (),
-    stride: Numbers = (),
-    padding: Numbers = (),
-    dilation: Numbers = (),
-    ceil_mode: int = 0,
     *,
     dtype: Reals = np.float64,
+    **windows: Any,
 ) -> Array:
     """An element gets the sum of grad_output over the windows whose index it is."""
     grad = real(grad_output, dtype)
@@ -69,12 +66,9 @@ def terms(
     self: ArrayLike,
     indices: ArrayLike,
     kernel_size: Numbers = (),
-    stride: Numbers = (),
-    padding: Numbers = (),
-    dilation: Numbers = (),
-    ceil_mode: int = 0,
     *,
     dtype: Reals = np.float64,
+    **windows: Any,
 ) -> Array:
     """The largest of the gradients that each element gets."""
     grad = np.abs(real(grad_output, dtype))

@@ -8,8 +8,8 @@
 //     trainer.save("checkpoint.safetensors");
 //     trainer.export_model("trained.onnx");
 //
-// Programs use what is declared here and in the headers included here. The other headers in the folder `trainer` implement it,
-// in the namespace detail.
+// Programs use what is declared here and in errors.hpp, named.hpp, options.hpp, tensor_types.hpp and tensors.hpp of the folder
+// `trainer`. The other headers of the folder implement it, in the namespace detail.
 #pragma once
 
 #include <cstdint>
