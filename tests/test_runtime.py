@@ -348,17 +348,18 @@ def test_the_last_cache_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("cores", [1, 2, 6])
 def test_each_core_has_as_many_tasks(cores: int) -> None:
-    loop = np.zeros(1, LOOP)
+    block_of = block_of_map.py_func
+    loop = np.zeros(1, LOOP).view(np.recarray)
     loop["cores"] = cores
-    assert block_of_map(loop[0], 100_000) == BLOCK
+    assert block_of(loop[0], 100_000) == BLOCK
     loop["memory_bound"] = 1
     for size in (100_000, 1_000_000, 16_000_000):
-        block = block_of_map(loop[0], size)
+        block = block_of(loop[0], size)
         assert block % LINE == 0
         assert block < LARGEST_BLOCK + LINE
         assert -(-size // block) == cores * -(-size // (cores * LARGEST_BLOCK))
     for size in (0, 1, BLOCK):  # not worth a second task
-        assert block_of_map(loop[0], size) == BLOCK
+        assert block_of(loop[0], size) == BLOCK
 
 
 @pytest.mark.parametrize("cores", [1, 3])

@@ -25,8 +25,13 @@ if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get
     raise ImportError("this processor has no float16 instructions (F16C); install Numba 0.62 or newer")
 
 WORD = ir.IntType(64)
-OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
-"""Options of all helpers: IEEE division by zero, fused multiply-add allowed."""
+OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "fastmath": {"contract"},
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+"""Options of all helpers: IEEE division by zero, fused multiply-add allowed, called by compiled functions alone."""
 
 f4, f8, i4, i8, u2 = np.float32, np.float64, np.int32, np.int64, np.uint16
 
