@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import sys
@@ -17,8 +16,8 @@ import onnx_ops
 from onnx_ops.integrations.prebuilt import library_name
 from onnx_ops.library.build import build, compiler
 from onnx_ops.library.objects import NATIVE, LibraryError, own_target
+from tests.builds import built
 
-FOLDER = Path(__file__).parents[1] / "build" / "tests"
 PACKAGE = Path(onnx_ops.__file__).parent
 FOLDERS = ("core", "library", "loops", "ops", "runtime")
 """Those of the package that a library is made of."""
@@ -36,15 +35,8 @@ def can_be_built() -> bool:
 @functools.cache
 def library() -> Path:
     """The library of all ops. The first process that needs it builds it, unless there is one of the same sources."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path, stamp, wanted = FOLDER / library_name(), FOLDER / "made_of", _made_of()
-    with open(FOLDER / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists() or not stamp.exists() or stamp.read_text() != wanted:
-            stamp.unlink(missing_ok=True)
-            build(path, cpus=[NATIVE])
-            stamp.write_text(wanted)
-    return path
+    name = library_name()
+    return built("library", _made_of(), lambda folder: build(folder / name, cpus=[NATIVE])) / name
 
 
 def _made_of() -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from onnx import helper
 
-from scripts.compiling import compiled
+import onnx_ops
+from scripts.compiling import CAPI, COMPILER, FLAGS, compiled
+from tests.builds import built
 
 Array = np.ndarray[Any, Any]
 
@@ -23,9 +27,21 @@ MOST_BYTES = 2_000_000
 @functools.cache
 def program(source: Path, *flags: str) -> Path:
     """The compiled program or library of a C++ file; MissingError if it cannot be compiled here."""
-    found = compiled(source, Path(tempfile.mkdtemp(prefix="onnx_ops_cpp_")), *flags)
+    name = hashlib.sha256(" ".join((source.read_text(), *flags)).encode()).hexdigest()[:16]
+    folder = built(f"cpp-{name}", _headers(), lambda folder: compiled(source, folder, *flags))
+    found = folder / source.stem
     assert found.stat().st_size < MOST_BYTES
     return found
+
+
+@functools.cache
+def _headers() -> str:
+    """A hash of what all programs depend on."""
+    commands = [str(COMPILER), *FLAGS, str(CAPI), onnxruntime.__version__]
+    digest = hashlib.sha256(" ".join(commands).encode())
+    for file in sorted(Path(onnx_ops.include_directory()).rglob("*.h*")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache

@@ -116,7 +116,10 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("onnx_ops", "models", "tests/ops"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "scripts").mkdir()
-    for folder, *names in (("scripts", "__init__", "docs", "markdown"), ("tests", "backends", "built_library")):
+    for folder, *names in (
+        ("scripts", "__init__", "docs", "markdown"),
+        ("tests", "backends", "built_library", "builds"),
+    ):
         for name in names:
             shutil.copy(ROOT / folder / f"{name}.py", root / folder)
     text = (ROOT / "CONTRIBUTING.md").read_text()
