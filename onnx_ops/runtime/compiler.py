@@ -1,8 +1,8 @@
 """Compiles Python functions to native code when they are first needed, and caches the code on disk.
 
 Numba's own cache depends on the file of the function only, but kernels call functions of several files. Here the name
-of an entry is a hash of all sources that compiled code may contain (the folder of the function, `core`, `loops`,
-`runtime`) and of the versions of Python, NumPy, Numba and llvmlite; it does not depend on the user. An entry begins
+of an entry is a hash of all sources that compiled code may contain (the folder of the function, `core`, `loops`, most
+of `runtime`) and of the versions of Python, NumPy, Numba and llvmlite; it does not depend on the user. An entry begins
 with a checksum, for files truncated by a full disk; permissions are checked by `cache`.
 
 The cache is the user's cache directory, or the one given by ONNX_OPS_CACHE_DIR. If it is not writable, functions that
@@ -39,6 +39,8 @@ IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")
+NOT_COMPILED = frozenset(f"{name}.py" for name in ("ahead", "cache", "host", "process", "progress", "worker"))
+"""Files of `runtime` that hold no code of kernels, nor constants that it contains."""
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
 Function = tuple[Callable[..., Any], Signature]
@@ -51,7 +53,8 @@ Function = tuple[Callable[..., Any], Signature]
 def sources(file: str) -> list[Path]:
     """The files that the code of a function in a file can depend on: those it shares with all ops, and its folder."""
     shared = (path for pattern in SHARED for path in PACKAGE.glob(pattern))
-    return sorted({*shared, *Path(file).parent.glob("*.py")})
+    own = Path(file).parent.glob("*.py")
+    return sorted({path for path in (*shared, *own) if path.parent.name != "runtime" or path.name not in NOT_COMPILED})
 
 
 @functools.cache
