@@ -75,6 +75,7 @@ def save(model: onnx.ModelProto, path: Path, *, external: bool) -> None:
 def test_sessions_of_large_parameters_begin_with_a_region_for_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the largest parameter, 6 floats, as a power of two; none that is smaller than the least."""
     region = 128
+    monkeypatch.setattr(step_sessions, "new_heap", lambda options: None)
     monkeypatch.setattr(step_sessions, "LEAST_REGION", region)
     asked: list[int] = []
     monkeypatch.setattr(step_sessions, "reserving", lambda size: asked.append(size) or contextlib.nullcontext())
@@ -91,6 +92,7 @@ def test_a_region_takes_address_space_but_no_memory(
 ) -> None:
     region = 1 << 30
     batch = steps.batch(3)
+    monkeypatch.setattr(step_sessions, "new_heap", lambda options: None)
     monkeypatch.setenv(prebuilt.VARIABLE, str(built_library.library()) if backend is LIBRARY else "")
     usual = Trainer(model)
     expected = usual.step(**batch)

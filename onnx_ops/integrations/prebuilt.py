@@ -21,6 +21,7 @@ import onnxruntime as ort
 from onnx_ops.core.errors import KernelsUnavailableError, is_of_onnxruntime
 from onnx_ops.core.op import Op
 from onnx_ops.linking.origins import Origins
+from onnx_ops.runtime.heap import Functions
 from onnx_ops.runtime.process import STATE
 
 VARIABLE = "ONNX_OPS_LIBRARY"
@@ -36,7 +37,7 @@ def library_name() -> str:
 class Interface(ctypes.Structure):
     """What a library has for this package, beside the function that onnxruntime calls."""
 
-    NAME, VERSION = "onnx_ops_library", 1
+    NAME, VERSION = "onnx_ops_library", 2
     _fields_ = [
         ("version", ctypes.c_int64),
         ("level", ctypes.CFUNCTYPE(ctypes.c_char_p)),
@@ -44,6 +45,7 @@ class Interface(ctypes.Structure):
         ("choose_kernels", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)),
         ("name_nodes", ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)),
         ("set_region", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
+        ("heap_functions", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
     ]
 
 
@@ -117,6 +119,12 @@ class Library:
     def reserving(self, size: int) -> contextlib.AbstractContextManager[None]:
         """As `registration.reserving`."""
         return self._set("set_region", [size], [0])
+
+    def heap_functions(self) -> Functions:
+        """As `registration.heap_functions`."""
+        found = (ctypes.c_int64 * len(Functions._fields))()
+        self._interface().heap_functions(found)
+        return Functions(*found)
 
     @contextlib.contextmanager
     def _set(self, name: str, values: Sequence[object], unset: Sequence[object]) -> Iterator[None]:

@@ -33,9 +33,10 @@ def precompile() -> None:
     register(None)
     from onnx_ops.runtime.ahead import compile_ahead, missing
     from onnx_ops.runtime.compiler import compile_native, is_kept
+    from onnx_ops.runtime.heap_callbacks import FUNCTIONS
     from onnx_ops.runtime.progress import reporter
 
-    wanted, advance = all_functions(), reporter()
+    wanted, advance = [*FUNCTIONS.values(), *all_functions()], reporter()
     compile_ahead(wanted)
     left = missing(wanted)
     for number, function in enumerate(left):

@@ -27,6 +27,7 @@ from onnx_ops.linking.origins import Origins
 from onnx_ops.linking.sites import sites
 from onnx_ops.ops import ALL_VERSIONS, op_named
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
+from onnx_ops.runtime.heap import Heap, may_serve
 from onnx_ops.runtime.process import STATE, aside
 
 EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -248,6 +249,19 @@ def reserving(size: int) -> contextlib.AbstractContextManager[None]:
     The arena chooses too in a session without kernels.
     """
     return _context(lambda source: source.reserving(size)) if size else contextlib.nullcontext()
+
+
+def new_heap(options: ort.SessionOptions) -> Heap | None:
+    """A heap for sessions with these options.
+
+    None without kernels, for options that choose another allocator than the arena, and where heaps cannot be made.
+    """
+    if not kernels_registered() or not may_serve(options):
+        return None
+    try:
+        return Heap(_kernels().heap_functions())
+    except OSError:
+        return None
 
 
 def _context(made: Callable[[Any], contextlib.AbstractContextManager[None]]) -> contextlib.AbstractContextManager[None]:

@@ -8,9 +8,12 @@ from onnx_ops.core.op import Op
 from onnx_ops.core.schema import is_optional
 from onnx_ops.library.functions import COMPUTE_FUNCTION
 from onnx_ops.library.objects import Level, symbol
-from onnx_ops.runtime import callbacks, reuse
+from onnx_ops.runtime import callbacks, heap_callbacks, reuse
 from onnx_ops.runtime.compiler import Function
 from onnx_ops.runtime.declarations import Declaration, declarations
+from onnx_ops.runtime.heap import Functions
+
+HEAP_FUNCTIONS = [name for name in Functions._fields if name in heap_callbacks.FUNCTIONS]
 
 
 def tables(ops: Sequence[Op], functions: Sequence[Function], levels: Iterable[Level]) -> str:
@@ -48,6 +51,8 @@ def _declarations(ops: Sequence[Op], numbers: Mapping[Function, int]) -> Iterato
     for field, function in {"KernelComputeV2": COMPUTE_FUNCTION, **callbacks.FUNCTIONS}.items():
         yield f"    {{offsetof(oo_custom_op, {field}), {numbers[function]}}},"
     yield "};\nconst int64_t oo_callback_count = sizeof oo_callbacks / sizeof *oo_callbacks;\n"
+    own = heap_callbacks.FUNCTIONS
+    yield f"const int64_t oo_heap_functions[] = {{{_listed(numbers[own[name]] for name in HEAP_FUNCTIONS)}}};\n"
 
 
 def _fields(declared: Declaration) -> str:

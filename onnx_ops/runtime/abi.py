@@ -27,6 +27,7 @@ class Api(enum.IntEnum):
     """Indices in OrtApi."""
 
     CreateStatus = 0
+    CreateEnv = 3
     GetTensorMutableData = 51
     CastTypeInfoToTensorInfo = 55
     SetTensorElementType = 58
@@ -37,6 +38,7 @@ class Api(enum.IntEnum):
     GetDimensions = 62
     GetSymbolicDimensions = 63
     GetTensorTypeAndShape = 65
+    CreateCpuMemoryInfo = 69
     AllocatorAlloc = 75
     AllocatorFree = 76
     KernelInfoGetAttribute_float = 85
@@ -51,6 +53,8 @@ class Api(enum.IntEnum):
     ReleaseAllocator = 132
     KernelInfoGetAttributeArray_float = 162
     KernelInfoGetAttributeArray_int64 = 163
+    RegisterAllocator = 176
+    UnregisterAllocator = 177
     KernelInfo_GetInputCount = 230
     KernelInfo_GetOutputCount = 231
     KernelInfo_GetOutputName = 233
@@ -68,6 +72,7 @@ class Api(enum.IntEnum):
 CType: TypeAlias = type["C._SimpleCData[Any]"]
 SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.CreateStatus: (INT, C.c_char_p),
+    Api.CreateEnv: (INT, C.c_char_p, VP),
     Api.GetTensorMutableData: (VP, VP),
     Api.CastTypeInfoToTensorInfo: (VP, VP),
     Api.CreateTensorTypeAndShapeInfo: (VP,),
@@ -92,6 +97,9 @@ SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.AllocatorFree: (VP, VP),
     Api.ReleaseAllocator: (VP,),
     Api.KernelInfoGetAllocator: (VP, INT, VP),
+    Api.CreateCpuMemoryInfo: (INT, INT, VP),
+    Api.RegisterAllocator: (VP, VP),
+    Api.UnregisterAllocator: (VP, VP),
     Api.KernelInfo_GetInputCount: (VP, VP),
     Api.KernelInfo_GetOutputCount: (VP, VP),
     Api.KernelInfo_GetOutputName: (VP, SZ, VP, VP),
@@ -135,6 +143,17 @@ class OrtCustomOp(C.Structure):
         ("ReleaseMayInplace", VP),
         ("GetAliasMap", VP),
         ("ReleaseAliasMap", VP),
+    )
+
+
+class OrtAllocator(C.Structure):
+    """The struct OrtAllocator, without its optional functions; functions are addresses."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("version", C.c_uint32),
+        ("Alloc", VP),
+        ("Free", VP),
+        ("Info", VP),
     )
 
 

@@ -27,17 +27,18 @@ from onnx import TensorProto, helper
 from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.core.errors import KernelsUnavailableError, is_of_onnxruntime
 from onnx_ops.core.op import Op
-from onnx_ops.runtime import callbacks, reuse
+from onnx_ops.runtime import callbacks, heap_callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, VP
 from onnx_ops.runtime.callbacks import CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.declarations import Declaration, declarations
+from onnx_ops.runtime.heap import Functions
 from onnx_ops.runtime.launch import compute
 from onnx_ops.runtime.process import STATE, aside, keep, libc
 from onnx_ops.runtime.requests import ORT_VERSION, Registered, custom_ops, naming, operators, python_record, reserving
 from onnx_ops.runtime.signatures import COMPUTE
 
-__all__ = ["is_registered", "naming", "register", "reserving"]
+__all__ = ["heap_functions", "is_registered", "naming", "register", "reserving"]
 
 PROBE = kernel_name("Probe", 1)
 COMPLETE = kernel_name("Complete", 1)
@@ -230,3 +231,9 @@ def register(
         if kernels is None:
             registered.add(options)
         return options
+
+
+def heap_functions() -> Functions:
+    """The functions of heaps; kernels must have been registered."""
+    own = {name: compile_native(*function) for name, function in heap_callbacks.FUNCTIONS.items()}
+    return Functions(STATE.settled["api"].address, **own)

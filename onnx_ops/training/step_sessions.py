@@ -11,7 +11,8 @@ import onnx
 import onnxruntime as ort
 
 from onnx_ops.core.types import TensorType
-from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, registered_options, reserving
+from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, new_heap, registered_options, reserving
+from onnx_ops.runtime.heap import Heap
 from onnx_ops.training.arrays import byte_count
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.freed_memory import return_freed_memory
@@ -41,7 +42,8 @@ def session_maker(
         distributed: whether the steps are made by several workers.
     """
     registered = registered_options(sess_options, stacklevel=4)
-    region = first_region(changing)
+    heap = new_heap(registered)
+    region = first_region(changing) if heap is None else 0
 
     def session(model: onnx.ModelProto) -> InferenceSession:
         options = OwnOptions() if sess_options is None else registered
@@ -49,11 +51,36 @@ def session_maker(
             # Threads that spin until their session's next run slow down other workers and other parts of the step.
             options.add_session_config_entry(SPINNING, "0")
         with refusals_as_step_errors("the step cannot be run"), without_memory_patterns(options), reserving(region):
-            made = InferenceSession(model, options, providers)
+            if heap is None:
+                made = InferenceSession(model, options, providers)
+            else:
+                made = HeapSession(heap, model, options, providers)
         return_freed_memory()  # that making a session leaves between blocks that it keeps
         return made
 
     return session
+
+
+class HeapSession(InferenceSession):
+    """A session that allocates from a heap.
+
+    In its first run, which writes the state of the optimizer for the first time, what it frees is returned to the
+    system. Later runs keep it: they would need it again.
+
+    Args:
+        heap: the heap.
+        model, options, args: as for InferenceSession.
+    """
+
+    def __init__(self, heap: Heap, model: onnx.ModelProto, options: ort.SessionOptions, *args: Any) -> None:
+        self._heap, self._has_run = heap, False
+        with heap.serving(options):
+            super().__init__(model, options, *args)
+
+    def run_with_iobinding(self, *args: Any) -> None:
+        self._heap.return_pages(not self._has_run)
+        super().run_with_iobinding(*args)
+        self._has_run = True
 
 
 def first_region(changing: Iterable[TensorType]) -> int:

@@ -585,6 +585,13 @@ EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
 /* The name of the level of processors whose code is used; NULL before the registration. */
 static const char *level_name(void) { return level ? level->name : NULL; }
 
+/* `runtime.heap.Functions`, after the registration. */
+static void heap_functions(const void **found) {
+    found[0] = api;
+    for (int i = 0; i < OO_HEAP_FUNCTIONS; i++)
+        found[1 + i] = level->functions[oo_heap_functions[i]];
+}
+
 /* What `prebuilt.Interface` reads: data, so that RegisterCustomOps stays the only function that is exported. */
 EXPORTED const struct {
     int64_t version; /* raised with what follows */
@@ -593,4 +600,5 @@ EXPORTED const struct {
     void (*choose_kernels)(int64_t count, const char *const *kernels);
     void (*name_nodes)(int64_t count, const char *const *outputs, const char *const *labels);
     void (*set_region)(int64_t bytes);
-} onnx_ops_library = {1, level_name, has_kernel, choose_kernels, name_nodes, set_region};
+    void (*heap_functions)(const void **found);
+} onnx_ops_library = {2, level_name, has_kernel, choose_kernels, name_nodes, set_region, heap_functions};

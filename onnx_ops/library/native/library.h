@@ -5,6 +5,8 @@
 #include "checks.h"
 #include "runtime.h"
 
+enum { OO_HEAP_FUNCTIONS = 3 };
+
 /* What the translation of an op (`oo_op` of values.h) does not have. */
 typedef struct {
     const char *name;
@@ -35,6 +37,7 @@ extern oo_declaration oo_declarations[];
 extern const int64_t oo_declaration_count;
 extern const oo_callback oo_callbacks[];
 extern const int64_t oo_callback_count;
+extern const int64_t oo_heap_functions[OO_HEAP_FUNCTIONS]; /* numbers of functions, in the order of runtime.heap.Functions */
 extern const oo_level oo_levels[]; /* the highest first */
 extern const int64_t oo_level_count;
 
