@@ -390,7 +390,11 @@ def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
 
 
 def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
-    """The gradient with respect to each tensor; None if the loss does not depend on it."""
+    """The gradient with respect to each leaf; None if the loss does not depend on it.
+
+    What the backward of an autograd function adds to the `grad` of a leaf, as that of reversible layers does, which
+    differentiates the layers that it computes again, is part of it.
+    """
     try:
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
     except RuntimeError as error:
@@ -401,10 +405,14 @@ def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | 
             " differentiate: pass use_reentrant=False (in transformers: gradient_checkpointing_enable("
             "gradient_checkpointing_kwargs={'use_reentrant': False}))"
         ) from error
-    for name, gradient in zip(wanted, found, strict=True):
+    gradients = dict(zip(wanted, found, strict=True))
+    for name, leaf in wanted.items():
+        gradient = gradients[name]
+        if leaf.grad is not None:
+            gradient = gradients[name] = leaf.grad if gradient is None else gradient + leaf.grad
         if gradient is not None and gradient.layout is not torch.strided:
             raise CaptureError(f"the gradient of '{name}' is sparse; capture needs dense ones (sparse=False)")
-    return dict(zip(wanted, found, strict=True))
+    return gradients
 
 
 def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:

@@ -171,6 +171,65 @@ def ancestors(model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodePro
     return list(found.values())
 
 
+class Reversible(torch.autograd.Function):
+    """Two layers whose inputs the backward computes from their results; it adds their parameters' gradients itself."""
+
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, other: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, Tensor]:
+        one = one + first(other)
+        other = other + second(one)
+        ctx.layers = first, second
+        ctx.save_for_backward(one, other)
+        return one, other
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (one, other), (grad_one, grad_other) = ctx.saved_tensors, grads
+        first, second = ctx.layers
+        with torch.enable_grad():
+            leaf = one.detach().requires_grad_()
+            again = second(leaf)
+            again.backward(grad_other)
+        other, grad_one = other - again.detach(), grad_one + leaf.grad
+        with torch.enable_grad():
+            leaf = other.detach().requires_grad_()
+            torch.autograd.backward(first(leaf), grad_one)
+        return grad_one, grad_other + leaf.grad, None, None
+
+
+def test_gradients_that_a_backward_adds_itself() -> None:
+    """Of layers that only the backward differentiates, and of one that the loss reads as well."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = Reversible.apply(self.third(x), self.second(x), self.first, self.second)
+            one, other = Reversible.apply(one, other, self.second, self.first)
+            return one * other
+
+    torch.manual_seed(0)
+    model = Layers()
+
+    def squared(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    dynamic = ({0: torch.export.Dim("samples")},)
+    capture = gradients(model, squared, (torch.randn(4, 3),), dynamic_shapes=dynamic)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    x = torch.randn(5, 3)
+    squared(model, x).backward()
+    names = [value.name for value in capture.model.graph.output]
+    got = dict(
+        zip(names, onnx_ops.InferenceSession(capture.model).run(names, capture.state | {"x": x.numpy()}), strict=True)
+    )
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(got[f"grad.{name}"], parameter.grad, rtol=1e-4, atol=1e-7, err_msg=name)
+
+
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 
