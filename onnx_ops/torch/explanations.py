@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.frames import Line, line_now, line_of_error
+from onnx_ops.torch.sizes import LARGEST
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             " reshape, or a tensor of that size. Use x.shape[0], torch.arange and -1, torch.vmap or operators on the"
             " whole tensor in place of a loop, or let dynamic_shapes not name it"
         )
-    if found := re.search(r"guard (\d+) <= (\S+) and \S+ <= IntInfinity", str(error)):
+    if found := re.search(rf"guard (\d+) <= (\S+) and \S+ <= {LARGEST}\b", str(error)):
         return (
             f"{found[2]} is to be dynamic, but the graph is right only where it is {found[1]} or more"
             f"{_restricted(found[2], where)}. Say so by min={found[1]} of its torch.export.Dim, or let dynamic_shapes"

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_leaves
+
+
+@contextlib.contextmanager
+def unchanged_conversions() -> Iterator[None]:
+    """A context in which a conversion that changes no tensor of a module, such as `layer.to(x.dtype)`, does nothing.
+
+    PyTorch assigns the tensors to the module again, for FakeTensors by swapping them with new parameters, which fails.
+    """
+    convert = torch.nn.Module._apply
+
+    def converted(
+        module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> torch.nn.Module:
+        with torch.no_grad():
+            if all(fn(tensor) is tensor for tensor in (*module.parameters(recurse), *module.buffers(recurse))):
+                return module
+        return convert(module, fn, recurse)
+
+    with mock.patch.object(torch.nn.Module, "_apply", converted):
+        yield
 
 
 class FakeTensors(FakeTensorMode):

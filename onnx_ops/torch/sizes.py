@@ -22,6 +22,17 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.batching import symbolic_batches
 from onnx_ops.torch.frames import Line, line_now
 
+LARGEST = 2**48
+"""Bound on dynamic sizes without one: multiples of them are integers of 64 bits, as PyTorch requires of all sizes."""
+
+
+def allowed_sizes(dim: Any, least: int) -> ValueRanges[sympy.Expr]:
+    """The sizes that a dimension allows, `least` and more."""
+    most = getattr(dim, "max", None)
+    if most in (None, int_oo):
+        most = dim.fn(LARGEST) if hasattr(dim, "root") else LARGEST
+    return ValueRanges(max(getattr(dim, "min", None) or least, least), most)
+
 
 class RecordedShapes(ShapeEnv):
     """A ShapeEnv that records the line of the model or loss at which each guard is added."""
@@ -88,13 +99,11 @@ class Roots:
                 self._shapes._set_replacement(symbol, dim.fn(known.node.expr), "derived dimension")
 
     def _made(self, root: Any, value: int) -> sympy.Symbol:
-        least, most = max(getattr(root, "min", None) or 1, 1), getattr(root, "max", None)
-        allowed = ValueRanges(least, int_oo if most is None else most)
         return self._shapes.create_symbol(
             value,
             source=ConstantSource(root.__name__),
             dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=StrictMinMaxConstraint(vr=allowed, warn_only=False),
+            constraint_dim=StrictMinMaxConstraint(vr=allowed_sizes(root, least=1), warn_only=False),
         )
 
 

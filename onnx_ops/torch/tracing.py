@@ -28,8 +28,6 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
 from onnx_ops.torch.arguments import Dimension
@@ -37,7 +35,7 @@ from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
-from onnx_ops.torch.fake_tensors import FakeTensors
+from onnx_ops.torch.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.folding import fold_functions
 from onnx_ops.torch.frames import Line
 from onnx_ops.torch.indices import index_ranges
@@ -50,7 +48,7 @@ from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.row_indices import index_rows
 from onnx_ops.torch.simplifying import simplify
-from onnx_ops.torch.sizes import RecordedShapes, Roots, symbolic_sizes
+from onnx_ops.torch.sizes import RecordedShapes, Roots, allowed_sizes, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
 from onnx_ops.torch.translation import check_translations, registry, translated
 from onnx_ops.training.conditions import Condition
@@ -216,7 +214,7 @@ def trace(
 @contextlib.contextmanager
 def _substituted() -> Iterator[None]:
     """Within this context, PyTorch runs the operators of this package that stand for others in a trace."""
-    with _unchecked_distributions(), Float32Computation(), single_reads(), whole_ops():
+    with _unchecked_distributions(), Float32Computation(), single_reads(), unchanged_conversions(), whole_ops():
         yield
 
 
@@ -274,8 +272,7 @@ def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
     """The constraint on a dimension's size, which is at least 2; None for Dim.AUTO, which PyTorch may restrict."""
     if dim is torch.export.Dim.AUTO:
         return None
-    least, most = getattr(dim, "min", None), getattr(dim, "max", None)
-    return StrictMinMaxConstraint(vr=ValueRanges(max(least or 2, 2), int_oo if most is None else most), warn_only=False)
+    return StrictMinMaxConstraint(vr=allowed_sizes(dim, least=2), warn_only=False)
 
 
 def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Line]:

@@ -89,6 +89,26 @@ def test_sizes_that_depend_on_data(loss: Callable[..., Tensor]) -> None:
                 np.testing.assert_allclose(found[f"grad.{name}"], parameter.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_size_that_must_be_a_multiple_of_a_dynamic_one() -> None:
+    """Which bounds the dynamic one by that part of the largest integer."""
+
+    def twice(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+        rows = (labels > 1).nonzero()
+        assert len(rows) == 2 * len(x)
+        return (model(x) * rows[: len(x), 1:]).sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    example = torch.randn(3, 5), torch.tensor([[1, 2, 3, 0], [2, 0, 1, 2], [3, 3, 0, 0]])
+    capture = gradients(model, twice, example, dynamic_shapes=(ROWS, ROWS), specialize=True)
+    trainer = Trainer(capture)
+    x, labels = torch.randn(2, 5), torch.tensor([[2, 1, 0, 3], [0, 2, 2, 1]])
+    loss = trainer.step(x=x.numpy(), labels=labels.numpy())["loss"]
+    np.testing.assert_allclose(loss, twice(model, x, labels).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 3, 2 from tensors"):
+        trainer.step(x=x.numpy(), labels=np.array([[2, 1, 0, 3], [0, 2, 1, 1]]))
+
+
 def test_a_size_that_must_be_another_one_is_a_condition() -> None:
     """A single row would broadcast, with another gradient than that of the graph."""
 

@@ -62,6 +62,25 @@ def test_constants_may_be_branched_on() -> None:
     gradients(Integrated(), lambda model, x: model(x).square().sum(), (torch.ones(2, 3),), inference=True)
 
 
+class Router(nn.Module):
+    """A layer that is converted in each call, as the routers of mixtures of experts are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer = self.layer.to(x.dtype)
+        return self.layer.float()(x).softmax(-1)
+
+
+def test_a_layer_that_is_converted_in_each_call() -> None:
+    model = Router()
+    parameters = list(model.parameters())
+    gradients(model, lambda model, x: model(x).square().sum(), (torch.ones(2, 3),))
+    assert all(now is before for now, before in zip(model.parameters(), parameters, strict=True))
+
+
 def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of PPO, with a spread that is learnt, and that of a variational autoencoder."""
     monkeypatch.setattr(distributions.Distribution, "_validate_args", True)  # torch.compile sets it to False
