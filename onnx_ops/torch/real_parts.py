@@ -31,6 +31,9 @@ zeros_like
 ALIKE = {getattr(aten, name) for name in NAMES.split()}
 """Operators that compute real and imaginary part alike, each from these parts of their arguments."""
 
+RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+"""Operators that need the strides of a tensor: results of transforms have other ones than in the graph."""
+
 VALUES = {
     "fill_value",
     "grad",
@@ -65,7 +68,7 @@ class RealParts(Interpreter):
         self._constants: dict[str, Pair] = {}
 
     def run_node(self, n: Node) -> Any:
-        value = n.meta.get("val")
+        value, target = n.meta.get("val"), RESHAPED.get(n.target, n.target)
         if n.op == "get_attr" and isinstance(n.target, str) and is_complex(found := super().run_node(n)):
             if n.target not in self._constants:
                 with _disable_current_modes():  # constants of the new graph
@@ -82,9 +85,9 @@ class RealParts(Interpreter):
                 )
             return result
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if isinstance(n.target, OpOverload) and tree_any(is_complex, (args, kwargs, value)):
-            return self._computed(n, n.target, args, kwargs)
-        return super().run_node(n)
+        if isinstance(target, OpOverload) and tree_any(is_complex, (args, kwargs, value)):
+            return self._computed(n, target, args, kwargs)
+        return getattr(self, n.op)(target, args, kwargs)
 
     def _computed(self, node: Node, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         base, name = target.overloadpacket, target._schema.name.removeprefix("aten::")

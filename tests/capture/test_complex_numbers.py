@@ -128,6 +128,19 @@ def test_transforms() -> None:
     compared(model, weighted(function), examples, {0: Dim("N")})
 
 
+def test_views_of_what_transforms_return() -> None:
+    """The autocorrelation of heads, whose strides are not those of products of matrices."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        heads = model(x).view(len(x), 4, 2, 3).transpose(1, 2).reshape(2 * len(x), 4, 3)
+        spectrum = torch.fft.rfft(heads, dim=1) * torch.fft.rfft(heads.cos(), dim=1).conj()
+        found = torch.fft.irfft(spectrum, n=4, dim=1).view(len(x), 2, 4, 3)
+        return (found.transpose(1, 2).reshape(len(x), 4, 6) * x).square().sum()
+
+    torch.manual_seed(0)
+    compared(nn.Linear(6, 6), loss, [torch.randn(3, 4, 6), torch.randn(2, 4, 6)], {0: Dim("N")})
+
+
 def test_transforms_of_dynamic_sizes() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(model(x), dim=1, norm="ortho")
