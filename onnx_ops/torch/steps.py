@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
@@ -83,7 +84,7 @@ class RunInfo:
         used: the parameters that have a gradient.
         changed: the buffers and parameters that the loss changes.
         draws: the number of draws of random numbers.
-        call: the first call of the model; None if the loss does not call it.
+        call: the first call of the model outside the transforms of torch.func; None if the loss does not call it.
         returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
         effects: the storages that operators read and wrote; empty in a run with FakeTensors.
     """
@@ -435,7 +436,10 @@ def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
 
 
 class _FirstCall:
-    """Records the arguments of the first call of a model in `info.call`."""
+    """Records the arguments of the first call of a model in `info.call`.
+
+    Tensors within a transform of torch.func do not exist after it, so calls with these do not count.
+    """
 
     def __init__(self, model: torch.nn.Module, info: RunInfo) -> None:
         self._model, self._info = model, info
@@ -461,8 +465,10 @@ class _FirstCall:
 
     def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._info.call is None:
-            self._info.call = ModelCall(bound(model.forward, args) | kwargs, len(args))
+            arguments = bound(model.forward, args) | kwargs
+            if not any(is_functorch_wrapped_tensor(tensor) for _, tensor in tensors(arguments)):
+                self._info.call = ModelCall(arguments, len(args))
 
     def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        if self._returned is None:
+        if self._returned is None and self._info.call is not None:
             self._returned = [tensor for _, tensor in tensors(result)]

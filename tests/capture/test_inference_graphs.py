@@ -192,6 +192,26 @@ def test_numbers_that_depend_on_dynamic_sizes(dynamic: bool) -> None:
     assert (step.inference is None) is dynamic
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_calls_within_transforms_do_not_count(again: bool) -> None:
+    """The tensors of a call within vmap do not exist after it."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        slopes = torch.vmap(torch.func.grad(lambda row: model(row).sum()))(x)
+        return slopes.square().sum() + (model(2 * x).sum() if again else 0)
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    step = gradients(model, loss, (torch.randn(4, 3),), dynamic_shapes=({0: Dim("N")},))
+    if not again:
+        assert step.inference is None
+        return
+    assert names(step.inference) == (["input"], ["output"])
+    x = torch.randn(5, 3)
+    assert step.inference is not None
+    session = ort.InferenceSession(step.inference.SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], model(x).detach().numpy(), rtol=1e-5)
+
+
 def test_functions_that_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"parameter 'words', which is no argument of the loss; .* ids, mask"):
         capture(Tagger(), inference=lambda m, words, mask: m(words, mask)["logits"])
