@@ -75,9 +75,27 @@ def equations(y: Tensor) -> list[Tensor]:
     ]
 
 
+def orthogonal(y: Tensor) -> list[Tensor]:
+    tall, wide = y[..., :4], y[..., :4, :]
+    scales = torch.tensor([0.0, 0.01, 1.0, 8.0], dtype=y.dtype)[:, None, None, None]
+    return [
+        *linalg.qr(tall),
+        *linalg.qr(wide[..., :4, :]),
+        linalg.qr(wide.detach(), mode="r").R,
+        *linalg.qr(y, mode="complete"),
+        linalg.qr(tall.detach(), mode="complete").Q,
+        *linalg.qr(y.detach() * torch.eye(6, dtype=y.dtype)),  # no column is reflected
+        linalg.householder_product(tall, y[..., 0, :3].sigmoid()),
+        *torch.geqrf(tall.detach()),
+        linalg.matrix_exp(scales * y.tanh() / 6),  # of each scale another number of squares
+        linalg.matrix_exp((y - y.mT)[0]),
+        linalg.matrix_exp(y[..., :1, :1]),
+    ]
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-@pytest.mark.parametrize("function", [factorizations, equations])
+@pytest.mark.parametrize("function", [factorizations, equations, orthogonal])
 def test_functions(function: Callable[[Tensor], list[Tensor]]) -> None:
     torch.manual_seed(0)
     examples = [torch.randn(2, 6, 6), torch.randn(5, 6, 6)]

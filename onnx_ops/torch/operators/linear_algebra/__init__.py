@@ -1,1 +1,1 @@
-"""Factorizations of matrices, systems of linear equations, inverses and determinants."""
+"""Factorizations and exponentials of matrices, systems of linear equations, inverses and determinants."""

@@ -346,3 +346,94 @@ def substitution(matrix: Tensor, given: Tensor, unit: bool) -> Tensor:
         unit: whether the diagonal elements are 1 and not read.
     """
     return torch.linalg.solve_triangular(matrix.tril(), given, upper=False, unitriangular=unit)
+
+
+# --- Householder reflections ------------------------------------------------------------------------------------------
+
+
+def _norm(vectors: Any, like: Any) -> Any:
+    """(..., 1), the Euclidean norms of vectors (..., n), whose squares may overflow."""
+    most = op.ReduceMax(op.Abs(vectors), integers([-1]))
+    divisor = op.Where(op.Equal(most, number(0.0, like)), number(1.0, like), most)
+    scaled = op.Div(vectors, divisor)
+    return op.Mul(op.Sqrt(op.ReduceSum(op.Mul(scaled, scaled), integers([-1]))), divisor)
+
+
+def _reflected(rest: Any, vector: Any, factor: Any) -> Any:
+    """A matrix (..., m, n) less the product factor * vector * (vector.T @ matrix)."""
+    across = op.MatMul(_row(vector), rest)
+    return op.Sub(rest, op.Mul(_column(op.Mul(vector, factor)), across))
+
+
+def _qr_nodes(self: Any) -> tuple[Any, Any]:
+    name, rank = f"{self.name}_qr", len(self.shape)
+    zero, one = number(0.0, self), number(1.0, self)
+    height, width = (op.Shape(self, start=rank + axis, end=rank + axis + 1) for axis in (-2, -1))
+    rows, across = _places(height), _places(width)
+
+    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+        own = op.Gather(rest, j, axis=-1)
+        below, here = op.Greater(rows, j), op.Equal(rows, j)
+        diagonal = op.Gather(own, _vector(j), axis=-1)
+        is_reduced = op.Equal(_norm(op.Where(below, own, zero), self), zero)
+        size = _norm(op.Where(op.Or(below, here), own, zero), self)
+        found = op.Where(is_reduced, diagonal, op.Where(op.Less(diagonal, zero), size, op.Neg(size)))
+        difference = op.Where(is_reduced, one, op.Sub(diagonal, found))
+        tail = op.Where(below, op.Div(own, difference), zero)
+        factor = op.Where(is_reduced, zero, op.Div(op.Neg(difference), op.Where(is_reduced, one, found)))
+        others = _reflected(rest, op.Where(here, one, tail), factor)
+        kept = _column(op.Where(below, tail, op.Where(here, found, own)))
+        changed = op.Where(op.Equal(across, j), kept, rest)
+        return op.Where(op.Greater(across, j), others, changed), op.Squeeze(factor, integers([-1]))
+
+    count = _scalar(op.Min(height, width))
+    factors, stack = loop(name, count, [(self, self.dtype)], step, 1)
+    return factors, op.Transpose(stack, perm=[*range(1, rank - 1), 0])
+
+
+def _qr_shapes(self: Tensor) -> tuple[Tensor, Tensor]:
+    return self.new_empty(self.shape), self.new_empty((*self.shape[:-2], torch.sym_min(*self.shape[-2:])))
+
+
+@custom_operator(_qr_nodes, _qr_shapes)
+def reflections(self: Tensor) -> tuple[Tensor, Tensor]:
+    """LAPACK's form of the QR factorization of a matrix (..., m, n).
+
+    Returns:
+        (..., m, n), R in the upper triangle and below it the Householder vectors, whose first element 1 is not stored;
+        (..., min(m, n)), their factors.
+    """
+    factors, tau = torch.geqrf(self)
+    return factors, tau
+
+
+def _product_nodes(vectors: Any, factors: Any, given: Any) -> Any:
+    rank = len(given.shape)
+    zero, one = number(0.0, given), number(1.0, given)
+    rows = _places(_size(vectors))
+    count = _scalar(op.Shape(factors, start=rank - 2))
+
+    def step(i: Any, rest: Any) -> tuple[Any, ...]:
+        j = op.Sub(op.Sub(count, i), _integer(1))
+        own = op.Where(op.Greater(rows, j), op.Gather(vectors, j, axis=-1), zero)
+        factor = op.Gather(factors, _vector(j), axis=-1)
+        return (_reflected(rest, op.Where(op.Equal(rows, j), one, own), factor),)
+
+    return loop(f"{vectors.name}_reflections_of_{given.name}", count, [(given, given.dtype)], step)[0]
+
+
+@custom_operator(_product_nodes, lambda vectors, factors, given: given.new_empty(given.shape))
+def reflected(vectors: Tensor, factors: Tensor, given: Tensor) -> Tensor:
+    """The product of the reflections I - factor * v * v.T, and of a matrix.
+
+    Args:
+        vectors: (..., m, n), below whose diagonal the Householder vectors are.
+        factors: (..., k), for the first k columns.
+        given: (..., m, p), with the same leading sizes.
+    """
+    found = given.clone()
+    for j in reversed(range(factors.shape[-1])):
+        vector = vectors[..., j : j + 1].tril(-1 - j)
+        vector[..., j, :] = 1
+        found -= factors[..., j, None, None] * vector @ (vector.mT @ found)
+    return found
