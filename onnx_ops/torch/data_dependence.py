@@ -123,17 +123,21 @@ class _Reading:
     value: int | float | bool | None
 
 
+class ExampleRequired(BaseException):
+    """A trace without an example comes to numbers or sizes that depend on data; no `except` of a model catches it."""
+
+
 class DataDependence(TorchDispatchMode):
     """A mode that gives numbers and sizes that depend on data their values in an example.
 
     Args:
         shapes: the symbols of the trace.
-        example: the values.
+        example: the values; with None, an ExampleRequired is raised where they are needed.
         followed: tensors on whose elements, or on what is computed from these alone, code may branch; where it branches
             on others, PyTorch raises its error.
     """
 
-    def __init__(self, shapes: ShapeEnv, example: Example, followed: Iterable[torch.Tensor]) -> None:
+    def __init__(self, shapes: ShapeEnv, example: Example | None, followed: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._shapes, self._example = shapes, example
         self._followed = storages(followed)
@@ -151,7 +155,9 @@ class DataDependence(TorchDispatchMode):
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
             place = func, line_now()
-            known = self._example.of_calls.get(place, []) if follows else []
+            if follows and self._example is None:
+                raise ExampleRequired
+            known = self._example.of_calls.get(place, []) if follows and self._example else []
             call, self._calls[place] = self._calls[place], self._calls[place] + 1
             values = known[call] if call < len(known) and len(known[call]) == len(numbers) else [None] * len(numbers)
             for number, value in zip(numbers, values, strict=True):

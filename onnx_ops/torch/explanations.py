@@ -52,6 +52,7 @@ class Locations(TorchDispatchMode):
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Locations:
+        self._running.clear()  # a trace that an error ended has left modules
         self._hooks = [
             register_module_forward_pre_hook(lambda module, _: self._running.append(module)),
             register_module_forward_hook(lambda module, _, __: self._leave(module)),

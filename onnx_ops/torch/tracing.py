@@ -33,7 +33,7 @@ from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
 from onnx_ops.torch.arguments import Dimension
 from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.constants import Constants
-from onnx_ops.torch.data_dependence import DataDependence, Example, Recording, single_reads
+from onnx_ops.torch.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
 from onnx_ops.torch.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.folding import fold_functions
@@ -149,6 +149,22 @@ def trace(
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
+    try:
+        return _trace(function, examples, dynamic, where, followed, None)
+    except ExampleRequired:
+        pass
+    return _trace(function, examples, dynamic, where, followed, _recorded(function, examples, where))
+
+
+def _trace(
+    function: Callable[[Tensors], Tensors],
+    examples: Tensors,
+    dynamic: Dynamic,
+    where: Locations,
+    followed: Collection[str],
+    example: Example | None,
+) -> Traced:
+    """As `trace`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
     shapes = RecordedShapes(duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
@@ -157,7 +173,6 @@ def trace(
     for given in inputs:
         roots.derive((size, dim) for size, dim in given.named() if hasattr(dim, "root"))
     where.number_at = lambda line: _recorded(function, examples, where).text_at(line)
-    example = _recorded(function, examples, where) if followed else Example()
     conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -206,7 +221,9 @@ def trace(
     index_rows(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
-        return trace(function, examples, kept, where, followed)  # with the sizes of the other dimensions as numbers
+        return _trace(
+            function, examples, kept, where, followed, example
+        )  # with the sizes of the other dimensions as numbers
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 

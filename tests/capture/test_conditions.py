@@ -221,6 +221,21 @@ def test_flags_are_conditions_without_the_option() -> None:
         gradients(model, overwritten, (x,))
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_loss_runs_for_what_depends_on_data_only_if_it_does(reads: bool) -> None:
+    """Besides the three runs with numbers that each capture makes."""
+    runs = []
+
+    def counted(model: nn.Module, x: Tensor) -> Tensor:
+        runs.append(type(x) is Tensor)
+        return model(x).sum() * (2.0 if reads and model.flag else 3.0)
+
+    model = nn.Linear(2, 1)
+    model.register_buffer("flag", torch.tensor(True))
+    gradients(model, counted, (torch.ones(3, 2),), check=False, inference=False)
+    assert runs.count(True) == 3 + reads
+
+
 def test_conditions_on_constants_are_none() -> None:
     table = torch.tensor([1, 2, 3])
 
