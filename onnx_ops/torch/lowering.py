@@ -14,9 +14,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._C._functorch import _wrap_functional_tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -35,8 +33,8 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.sigmoid import refine_sigmoids
+from onnx_ops.torch.writes import signature, without_writes
 
 aten = torch.ops.aten
 
@@ -60,8 +58,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
         mode: the mode of the FakeTensors in the graph.
     """
     with mode, enable_python_dispatcher(), torch.no_grad():
-        if any(_writes(node) for module in _graphs(graph) for node in module.graph.nodes):
-            graph = _functionalized(graph)
+        graph = without_writes(graph)
         decompositions = decompositions_of(registry)
         for module in _graphs(graph):
             _enter_constants(module)
@@ -86,41 +83,6 @@ def _graphs(graph: GraphModule) -> Iterator[GraphModule]:
     return (module for module in graph.modules() if isinstance(module, GraphModule))
 
 
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
-def _functionalized(graph: GraphModule) -> GraphModule:
-    """A graph in which results of writes are new tensors; operators that wrote may have decompositions."""
-    examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    run = torch.func.functionalize(_Functional(graph).run)
-    functional = make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
-    for node in functional.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        if _source(node.args[1]) is node.args[0]:  # `parameter.data = parameter.data`
-            functional.graph.erase_node(node)
-    return functional
-
-
-class _Functional(torch.fx.Interpreter):
-    """Runs a graph under functionalize, which replaces writes only to tensors computed from those it has wrapped."""
-
-    def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
-        value = super().get_attr(target, args, kwargs)
-        if not isinstance(value, torch.Tensor):
-            return value
-        return _wrap_functional_tensor(value, retrieve_current_functorch_interpreter().level())
-
-
-def _source(node: Node) -> Node:
-    """The node whose value a node has, as it is."""
-    while node.target in (aten.detach.default, aten.copy.default):
-        destination, value = node.args[0], node.args[-1]
-        if _signature(destination.meta["val"]) != _signature(value.meta["val"]):
-            break
-        node = value
-    return node
-
-
 def _enter_constants(module: GraphModule) -> None:
     """Set the values of the nodes that are constant tensors, where translations look for them."""
     for node in module.graph.find_nodes(op="get_attr"):
@@ -137,16 +99,10 @@ def _decompose(module: GraphModule, decompositions: Decompositions) -> None:
             leaves, structure = tree_flatten((node.args, node.kwargs))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Node)]
             values = {i: leaves[i].meta["val"] for i in places}
-            key = node.target, structure, *(_signature(values.get(i, leaf)) for i, leaf in enumerate(leaves))
+            key = node.target, structure, *(signature(values.get(i, leaf)) for i, leaf in enumerate(leaves))
             if key not in known:
                 known[key] = _decomposition(node.target, leaves, values, structure, decompositions)
             _inline(node, known[key], [leaves[i] for i in places])
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return str(value.shape), str(value.stride()), value.dtype
-    return type(value), str(value)
 
 
 def _decomposition(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import Dim
 
+from onnx_ops.torch import writes
 from onnx_ops.torch.explanations import Locations
 from onnx_ops.torch.lowering import lowered
 from onnx_ops.torch.tracing import trace
@@ -31,6 +32,22 @@ def shifted(x: Tensor) -> Tensor:
 
 def in_place(x: Tensor) -> Tensor:
     return functional.relu(x.clone(), inplace=True).add_(x)
+
+
+def aliased(x: Tensor) -> Tensor:
+    """Writes to a tensor that is read before, by another name, and as operand of a write."""
+    out = x.clone()
+    same, before = out.detach(), out * 2
+    out.add_(out).mul_(x).copy_(out + 1)
+    return same + before
+
+
+def seen(x: Tensor) -> Tensor:
+    """A write that a view shows, after one of another dtype."""
+    out = x.clone().mul_(x.double())
+    row, before = out[0], out[0] + 1
+    out.exp_()
+    return row + before
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -56,7 +73,7 @@ def unwanted(x: Tensor) -> Tensor:
     return by_weight + by_bias
 
 
-@pytest.mark.parametrize("function", [shifted, in_place, mixed, decomposed, counted, unwanted])
+@pytest.mark.parametrize("function", [shifted, in_place, aliased, seen, mixed, decomposed, counted, unwanted])
 def test_a_lowered_graph_computes_the_same(function: Callable[[Tensor], Tensor]) -> None:
     def named(given: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"y": function(given["x"])}
@@ -72,3 +89,14 @@ def test_a_lowered_graph_computes_the_same(function: Callable[[Tensor], Tensor])
         (got,), wanted = graph(x), function(x)
         assert got.dtype is wanted.dtype
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)  # sums in another order
+
+
+@pytest.mark.parametrize("function", [in_place, aliased])
+def test_writes_to_whole_tensors_do_not_trace_the_graph_again(
+    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = trace(lambda given: {"y": function(given["x"])}, {"x": torch.ones(3, 4)}, {}, Locations(torch.nn.ReLU()))
+    monkeypatch.setattr(writes, "make_fx", None)
+    with traced.mode:
+        graph = writes.without_writes(traced.graph)
+    torch.testing.assert_close(graph(torch.full((3, 4), 0.7))[0], function(torch.full((3, 4), 0.7)))
