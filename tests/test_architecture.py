@@ -62,6 +62,7 @@ TORCH = (
     "row_indices",
     "substitution",
     "data_dependence",
+    "writes",
     "lowering",
     "translation",
     "real_parts",
