@@ -69,6 +69,12 @@ class OutputType:
     by_attribute: bool = False
 
 
+def promoted_type(*inputs: str) -> OutputType:
+    """The dtype that inputs promote to."""
+    names = " and ".join(f"`{name}`" for name in inputs)
+    return OutputType(f"The type that {names} promote to.", inputs=inputs)
+
+
 @dataclass(frozen=True)
 class Output:
     """One output of an op.

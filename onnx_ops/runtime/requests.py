@@ -1,4 +1,4 @@
-"""Answers the requests of onnxruntime: what it asks of custom ops and their kernels while it makes and runs sessions.
+"""Handles the requests of onnxruntime to custom ops and their kernels, while it makes and runs sessions.
 
 Facts (onnxruntime 1.23 to 1.32):
 - InferOutputShapeFn has no access to the OrtApi, which is the same in the whole process and is passed when any kernel

@@ -14,7 +14,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
-from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Operand, Value
@@ -56,11 +56,7 @@ broadcast as in ONNX operators.
         Input("self", "Input of GELU.", Role.SHAPE),
     ),
     outputs=(
-        Output(
-            "grad_input",
-            "Gradient with respect to the input of GELU.",
-            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
-        ),
+        Output("grad_input", "Gradient with respect to the input of GELU.", promoted_type("grad_output", "self")),
     ),
     attributes=(
         attribute("approximate", NONE, "Which GELU: 0 none, with the error function; 1 tanh, its approximation."),

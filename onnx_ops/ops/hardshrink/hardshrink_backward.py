@@ -8,7 +8,7 @@ import numpy.typing as npt
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Array, Loop, Operands
@@ -43,11 +43,7 @@ are not checked; they broadcast as in ONNX operators.
         Input("self", "Input of Hardshrink.", Role.SHAPE),
     ),
     outputs=(
-        Output(
-            "grad_input",
-            "Gradient with respect to the input of Hardshrink.",
-            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
-        ),
+        Output("grad_input", "Gradient with respect to the input of Hardshrink.", promoted_type("grad_output", "self")),
     ),
     attributes=(lambd_attribute(),),
 )

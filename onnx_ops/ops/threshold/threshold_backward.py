@@ -9,7 +9,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
-from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Array, Loop, Operands
@@ -44,9 +44,7 @@ are not checked; they broadcast as in ONNX operators.
     ),
     outputs=(
         Output(
-            "grad_input",
-            "Gradient with respect to the input of thresholding.",
-            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
+            "grad_input", "Gradient with respect to the input of thresholding.", promoted_type("grad_output", "self")
         ),
     ),
     attributes=(attribute("threshold", 0.0, "The gradient passes where `self` is above it."),),
