@@ -48,6 +48,7 @@ class Record(OrtAllocator):
         ("blocks", I64),  # number of those in use
         ("returns", I64),  # whether pages of freed blocks are returned to the system
         ("closed", I64),
+        ("page", I64),  # bytes of a page
         # functions of libc and of the C++ library
         ("lock", VP),
         ("unlock", VP),
@@ -104,6 +105,7 @@ class Heap:
                 end=begin + size,
                 top=begin,
                 returns=1,
+                page=mmap.PAGESIZE,
                 lock=_address(c.pthread_mutex_lock),
                 unlock=_address(c.pthread_mutex_unlock),
                 advise=_address(c.madvise),
@@ -122,11 +124,16 @@ class Heap:
             if options not in _served():
                 options.add_session_config_entry(SHARED_ALLOCATORS, "1")
                 _served().add(options)
-            self._api(Api.RegisterAllocator, self._environment.address, address)
+            self._call(Api.RegisterAllocator, address)  # if it fails, sessions have an arena
             try:
                 yield
             finally:
-                self._api(Api.UnregisterAllocator, self._environment.address, self._environment.info)
+                self._call(Api.UnregisterAllocator, self._environment.info)
+
+    def _call(self, function: Api, argument: int) -> None:
+        """Call a function of the environment, and disregard its error."""
+        if status := self._api(function, self._environment.address, argument):
+            self._api(Api.ReleaseStatus, status)
 
     def return_pages(self, wanted: bool) -> None:
         """Set whether the pages of blocks that are freed are returned to the system, as they are at first."""

@@ -24,7 +24,7 @@ def _place(field: str) -> int:
 
 MUTEX = int(Record.mutex.offset)
 BEGIN, END, TOP, LAST, FREE_BLOCKS = map(_place, ("begin", "end", "top", "last", "free_blocks"))
-BLOCKS, RETURNS, CLOSED, INFO = map(_place, ("blocks", "returns", "closed", "info"))
+BLOCKS, RETURNS, CLOSED, PAGE, INFO = map(_place, ("blocks", "returns", "closed", "page", "info"))
 LOCK, UNLOCK, ADVISE, UNMAP, NEW, DELETE = map(_place, ("lock", "unlock", "advise", "unmap", "new", "delete"))
 MUTEX = 8 * _place("mutex")
 
@@ -33,7 +33,6 @@ MUTEX = 8 * _place("mutex")
 SIZE, BEFORE, IS_FREE, NEXT, PREVIOUS = range(5)
 LEAST = 2 * LINE
 """Bytes of the smallest block."""
-PAGE = mmap.PAGESIZE
 DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)
 
 
@@ -94,8 +93,8 @@ def _taken(heap, size):
 @njit(**OPTIONS)
 def _put_back(heap, block):
     """Make a block free, and join it with free neighbours."""
-    first, end = block, block + i8_at(block)[SIZE]
-    least, most = block // PAGE * PAGE, -(-end // PAGE) * PAGE
+    first, end, page = block, block + i8_at(block)[SIZE], heap[PAGE]
+    least, most = block // page * page, -(-end // page) * page
     before = i8_at(block)[BEFORE]
     if before != 0 and i8_at(before)[IS_FREE] != 0:
         _unlist(heap, before)
@@ -112,8 +111,8 @@ def _put_back(heap, block):
     heap[BLOCKS] -= 1
     if heap[RETURNS] != 0:
         # The pages of free neighbours have been returned; those that a block shares with a neighbour are now free too.
-        start = max(least, -(-(first + LINE) // PAGE) * PAGE)
-        stop = min(most, end // PAGE * PAGE)
+        start = max(least, -(-(first + LINE) // page) * page)
+        stop = min(most, end // page * page)
         if start < stop:
             call(heap[ADVISE], (start, stop - start, DONT_NEED))
 
