@@ -50,6 +50,20 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_windows_that_overlap() -> None:
+    """As Longformer cuts its sequences into chunks: the gradient of an element is the sum over its windows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        chunks = model(x).view(x.shape[0], x.shape[1] // 4, 4, 3)
+        (samples, _, *sizes), (step, across, *strides) = chunks.shape, chunks.stride()
+        number = 2 * torch.div(x.shape[1], 4, rounding_mode="trunc") - 1  # a tensor
+        windows = chunks.as_strided((samples, number, *sizes), (step, across // 2, *strides))
+        later = torch.as_strided(chunks, (samples, 2, 3), (step, 3, 1), chunks.storage_offset() + 6)
+        return (windows * torch.arange(12.0).view(4, 3)).square().mean() + (later * x[:, :2]).sum()
+
+    compared(nn.Linear(3, 3), loss, [(3, 16, 3), (2, 16, 3), (1, 16, 3)], Dim("N"))
+
+
 def test_numbers_that_depend_on_a_size() -> None:
     """The gradient of a variance has the factor 2 / (N - 1); sums and products with such a number."""
 

@@ -1,0 +1,30 @@
+"""Views by strides of a tensor with dynamic sizes, such as windows that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
+
+from onnx_ops.torch.base.table import replaces
+
+
+@replaces(torch.as_strided, torch.Tensor.as_strided)
+def _as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """The elements by their indices: PyTorch's gradient of a view makes numbers of dynamic sizes.
+
+    What needs no gradient, or is not contiguous, and views beyond its elements, stay views.
+    """
+    if not (any(map(is_symbolic, input.shape)) and input.requires_grad and input.is_contiguous()):
+        return torch.as_strided(input, size, stride, storage_offset)
+    size, stride = ([n.item() if isinstance(n, Tensor) else n for n in numbers] for numbers in (size, stride))
+    start = 0 if storage_offset is None else storage_offset - input.storage_offset()
+    last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if not statically_known_true(last < input.numel()):
+        return torch.as_strided(input, size, stride, storage_offset)
+    index = torch.full((), start, device=input.device)
+    for n, step in zip(size, stride, strict=True):
+        index = index.unsqueeze(-1) + step * torch.arange(n, device=input.device)
+    return input.flatten().index_select(0, index.flatten()).view(list(size))
