@@ -265,6 +265,11 @@ class _Analysis(TensorReferenceAnalysis):
         number = bool(c) if dtype is torch.bool else int(c) if dtype is torch.int64 else float(c)
         return torch.full((), number, dtype=dtype)
 
+    @staticmethod
+    def mod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Of sizes, which are not negative."""
+        return torch.remainder(x, y)
+
 
 def _computed(assertion: RuntimeAssert, values: Mapping[sympy.Symbol, torch.Tensor]) -> torch.Tensor:
     try:

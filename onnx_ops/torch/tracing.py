@@ -83,9 +83,17 @@ def eager_mode() -> Iterator[None]:
         yield
 
 
-def _unchecked_distributions() -> contextlib.AbstractContextManager[Any]:
-    """torch.distributions does not validate its arguments, as a trace has no values; the eager run has done it."""
-    return mock.patch.object(Distribution, "_validate_args", False)
+@contextlib.contextmanager
+def _symbolic_distributions() -> Iterator[None]:
+    """torch.distributions does not validate its arguments, as a trace has no values; the eager run has done it.
+
+    It broadcasts shapes with dynamic sizes.
+    """
+    with (
+        mock.patch.object(Distribution, "_validate_args", False),
+        mock.patch.object(torch._C, "_infer_size", torch.broadcast_shapes),
+    ):
+        yield
 
 
 def _size_oblivious() -> contextlib.AbstractContextManager[None]:
@@ -231,7 +239,7 @@ def _trace(
 @contextlib.contextmanager
 def _substituted() -> Iterator[None]:
     """Within this context, PyTorch runs the operators of this package that stand for others in a trace."""
-    with _unchecked_distributions(), Float32Computation(), single_reads(), unchanged_conversions(), whole_ops():
+    with _symbolic_distributions(), Float32Computation(), single_reads(), unchanged_conversions(), whole_ops():
         yield
 
 

@@ -6,11 +6,12 @@ Each capture compares its numbers with PyTorch's before it returns.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from captures import gradients
+from captures import compared, gradients
 from torch import Tensor, distributions, nn
 from torch.export import Dim
 
@@ -144,6 +145,33 @@ def test_diagonals_that_are_written() -> None:
 
 
 UNSEEN = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+
+def contrasted(model: nn.Module, x: Tensor) -> Tensor:
+    """Positive pairs on the diagonals of similarities, and the others by a mask of data-dependent size."""
+    rows = model(torch.cat([x, x.cos()]))
+    similar = torch.log_softmax(rows @ rows.T, 1)
+    pairs = torch.cat([torch.diag(similar, len(x)), similar.diag(-len(x)), similar[1:].diag(len(x)).abs()])
+    others = similar[~torch.eye(len(rows), dtype=torch.bool)].view(len(rows), -1)
+    return others.exp().sum(1).log().mean() - pairs.mean()
+
+
+def covered(model: nn.Module, x: Tensor) -> Tensor:
+    """Covariances over the samples, and the divergence of normal distributions of each sample."""
+    rows = model(x)
+    normal, other = (
+        distributions.MultivariateNormal(mean, scale_tril=torch.eye(4, dtype=x.dtype) + outer.tril(-1))
+        for mean, outer in ((rows, rows.unsqueeze(2) * rows.unsqueeze(1)), (rows[0], rows[0].outer(rows[0])))
+    )
+    both = distributions.kl_divergence(normal, other).mean() + distributions.kl_divergence(other, other)
+    correlations = torch.corrcoef(rows.T).sin().sum() + rows[:, 0].cov()
+    return both + rows.T.cov().square().sum() + torch.cov(rows.T, correction=0).exp().mean() + correlations
+
+
+@pytest.mark.parametrize("loss", [contrasted, covered])
+def test_dynamic_numbers_of_samples(loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    compared(nn.Linear(4, 4), loss, [torch.randn(n, 4) for n in (3, 5, 2)], {0: Dim("N")})
 
 
 class Masked(nn.Module):

@@ -1,4 +1,4 @@
-"""Diagonals of matrices: writing to them, and the gradient of reading them."""
+"""Diagonals of matrices: reading and writing them, and their gradients."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.table import decomposes, replaces
 
 aten = torch.ops.aten
+
+
+@replaces(torch.diag, torch.Tensor.diag)
+def _diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """A copy; PyTorch's own makes a number of a dynamic offset, such as the number of samples."""
+    if not is_symbolic(diagonal) or input.dim() != 2:
+        return torch.diag(input, diagonal)
+    row, column = (0, diagonal) if diagonal >= 0 else (-diagonal, 0)
+    rows, columns = input.shape
+    places = torch.arange(torch.sym_max(torch.sym_min(rows - row, columns - column), 0), device=input.device)
+    return input.flatten().index_select(0, (places + row) * columns + places + column)
 
 
 @decomposes(aten.diagonal_scatter.default)

@@ -1,0 +1,35 @@
+"""Covariances and correlations, whose number of observations PyTorch's own functions make a number of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+
+from onnx_ops.torch.base.table import replaces
+
+
+@replaces(torch.cov, torch.Tensor.cov)
+def _cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """Of variables (V, observations), or of one variable."""
+    given = [weights for weights in (fweights, aweights) if weights is not None]
+    if not is_symbolic(input.shape[-1] if input.dim() else 1) or given:
+        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    rows = torch.atleast_2d(input)
+    count = rows.shape[1]
+    centered = rows - rows.sum(1, keepdim=True) / count
+    found = centered @ centered.mH / torch.sym_max(count - correction, 0)
+    return found.squeeze() if not is_symbolic(rows.shape[0]) else found
+
+
+@replaces(torch.corrcoef, torch.Tensor.corrcoef)
+def _corrcoef(input: Tensor) -> Tensor:
+    if not is_symbolic(input.shape[-1] if input.dim() else 1) or input.is_complex():
+        return torch.corrcoef(input)
+    found = _cov(input)
+    if not found.dim():
+        return found / found
+    deviations = found.diagonal().sqrt()
+    return (found / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
