@@ -39,6 +39,7 @@ from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
 from onnx_ops.torch.update import Update
 from onnx_ops.torch.verification.trials import Trial, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
+from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
 
@@ -287,6 +288,7 @@ def _captured(
         compared = _verify(Verification(_step(exported, record), joint, updates), steps)
         progress.ended("comparison with PyTorch")
     steps.clear()
+    return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
     forward = Forward(joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed)
     if callable(options.inference):

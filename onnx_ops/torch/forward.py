@@ -131,8 +131,8 @@ class Forward:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
             for make in compared:
                 given = make()
-                with preserved(joint.model), eager_mode(), joint.with_parameters(given):
-                    expected = self._evaluated(given)
+                with preserved(joint.model), eager_mode(), joint.with_parameters(given) as values:
+                    expected = self._evaluated(values)
                 compare("outputs in evaluation mode", session.run(given), arrays(expected), tolerance)
         return proto
 

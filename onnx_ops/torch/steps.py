@@ -22,6 +22,9 @@ from onnx_ops.torch.randomness import Random
 from onnx_ops.torch.recomputation import ordered_recomputation
 from onnx_ops.torch.tracing import Tensors
 
+EXCHANGED = 2**18
+"""Elements that are copied at a time where two tensors exchange theirs."""
+
 
 class _Call(torch.nn.Module):
     """The loss as a module that contains the model, for torch.func.functional_call.
@@ -347,16 +350,24 @@ class JointStep:
                 )
 
     @contextlib.contextmanager
-    def with_parameters(self, values: Tensors) -> Iterator[None]:
-        """Set the model's parameters in place until exit, for code that reads them by other references."""
-        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+    def with_parameters(self, values: Tensors) -> Iterator[Tensors]:
+        """Set the model's parameters in place until exit, for code that reads them by other references.
+
+        Args:
+            values: by name, with the shapes and dtypes of `state`. Until exit they have the elements of the parameters,
+                and the parameters theirs, so that no third set of them is in memory.
+
+        Yields:
+            The values, whose parameters are in the memory of the model.
+        """
+        pairs = [(as_real(parameter.data), values[name]) for name, parameter in self.parameters.items()]
+        for parameter, value in pairs:
+            _exchange(parameter, value)
         try:
-            for name, parameter in self.parameters.items():
-                as_real(parameter.data).copy_(values[name])
-            yield
+            yield values | {name: tensor for name, tensor in self.state().items() if name in self.parameters}
         finally:
-            for name, parameter in self.parameters.items():
-                parameter.data.copy_(kept[name])
+            for parameter, value in reversed(pairs):  # which restores parameters that share memory
+                _exchange(parameter, value)
 
     def _check_names(self) -> None:
         if not self.parameters:
@@ -364,6 +375,16 @@ class JointStep:
         for name in self.arguments:
             if name in self.parameters or name in self.buffers:
                 raise CaptureError(f"'{name}' is an argument of the loss and a name in the model; rename one of them")
+
+
+def _exchange(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Exchange the elements of two tensors of the same shape, a part at a time."""
+    rows = max(EXCHANGED * max(len(first), 1) // max(first.numel(), 1), 1) if first.dim() else 0
+    parts = zip(first.split(rows), second.split(rows), strict=True) if rows else [(first, second)]
+    for one, other in parts:
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
 
 
 def _tied(model: torch.nn.Module, first: Mapping[str, torch.Tensor]) -> dict[str, str]:

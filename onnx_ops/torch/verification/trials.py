@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.effects import Unregistered
+from onnx_ops.torch.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
@@ -34,11 +34,13 @@ class Trial:
 
     Attributes:
         make: returns the model's state and the arguments, by name: made anew, as they may be as large as the model.
-        expected: the outputs of the step, by name.
+        run: returns the outputs of the step for these, by name.
+        state: those of them that are new values of parameters and buffers.
     """
 
     make: Callable[[], Tensors]
-    expected: Tensors
+    run: Callable[[Tensors], Tensors]
+    state: Tensors
 
 
 def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = False) -> list[Trial]:
@@ -80,30 +82,48 @@ def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) 
         unregistered.refuse(again.effects)
     outside.check()
     return_freed_memory()
-    first = Trial(lambda: start, expected)
+    first = Trial(lambda: start, lambda _: expected, _state(expected))
     return [first, *(seconds or [first])]
+
+
+def _state(outputs: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in outputs.items() if name.startswith(NEXT)}
 
 
 def _run_trial(
     joint: JointStep, make: Callable[[], Tensors], first: Tensors, unregistered: Unregistered
 ) -> Trial | None:
-    """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none."""
-    info, values = RunInfo(), make()
-    own = [name for name in joint.parameters if values[name].is_floating_point()]  # that were made for this run alone
+    """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none.
+
+    Its results, which are as large as the model, are computed once more when they are compared.
+    """
+    info = RunInfo()
+
+    def run(values: Tensors, info: RunInfo, changed: Collection[str] | None = None) -> Tensors:
+        own = [name for name in joint.parameters if values[name].is_floating_point()]  # which were made for this run
+        with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values) as given:
+            outputs = joint.run(given, info, changed, own)
+            shared = storages(joint.parameters.values())
+            return {name: t.clone() if storage_of(t) in shared else t for name, t in outputs.items()}
+
+    def again(values: Tensors) -> Tensors:
+        arguments = {name: values[name].clone() for name in joint.arguments}  # which a loss may change in place
+        with preserved(joint.model):
+            return run(values | arguments, RunInfo(), info.changed)
+
     try:
-        with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values):
-            expected = joint.run(values, info, own=own)
+        expected = run(make(), info)
     except CaptureError:
         raise
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
-    return_freed_memory()
     unregistered.refuse(info.effects)
+    info.effects = Effects()
     if expected.keys() != first.keys() or any(
         bool(tensor.isnan().any()) and not bool(first[name].isnan().any()) for name, tensor in expected.items()
     ):
         return None
-    return Trial(make, expected)
+    return Trial(make, again, _state(expected))
 
 
 def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Callable[[], Tensors]]:
@@ -126,7 +146,9 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
     def made(batch: Tensors) -> Tensors:
         zeros, trained, state = torch.Generator().manual_seed(1), set(joint.trained()), dict(before)
         for name, tensor in disturbances({name: before[name] for name in joint.parameters}, NOISE, seed=0):
-            state[name] = _away_from_zero(tensor, zeros) if name in trained else tensor
+            if name in trained:
+                _move_from_zero(tensor, zeros)
+            state[name] = tensor
         return_freed_memory()
         return state | batch
 
@@ -136,20 +158,22 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
 
 def _noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Uniform numbers on [-1, 1), shape and dtype of `like`."""
-    return (2 * torch.rand(like.shape, generator=generator) - 1).to(like.dtype)
+    return torch.rand(like.shape, generator=generator).mul_(2).sub_(1).to(like.dtype)
 
 
 def disturbances(values: Tensors, amount: float, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Floating tensors with random relative changes of at most `amount`, other tensors unchanged, by name."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in values.items():
-        yield name, tensor * (1 + amount * _noise(tensor, generator)) if tensor.is_floating_point() else tensor
+        changed = tensor.is_floating_point()
+        yield name, _noise(tensor, generator).mul_(amount).add_(1).mul_(tensor) if changed else tensor
 
 
-def _away_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if not tensor.is_floating_point() or not tensor.numel():
-        return tensor
-    return torch.where(tensor == 0, AWAY_FROM_ZERO * (tensor.abs().max() or 1.0) * _noise(tensor, generator), tensor)
+def _move_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Replace the zeros of a floating tensor, in place."""
+    zeros = tensor == 0
+    if zeros.any():
+        tensor[zeros] = AWAY_FROM_ZERO * (tensor.abs().max() or 1.0) * _noise(tensor[zeros], generator)
 
 
 def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -126,13 +126,12 @@ class Updates:
         found = {NEXT + name for name in self.state()} | {NEXT + member.name for member in self._plan.members}
         return found - {NEXT + name for name in self._plan.rates()}
 
-    def compare(self, trial: Trial, values: Tensors, got: Arrays, tracker: torch.Tensor | None) -> None:
+    def compare(self, values: Tensors, got: Arrays, tracker: torch.Tensor | None) -> None:
         """Compare the graph's next parameters and state with those of a step of the optimizers for its gradients.
 
         Args:
-            trial: the step of PyTorch.
-            values: of the trial.
-            got: the graph's results; those that are large are removed once they are compared.
+            values: parameters and buffers, by name, after the loss has changed them.
+            got: the graph's results; the parameters are removed once they are compared.
             tracker: the state of that name of the loss scaling.
 
         Raises:
@@ -141,19 +140,18 @@ class Updates:
         largest = largest_of({name: got[name] for name in self.names if name in got})
         comparison = Comparison("the optimizer's update", got, largest)
         members, clip, scaling = self._plan.members, self._update.clip_grad_norm, self._update.scaling
-        gradients = {member.name: as_tensor(got.pop(GRADIENT + member.name)) for member in members}
+        gradients = {member.name: as_tensor(got[GRADIENT + member.name]) for member in members}
         total = None if clip is None else torch.nn.utils.get_total_norm(list(gradients.values()))
-        infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+        infinite = scaling is not None and not all(bool(found.isfinite().all()) for found in gradients.values())
         for twin in self._twins:
             for some in twin.rounds:
                 copies = {}
                 for member in some:
-                    before = trial.expected.get(NEXT + member.name, values[member.name])
-                    copies[member.name] = torch.nn.Parameter(before.clone())
-                    copies[member.name].grad = gradients.pop(member.name)
+                    copies[member.name] = torch.nn.Parameter(values[member.name].clone())
+                    copies[member.name].grad = gradients[member.name].clone()
                 if clip is not None and total is not None:
                     torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, total)
-                if scaling is None or not infinite:
+                if not infinite:
                     twin.step(copies)
                 for member in some:
                     narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
@@ -208,6 +206,7 @@ class _Twin:
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         kept = [*own, *(value for state in optimizer.state.values() for value in state.values())]
         self._optimizer = copy.deepcopy(optimizer, {id(value): value for value in kept})
+        self._optimizer.state.clear()
         names = {parameter: name for name, parameter in joint.parameters.items()}
         self._groups = {names[p]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.state: dict[str, dict[str, Any]] = {
@@ -226,10 +225,12 @@ class _Twin:
         """Update parameters in place, by name, and their state."""
         for i, group in enumerate(self._optimizer.param_groups):
             group["params"] = [parameter for name, parameter in parameters.items() if self._groups[name] == i]
-        self._optimizer.state.clear()
         self._optimizer.state.update({parameter: self.state[name] for name, parameter in parameters.items()})
         self._optimizer.step()
         self.state |= {name: self._optimizer.state[parameter] for name, parameter in parameters.items()}
+        self._optimizer.state.clear()  # which keeps the parameters in memory, as the groups do
+        for group in self._optimizer.param_groups:
+            group["params"] = []
 
 
 def _shared(value: Any, array: np.ndarray | None) -> Any:
@@ -271,6 +272,7 @@ class Verification:
         Raises:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
+        return_freed_memory()  # of the step before
         values = trial.make()
         got = self._graph.run(self._state | values)
         return_freed_memory()
@@ -278,25 +280,36 @@ class Verification:
             check_conditions(self._conditions, got)
         except StepError as violated:
             return str(violated)
+        # The update first: afterwards the new parameters are not in memory while PyTorch computes the gradients. But
+        # wrong gradients, which may be the cause of a wrong update, are reported before it.
+        difference: CaptureError | None = None
+        if self._updates is not None:
+            changed = {name.removeprefix(NEXT): tensor for name, tensor in trial.state.items()}
+            try:
+                self._updates.compare(values | changed, got, self._state.get(GROWTH_TRACKER))
+            except CaptureError as error:
+                difference = error
+            return_freed_memory()
         # Parameters that both the loss and the optimizer change are compared after the update only.
         updated = set() if self._updates is None else self._updates.names
-        self._check(got, trial, values, [name for name in trial.expected if name not in updated])
-        if self._updates is not None:
-            self._updates.compare(trial, values, got, self._state.get(GROWTH_TRACKER))
+        expected = trial.run(values)
+        self._check(got, {name: expected[name] for name in expected if name not in updated}, values)
+        if difference is not None:
+            raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
         return None
 
-    def _check(self, got: Arrays, trial: Trial, values: Tensors, names: Sequence[str]) -> None:
-        """Compare the named outputs with PyTorch; in float64 too if they differ.
+    def _check(self, got: Arrays, expected: Tensors, values: Tensors) -> None:
+        """Compare outputs with those of PyTorch; in float64 too if they differ.
 
         Rounding changes the sign of some inputs of ReLUs, and thereby gradients: by percents in deep networks with
         batch norm, in PyTorch too.
         """
-        theirs = arrays({name: trial.expected[name] for name in names})
+        theirs = arrays(expected)
         try:
             compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
-            exact = self._in_double(values, names)
+            exact = self._in_double(values, theirs)
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype) for name, array in exact.items()}
@@ -306,8 +319,9 @@ class Verification:
     def _in_double(self, values: Tensors, names: Iterable[str]) -> Arrays | None:
         """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64."""
         wide = _wide(values)
+        rounded = {name: wide[name].to(own.dtype, copy=True) for name, own in self._joint.state().items()}
         try:
-            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(wide), Float64Computation():
+            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(rounded), Float64Computation():
                 found = self._joint.run(wide, RunInfo())
                 return {name: to_array(found[name]) for name in names}
         except Exception:  # the user's code requires another dtype
