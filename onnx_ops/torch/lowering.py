@@ -59,6 +59,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
     """
     with mode, enable_python_dispatcher(), torch.no_grad():
         graph = without_writes(graph)
+        _fx_passes.remove_assertion_nodes(graph)
         decompositions = decompositions_of(registry)
         for module in _graphs(graph):
             _enter_constants(module)
@@ -68,7 +69,6 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
             _share_sizes(module)
             _Promotion(module, _type_promotion()).run(*(None for _ in module.graph.find_nodes(op="placeholder")))
             module.graph.eliminate_dead_code()
-    _fx_passes.remove_assertion_nodes(graph)
     return graph
 
 
