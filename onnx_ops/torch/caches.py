@@ -50,8 +50,12 @@ _CACHES = _Caches()
 
 
 def _of_library(cache: Any) -> bool:
-    code = getattr(cache.__wrapped__, "__code__", None)
-    return code is None or is_library(code.co_filename)
+    """Whether a library has decorated its own function; a user may have a cache of torch.arange."""
+    function = cache.__wrapped__
+    code = getattr(function, "__code__", None)
+    if code is None or not is_library(code.co_filename):
+        return False
+    return getattr(sys.modules.get(function.__module__), function.__name__, None) is not function
 
 
 @contextlib.contextmanager

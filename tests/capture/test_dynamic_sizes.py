@@ -160,6 +160,8 @@ def test_caches_keep_no_tensor_of_a_trace() -> None:
     positions.cache_clear()
     check(positions)
     check(functools.cache(lambda count: torch.ones(count)))  # made after a capture
+    check(functools.cache(torch.ones))
+    check(functools.cache(torch.signal.windows.hann))
 
 
 class Patches(nn.Module):
