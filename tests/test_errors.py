@@ -69,6 +69,7 @@ def defined_exceptions() -> Iterator[tuple[str, list[str]]]:
 def test_exceptions_have_the_packages_base_class_and_one_of_python() -> None:
     found = dict(defined_exceptions())
     assert found.pop("Error") == ["Exception"]
+    assert found.pop("ExampleRequired") == ["BaseException"]  # no error: a trace starts again
     assert found.pop("StateLostError") == ["StepError"]
     assert found.pop("UnknownMethodError") == ["TranslationError"]
     assert {"OpError", "LinkError", "ModelFileError", "StepError", "WorkerError", "CaptureError"} < found.keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
+import built_library
 import numpy as np
 import onnx
 import pytest
@@ -23,7 +24,7 @@ from models.sparse_coding import training as sparse_coding
 from onnx_ops.integrations import prebuilt
 from onnx_ops.library.build import build
 from onnx_ops.library.objects import NATIVE
-from onnx_ops.ops import ALL_VERSIONS
+from onnx_ops.ops import op_named
 from onnx_ops.training.step_files import prepare_step, step_model
 from scripts.compiling import MissingError
 
@@ -33,28 +34,18 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no compiler
 STATE_LOST = 6
 
 
-OPS_OF_STEPS = ("ApplyAdamW", "FusedSgd", "Hardshrink", "HardshrinkBackward", "OptimizationBarrier")
-
-
 def coding() -> onnx.ModelProto:
     """A captured step with AdamW."""
     started = sparse_coding.TRAINING.started(0)
     return step_model(started.model, started.state)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library with the kernels of the steps here, most of which tests/test_library.py compiles too."""
-    path = tmp_path_factory.mktemp("library") / "libonnx_ops_aclnn.so"
-    build(path, [op for op in ALL_VERSIONS if op.name in OPS_OF_STEPS], [NATIVE])
-    return path
-
-
 @pytest.fixture
-def kernels(built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library, with which Python runs too."""
-    monkeypatch.setenv(prebuilt.VARIABLE, str(built))
-    return built
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of all ops, with which Python runs too."""
+    path = built_library.library()
+    monkeypatch.setenv(prebuilt.VARIABLE, str(path))
+    return path
 
 
 def in_cpp(step: Path | Mapping[str, Path], kernels: Path, **options: Any) -> CppTrainer:
@@ -180,12 +171,17 @@ def test_a_failure_during_the_update_loses_the_state(kernels: Path, tmp_path: Pa
     assert_same(trainer.state_dict(), before)
 
 
-def test_two_sets_where_a_step_cannot_be_run_in_place(kernels: Path, tmp_path: Path) -> None:
+def test_two_sets_where_a_step_cannot_be_run_in_place(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without prepared graphs, and with a library that lacks a kernel of the step: function bodies are not ordered."""
     path = tmp_path / "step.onnx"
     onnx.save(scaled_step(), path)
     assert in_cpp(path, kernels).keeps_previous
     prepare_step(steps.whole_step(), path)
+    kernels = tmp_path / kernels.name
+    build(kernels, [op_named("OptimizationBarrier")], [NATIVE])
+    monkeypatch.setenv(prebuilt.VARIABLE, str(kernels))
     there, here = in_cpp(path, kernels), onnx_ops.Trainer(path, backends.options())
     assert there.keeps_previous
     assert here._state.keeps_previous

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from onnx_ops.core.errors import KernelsUnavailableError, is_of_onnxruntime
 from onnx_ops.core.op import Op
 from onnx_ops.linking.origins import Origins
-from onnx_ops.runtime.heap import Functions
+from onnx_ops.runtime.heap_record import Functions
 from onnx_ops.runtime.process import STATE
 
 VARIABLE = "ONNX_OPS_LIBRARY"

@@ -11,7 +11,7 @@ from onnx_ops.library.objects import Level, symbol
 from onnx_ops.runtime import callbacks, heap_callbacks, reuse
 from onnx_ops.runtime.compiler import Function
 from onnx_ops.runtime.declarations import Declaration, declarations
-from onnx_ops.runtime.heap import Functions
+from onnx_ops.runtime.heap_record import Functions
 
 HEAP_FUNCTIONS = [name for name in Functions._fields if name in heap_callbacks.FUNCTIONS]
 

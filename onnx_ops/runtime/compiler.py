@@ -39,7 +39,9 @@ IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")
-NOT_COMPILED = frozenset(f"{name}.py" for name in ("ahead", "cache", "host", "process", "progress", "worker"))
+NOT_COMPILED = frozenset(
+    f"{name}.py" for name in ("ahead", "cache", "heap", "process", "progress", "registration", "requests", "worker")
+)
 """Files of `runtime` that hold no code of kernels, nor constants that it contains."""
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size

@@ -17,12 +17,13 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import onnxruntime as ort
 
-from onnx_ops.runtime.abi import I64, VP, Api, OrtAllocator, OrtApi
+from onnx_ops.runtime.abi import VP, Api, OrtApi
+from onnx_ops.runtime.heap_record import Functions, Record
 from onnx_ops.runtime.process import STATE, keep, libc
 
 ALLOCATOR_VERSION = 17
@@ -33,40 +34,6 @@ WARNING, DEVICE_ALLOCATOR, DEFAULT_MEMORY = 2, 0, 0
 CPP_LIBRARY = "libstdc++.so.6"
 NEW, DELETE = "_ZnwmSt11align_val_t", "_ZdlPvSt11align_val_t"
 """operator new(size_t, std::align_val_t), whose exception onnxruntime expects if there is no memory, and delete."""
-
-
-class Record(OrtAllocator):
-    """An OrtAllocator, followed by the heap's data. A block begins with a header; see `runtime.heap_callbacks`."""
-
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("info", VP),  # OrtMemoryInfo
-        ("begin", I64),  # of the address space
-        ("end", I64),
-        ("top", I64),  # end of the last block
-        ("last", I64),  # the last block, 0 for none
-        ("free_blocks", I64),  # the first of a list, 0 for none
-        ("blocks", I64),  # number of those in use
-        ("returns", I64),  # whether pages of freed blocks are returned to the system
-        ("closed", I64),
-        ("page", I64),  # bytes of a page
-        # functions of libc and of the C++ library
-        ("lock", VP),
-        ("unlock", VP),
-        ("advise", VP),
-        ("unmap", VP),
-        ("new", VP),
-        ("delete", VP),
-        ("mutex", I64 * 16),
-    )
-
-
-class Functions(NamedTuple):
-    """Addresses of an OrtApi, and of the functions of an OrtAllocator in `runtime.heap_callbacks`."""
-
-    api: int
-    allocate: int
-    free: int
-    info: int
 
 
 class _Environment(NamedTuple):

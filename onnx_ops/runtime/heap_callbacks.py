@@ -12,7 +12,7 @@ from numba import njit, types
 
 from onnx_ops.loops.memory import LINE, whole_lines
 from onnx_ops.runtime.compiler import Function
-from onnx_ops.runtime.heap import Record
+from onnx_ops.runtime.heap_record import Record
 from onnx_ops.runtime.memory import i8_at
 from onnx_ops.runtime.native import OPTIONS, call
 
@@ -161,4 +161,4 @@ FUNCTIONS: dict[str, Function] = {
     "free": (free, types.void(types.int64, types.int64)),
     "info": (info, types.int64(types.int64)),
 }
-"""By the fields of `heap.Functions`."""
+"""By the fields of `heap_record.Functions`."""

@@ -32,7 +32,7 @@ from onnx_ops.runtime.abi import API_VERSION, VP
 from onnx_ops.runtime.callbacks import CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.declarations import Declaration, declarations
-from onnx_ops.runtime.heap import Functions
+from onnx_ops.runtime.heap_record import Functions
 from onnx_ops.runtime.launch import compute
 from onnx_ops.runtime.process import STATE, aside, keep, libc
 from onnx_ops.runtime.requests import ORT_VERSION, Registered, custom_ops, naming, operators, python_record, reserving

@@ -132,7 +132,7 @@ class DataDependence(TorchDispatchMode):
 
     Args:
         shapes: the symbols of the trace.
-        example: the values; with None, an ExampleRequired is raised where they are needed.
+        example: the values; with None, ExampleRequired is raised where they are needed.
         followed: tensors on whose elements, or on what is computed from these alone, code may branch; where it branches
             on others, PyTorch raises its error.
     """

@@ -43,6 +43,14 @@ PyTorch's. Seconds are processor time of the dynamic capture and its verificatio
 """
 
 
+SPEED = """Times are medians of interleaved steps, ratios medians of the ratios of each round. Memory is the peak of
+steps above the process before the model exists. "products" is the share of matrix products, convolutions and attention
+in the captured step, by a profile of onnxruntime. Their speed is bound by the processor's multipliers, in PyTorch as
+well: in GPT-2's step 75 to 106 GFLOP/s on one thread, PyTorch 91 to 100. So models whose products take more than three
+quarters of PyTorch's time cannot be captured at 0.75 of it without faster products.
+"""
+
+
 def text(results: Path, speed: Path) -> str:
     """The page for folders with the results of `make zoo` and of `make zoo-speed`."""
     found = [result for entry in ENTRIES.values() if (result := Result.read(results / f"{entry.key}.json")) is not None]
@@ -60,7 +68,7 @@ def text(results: Path, speed: Path) -> str:
     ]
     measured = Speed.read_all(speed)
     if measured:
-        parts += ["## Speed and memory\n", speed_table(measured)]
+        parts += ["## Speed and memory\n", SPEED, speed_table(measured)]
     return "\n".join(parts)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import torch
 
 import onnx_ops
@@ -30,6 +31,7 @@ from scripts.memory.files import WARM_UP
 from scripts.zoo import torchvision_operators
 from scripts.zoo.eager import without_dropout
 from scripts.zoo.entries import Case
+from scripts.zoo.products import share_of_products
 from scripts.zoo.speed_models import SPEED, linear
 from scripts.zoo.speed_results import Speed
 
@@ -91,7 +93,7 @@ def main() -> int:
         for threads in rows:
             parts = [part("eager", name, threads, options.budget)]
             if threads == options.threads[0]:
-                parts += [part("memory", name, threads), part("eager_memory", name, threads)]
+                parts += [part(what, name, threads) for what in ("memory", "eager_memory", "products")]
             report(name, threads, parts)
     for threads in options.threads:
         for name in names:
@@ -155,6 +157,13 @@ def eager_memory(name: str, threads: str) -> None:
         speed.eager_memory = steps_peak(torch_step, name)
 
 
+def products(name: str, threads: str) -> None:
+    """The share of products in the captured step."""
+    with changed(name, int(threads)) as speed:
+        options = timing.session_options(int(threads))
+        speed.products = share_of_products(functools.partial(step_of, name), options)
+
+
 def steps_peak(load: Callable[[str], Callable[[], float]], name: str) -> int:
     """Peak bytes of the later steps of a model, above those of the process after the steps of `WARM_UP`."""
     peaks.measure(functools.partial(load, WARM_UP), steps=1)
@@ -167,6 +176,7 @@ PARTS: dict[str, Callable[..., None]] = {
     "compile": compiled,
     "memory": memory,
     "eager_memory": eager_memory,
+    "products": products,
 }
 
 
@@ -198,7 +208,12 @@ def changed(name: str, threads: int) -> Iterator[Speed]:
 
 def own_step(name: str, threads: int) -> Callable[[], dict[str, np.ndarray]]:
     """A step of the saved capture, on its batch."""
-    trainer = onnx_ops.Trainer(FOLDER / f"{key_of(name)}.onnx", timing.session_options(threads))
+    return step_of(name, timing.session_options(threads))
+
+
+def step_of(name: str, options: ort.SessionOptions) -> Callable[[], dict[str, np.ndarray]]:
+    """`own_step` with session options."""
+    trainer = onnx_ops.Trainer(FOLDER / f"{key_of(name)}.onnx", options)
     with np.load(FOLDER / f"{key_of(name)}.npz") as file:
         arrays = {key: file[key] for key in file.files}
     return lambda: trainer.step(**arrays)

@@ -21,6 +21,7 @@ class Speed:
         over_eager, over_compile: medians over the rounds of the ratios of the captured step to PyTorch; None where
             it was not measured, or torch.compile fails.
         memory, eager_memory: peak bytes during steps above those of the process before the model exists.
+        products: share of matrix products, convolutions and attention in the captured step.
         foreign_load: cores kept busy by other processes.
         error: why there are no figures.
     """
@@ -33,6 +34,7 @@ class Speed:
     over_compile: float | None = None
     memory: int | None = None
     eager_memory: int | None = None
+    products: float | None = None
     foreign_load: float | None = None
     error: str = ""
 
@@ -57,13 +59,25 @@ class Speed:
 
 def speed_table(measured: Sequence[Speed]) -> str:
     """Markdown: a table, and the medians of its ratios."""
-    header = ["model", "threads", "step", "eager", "step / eager", "step / compile", "memory", "eager", "ratio"]
+    header = [
+        "model",
+        "threads",
+        "step",
+        "eager",
+        "step / eager",
+        "step / compile",
+        "products",
+        "memory",
+        "eager",
+        "ratio",
+    ]
     rows = [
         [
             speed.model,
             str(speed.threads),
             *("-" if seconds is None else f"{seconds * 1e3:.1f} ms" for seconds in (speed.step, speed.eager)),
             *("-" if ratio is None else f"{ratio:.2f}" for ratio in (speed.over_eager, speed.over_compile)),
+            "-" if speed.products is None else f"{speed.products:.0%}",
             *("-" if size is None else f"{size / 1e6:.0f} MB" for size in (speed.memory, speed.eager_memory)),
             f"{speed.memory / speed.eager_memory:.2f}" if speed.memory and speed.eager_memory else "-",
         ]

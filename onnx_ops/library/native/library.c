@@ -585,7 +585,7 @@ EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
 /* The name of the level of processors whose code is used; NULL before the registration. */
 static const char *level_name(void) { return level ? level->name : NULL; }
 
-/* `runtime.heap.Functions`, after the registration. */
+/* `runtime.heap_record.Functions`, after the registration. */
 static void heap_functions(const void **found) {
     found[0] = api;
     for (int i = 0; i < OO_HEAP_FUNCTIONS; i++)

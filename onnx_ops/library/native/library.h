@@ -37,7 +37,7 @@ extern oo_declaration oo_declarations[];
 extern const int64_t oo_declaration_count;
 extern const oo_callback oo_callbacks[];
 extern const int64_t oo_callback_count;
-extern const int64_t oo_heap_functions[OO_HEAP_FUNCTIONS]; /* numbers of functions, in the order of runtime.heap.Functions */
+extern const int64_t oo_heap_functions[OO_HEAP_FUNCTIONS]; /* numbers of functions, in the order of runtime.heap_record.Functions */
 extern const oo_level oo_levels[]; /* the highest first */
 extern const int64_t oo_level_count;
 
