@@ -111,7 +111,14 @@ def _without_write(operator: OpOverload) -> OpOverload | None:
     found = getattr(getattr(aten, operator._opname[:-1], None), operator._overloadname, None)
     if found is None or found in TABLE.decompositions or found._schema.is_mutable:
         return None
+    if _arguments(found) != _arguments(operator):  # as of aten.pow.Scalar, whose Tensor is the exponent
+        return None
     return found if [result.alias_info for result in found._schema.returns] == [None] else None
+
+
+def _arguments(operator: OpOverload) -> list[tuple[str, str]]:
+    """Names and types of the arguments of an operator."""
+    return [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
 
 
 def _functionalized(graph: GraphModule) -> GraphModule:
