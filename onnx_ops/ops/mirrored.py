@@ -6,11 +6,16 @@ not cancel for negative arguments, where it is small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.primitives import ONE, choose, inlined
+from onnx_ops.ops.references import promoted, rounded
 
 
 @inlined
@@ -25,6 +30,29 @@ def bounded(x: Any, far: Any) -> Any:
     """min(abs(x), far); NaN where x is NaN."""
     size = abs(x)
     return choose(size > far, far, size)
+
+
+def reference_gradient(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    mirrored: Callable[[np.ndarray], np.ndarray],
+    far: float,
+    dtype: npt.DTypeLike | None,
+) -> np.ndarray:
+    """grad_output * d(self) in NumPy, computed in float64, or for float64 results in long double.
+
+    Args:
+        grad_output, self: floating arrays whose shapes broadcast.
+        mirrored: d(-a) for an array a in [0, far].
+        far: abs(self) from which it counts as this number.
+        dtype: dtype of the result instead of the promoted one.
+    """
+    result = promoted(grad_output, self)
+    wide: type[np.floating[Any]] = np.longdouble if np.float64 in (result, dtype) else np.float64
+    grad, x = (array.astype(np.float64).astype(wide) for array in (grad_output, self))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        opposite = mirrored(np.where(np.abs(x) > far, wide(far), np.abs(x)))
+        return rounded(grad * np.where(x < 0, opposite, 1 - opposite), result, dtype)
 
 
 def bounded_size(b: Body, far: float) -> Value:

@@ -229,9 +229,8 @@ def _trace(
     index_rows(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
-        return _trace(
-            function, examples, kept, where, followed, example
-        )  # with the sizes of the other dimensions as numbers
+        # With the sizes of the other dimensions as numbers.
+        return _trace(function, examples, kept, where, followed, example)
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 

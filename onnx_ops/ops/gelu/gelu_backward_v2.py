@@ -21,8 +21,7 @@ from onnx_ops.graph.builder import Operand, Value
 from onnx_ops.loops.loop import Array, Core, Loop, Operands
 from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma, inlined
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, store_gradient
-from onnx_ops.ops.references import promoted, rounded
+from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 NONE, TANH = 0, 1
 CHOICES = {NONE: "none", TANH: "tanh"}
@@ -123,24 +122,19 @@ def reference(
     Returns:
         Array of the broadcast shape.
     """
-    result = promoted(grad_output, self)
-    wide: type[np.floating[Any]] = np.longdouble if np.float64 in (result, dtype) else np.float64
-    grad, x = (array.astype(np.float64).astype(wide) for array in (grad_output, self))
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        size = np.where(np.abs(x) > FAR8, wide(FAR8), np.abs(x))
-        square = size * size
+
+    def mirrored(size: np.ndarray) -> np.ndarray:
+        wide, square = size.dtype.type, size * size
         if approximate == TANH:
             cubic = (wide(B8) + wide(B8_LOW)) * square
             factor = wide(A8) + wide(A8_LOW) + cubic
             decay = np.exp(-size * factor)
             side = 1 / (1 + decay)
-            slope = side * (1 - size * (factor + 2 * cubic) * side)
-        else:
-            decay = np.exp(-square / 2)
-            tail = 0.5 - size * (np.polyval(P8, size) / np.polyval(Q8, size))
-            slope = tail - size * (wide(C8) + wide(C8_LOW))
-        derivative = np.where(x < 0, decay * slope, 1 - decay * slope)
-        return rounded(grad * derivative, result, dtype)
+            return np.asarray(decay * (side * (1 - size * (factor + 2 * cubic) * side)))
+        tail = 0.5 - size * (np.polyval(P8, size) / np.polyval(Q8, size))
+        return np.asarray(np.exp(-square / 2) * (tail - size * (wide(C8) + wide(C8_LOW))))
+
+    return reference_gradient(grad_output, self, mirrored, FAR8, dtype)
 
 
 def exact_of_float(operands: Operands, out: Array, count: int, parameters: Array) -> None:

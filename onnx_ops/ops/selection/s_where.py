@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType, promote
 from onnx_ops.loops.loop import Array, Loop, Operands
@@ -42,13 +42,7 @@ are not checked; they broadcast as in ONNX operators.
         Input("self", "Elements where `condition` is true.", Role.SHAPE),
         Input("other", "Elements where `condition` is false.", Role.SHAPE),
     ),
-    outputs=(
-        Output(
-            "out",
-            "The selected elements.",
-            OutputType("The type that `self` and `other` promote to.", inputs=("self", "other")),
-        ),
-    ),
+    outputs=(Output("out", "The selected elements.", promoted_type("self", "other")),),
 )
 
 

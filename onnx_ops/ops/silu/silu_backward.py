@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +11,13 @@ from onnx import TensorProto
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.signature import Input, Output, OutputType, Signature
+from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma, inlined
+from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, store_gradient
-from onnx_ops.ops.references import promoted, rounded
+from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 SIGNATURE = Signature(
     "SiluBackward",
@@ -46,18 +44,19 @@ Shapes known only at run time are not checked; they broadcast as in ONNX operato
         Input("self", "Input of SiLU.", Role.SHAPE),
     ),
     outputs=(
-        Output(
-            "grad_input",
-            "Gradient with respect to the input of SiLU.",
-            OutputType("The type that `grad_output` and `self` promote to.", inputs=("grad_output", "self")),
-        ),
+        Output("grad_input", "Gradient with respect to the input of SiLU.", promoted_type("grad_output", "self")),
     ),
 )
 
 # The derivative at -a, a >= 0, is decay * slope (see ops/mirrored.py): decay = exp(-a), slope = side * (1 - a*side),
 # side = 1/(1 + decay).
-FAR4, FAR8 = np.float32(175), 1417.0
+FAR4, FAR8 = 175.0, 1417.0
 """abs(x) from which the decay counts as 0."""
+
+
+def far_of(compute: int) -> float:
+    """The bound on abs(x) in a computing dtype."""
+    return FAR8 if compute == TensorProto.DOUBLE else FAR4
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -74,47 +73,35 @@ def reference(grad_output: np.ndarray, self: np.ndarray, *, dtype: npt.DTypeLike
     Returns:
         Array of the broadcast shape.
     """
-    result = promoted(grad_output, self)
-    wide: type[np.floating[Any]] = np.longdouble if np.float64 in (result, dtype) else np.float64
-    grad, x = (array.astype(np.float64).astype(wide) for array in (grad_output, self))
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        size = np.where(np.abs(x) > FAR8, wide(FAR8), np.abs(x))
+
+    def mirrored(size: np.ndarray) -> np.ndarray:
         decay = np.exp(-size)
         side = 1 / (1 + decay)
-        mirrored = decay * side * (1 - size * side)
-        return rounded(grad * np.where(x < 0, mirrored, 1 - mirrored), result, dtype)
+        return np.asarray(decay * side * (1 - size * side))
+
+    return reference_gradient(grad_output, self, mirrored, FAR8, dtype)
 
 
-@inlined
-def gradient_at(grad: Any, x: Any, far: Any) -> Any:
-    a = bounded(x, far)
-    value, first, second = exp_parts_of_nonpositive(-a)
-    decay = (value * first) * second
-    side = ONE / (ONE + decay)
-    side = fma(side, fma(-side, decay, ONE - side), side)  # rounding error of the quotient
-    return gradient(grad, x, value, first, second, side * fma(-a, side, ONE))
-
-
-def gradient_of_float(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
+def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+    """parameters: the reciprocal of the divisor (1), far."""
+    grad_output, x, far = operands[0], operands[1], parameters[1]
     for i in range(count):
-        out[i] = gradient_at(grad_output[i], x[i], FAR4)
-
-
-def gradient_of_double(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
-    for i in range(count):
-        out[i] = gradient_at(grad_output[i], x[i], FAR8)
+        a = bounded(x[i], far)
+        value, first, second = exp_parts_of_nonpositive(-a)
+        decay = (value * first) * second
+        side = ONE / (ONE + decay)
+        side = fma(side, fma(-side, decay, ONE - side), side)  # rounding error of the quotient
+        out[i] = gradient(grad_output[i], x[i], value, first, second, side * fma(-a, side, ONE))
 
 
 def kernel(call: Call) -> Loop:
     compute = computing_type(call)
-    return Loop(SIGNATURE.space, compute, gradient_of_double if compute == TensorProto.DOUBLE else gradient_of_float)
+    return Loop(SIGNATURE.space, compute, core, parameters=(far_of(compute),))
 
 
 def body(b: Body) -> None:
     """The formulas of the kernel."""
-    a = bounded_size(b, FAR8 if b.compute == TensorProto.DOUBLE else float(FAR4))
+    a = bounded_size(b, far_of(b.compute))
     decay = b.op("Exp", -a, name="decay")
     side = (1.0 / (decay + 1.0)).named("side")
     store_gradient(b, (decay * (side * (1.0 - a * side)).named("slope")).named("mirrored"))
