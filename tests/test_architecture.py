@@ -69,6 +69,7 @@ TORCH = (
     "joining",
     "summing",
     "selecting",
+    "renormalizing",
     "transposing",
     "simplifying",
     "randomness",

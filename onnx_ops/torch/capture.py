@@ -33,6 +33,7 @@ from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
 from onnx_ops.torch.progress import Progress
+from onnx_ops.torch.renormalizing import renormalize
 from onnx_ops.torch.selecting import select_by_op
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
@@ -273,6 +274,7 @@ def _captured(
     progress.ended(f"trace of {len(traced.graph.graph.nodes)} operators")
     exported = to_onnx(traced, values, names, options.opset_version, where)
     select_by_op(exported)
+    renormalize(exported)
     progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)
     record = Step(
