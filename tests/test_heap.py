@@ -26,7 +26,7 @@ from onnx_ops.integrations.sessions import new_heap, session_options
 from onnx_ops.runtime import heap as heap_module
 from onnx_ops.runtime.heap import Heap
 from onnx_ops.training import step_sessions
-from scripts.memory.peaks import resident
+from scripts.memory.peaks import peak, reset_peak, resident
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="heaps are for Linux")
 LARGE = 1 << 26
@@ -266,6 +266,28 @@ def test_the_first_run_of_each_session_returns_pages() -> None:
     assert heap._record.returns
     trainer.accumulate(**batch)
     assert not heap._record.returns
+
+
+def test_no_value_keeps_its_memory_for_a_later_one() -> None:
+    """Two values of one shape, and between them a larger one, whose memory those of the other shape do not add to."""
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 18]>
+        passing (float[1] x) => (float y) <int64[1] few = {{{LARGE // 8}}}, int64[1] many = {{{LARGE // 4}}}> {{
+            first = Expand(x, few)
+            one = ReduceMax<keepdims = 1>(first)
+            second = Expand(one, many)
+            two = ReduceMax<keepdims = 1>(second)
+            third = Expand(two, few)
+            y = ReduceMax<keepdims = 0>(third)
+        }}"""
+    given = ort.SessionOptions()
+    session = step_sessions.session_maker(given, None, (), distributed=False)(parser.parse_model(text))
+    assert isinstance(session, step_sessions.HeapSession)
+    assert (given.enable_mem_reuse, given.enable_mem_pattern) == (True, True)
+    before = resident()
+    reset_peak()
+    assert session.run(None, {"x": np.ones(1, np.float32)}) == [1]
+    assert LARGE * 0.9 < peak() - before < LARGE * 1.3
 
 
 def test_a_trainer_that_is_deleted_leaves_no_address_space() -> None:

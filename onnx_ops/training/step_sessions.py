@@ -50,7 +50,8 @@ def session_maker(
         if distributed and sess_options is None:
             # Threads that spin until their session's next run slow down other workers and other parts of the step.
             options.add_session_config_entry(SPINNING, "0")
-        with refusals_as_step_errors("the step cannot be run"), without_memory_patterns(options), reserving(region):
+        refusals = refusals_as_step_errors("the step cannot be run")
+        with refusals, allocating_each_value(options), reserving(region):
             if heap is None:
                 made = InferenceSession(model, options, providers)
             else:
@@ -95,11 +96,18 @@ def first_region(changing: Iterable[TensorType]) -> int:
 
 
 @contextlib.contextmanager
-def without_memory_patterns(options: ort.SessionOptions) -> Iterator[None]:
-    """Sessions allocate each value by itself: a block for all of them would be added to what the first run has used."""
-    before = options.enable_mem_pattern
-    options.enable_mem_pattern = False
+def allocating_each_value(options: ort.SessionOptions) -> Iterator[None]:
+    """Sessions that are made in this context allocate each value by itself, and free it after its last use.
+
+    With memory patterns, a block for all values would be added to what the first run has used. With memory reuse, the
+    memory of a value is kept for a later one of the same shape, which may be far off.
+
+    Args:
+        options: of the sessions; after the context they are as before.
+    """
+    before = options.enable_mem_pattern, options.enable_mem_reuse
+    options.enable_mem_pattern = options.enable_mem_reuse = False
     try:
         yield
     finally:
-        options.enable_mem_pattern = before
+        options.enable_mem_pattern, options.enable_mem_reuse = before
