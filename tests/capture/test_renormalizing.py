@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 import torch
-from captures import compared, gradients
+from captures import compared, gradients, training_step
 from torch import Tensor, nn
 from torch.export import Dim
 
+import onnx_ops
 from onnx_ops.torch.capture import Capture
 
 
@@ -70,3 +72,19 @@ def test_small_results_stay_in_memory() -> None:
     torch.manual_seed(0)
     captured = gradients(Normalized(8), loss, (data(5, 8),), check=False)
     assert len(later_readers(captured)) == 3
+
+
+def test_weights_of_a_normalization_are_updated_after_the_backward_pass_has_read_them() -> None:
+    torch.manual_seed(0)
+    model, rows = Normalized(8), Dim("rows")
+    optimizer = torch.optim.AdamW(model.parameters())
+    captured = training_step(model, loss, (data(5, 8),), optimizer, dynamic_shapes=({0: rows},))
+    assert later_readers(captured) == []
+    trainer = onnx_ops.Trainer(captured)
+    for count in (5, 9, 3):
+        x = data(count, 8, seed=count)
+        optimizer.zero_grad()
+        value = loss(model, x)
+        value.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], value.item(), rtol=1e-5)
