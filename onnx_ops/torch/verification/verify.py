@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT, average_name
 from onnx_ops.core.types import TensorType
-from onnx_ops.integrations.sessions import InferenceSession
+from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 from onnx_ops.linking.link import link
 from onnx_ops.torch.averaging import averages_of
@@ -65,7 +65,7 @@ class Graph:
     """
 
     def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
-        options = ort.SessionOptions()
+        options = OwnOptions()
         options.log_severity_level = 3
         options.enable_cpu_mem_arena = False  # which would keep the memory of the outputs
         self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
