@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from onnx_ops.torch.base.table import is_decomposed
 from onnx_ops.torch.effects import storages
 from onnx_ops.torch.operators import TABLE
 
@@ -46,28 +48,47 @@ def _replace_whole_writes(graph: GraphModule) -> None:
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
     sharing: dict[int, list[Node]] = {}
     for node in list(places):
-        if _writes(node) and isinstance(node.args[0], Node):
-            readers = _readers(node, sharing, places)
-            result = _written(node) if readers else None
-            if result is not None:
-                place = places[result] = places[node]
-                for reader in (*readers, node):
-                    reader.replace_all_uses_with(result, lambda user, place=place: places[user] > place)
+        made = [node]
+        if _writes(node):
+            arguments = _written_arguments(node)
+            readers = [_readers(node, argument, sharing, places) for argument in arguments]
+            new = _without_writes(node) if readers and all(readers) else None
+            if new is not None:
+                result, *written = made = new
+                places.update(dict.fromkeys(made, place := places[node]))
+                node.replace_all_uses_with(result)
+                # The result of a write to one tensor is that tensor, that of others is in items of the new node.
+                for value, found in zip(written or [result], readers, strict=True):
+                    for reader in found:
+                        reader.replace_all_uses_with(value, lambda user, place=place: places[user] > place)
                 graph.graph.erase_node(node)
-                node = result
-        for storage in storages(tree_leaves(node.meta.get("val"))):
-            sharing.setdefault(storage, []).append(node)
+        for value in made:
+            for storage in storages(tree_leaves(value.meta.get("val"))):
+                sharing.setdefault(storage, []).append(value)
 
 
-def _readers(write: Node, sharing: Mapping[int, Sequence[Node]], places: Mapping[Node, int]) -> list[Node]:
+def _written_arguments(node: Node) -> list[Node]:
+    """The arguments that a call writes to; empty if they are in containers or named, or have memory in common."""
+    parameters = node.target._schema.arguments
+    written = [i for i, parameter in enumerate(parameters) if parameter.alias_info and parameter.alias_info.is_write]
+    found = [node.args[i] for i in written if i < len(node.args)]
+    if len(found) != len(written) or not all(isinstance(argument, Node) for argument in found):
+        return []
+    return found if len(storages(argument.meta["val"] for argument in found)) == len(found) else []
+
+
+def _readers(
+    write: Node, argument: Node, sharing: Mapping[int, Sequence[Node]], places: Mapping[Node, int]
+) -> list[Node]:
     """The earlier nodes that are the tensor to which an operator writes; empty if later ones read parts of its memory.
 
     Args:
         write: the call of the operator.
+        argument: the tensor.
         sharing: the nodes before it by the storages of their values.
         places: the order of the nodes.
     """
-    written = write.args[0].meta.get("val")
+    written = argument.meta.get("val")
     found = [node for storage in storages([written]) for node in sharing.get(storage, ())]
     if not found or not _allocates(found[0]):
         return []
@@ -89,31 +110,50 @@ def _is_whole(value: Any, written: torch.Tensor) -> bool:
     )
 
 
-def _written(node: Node) -> Node | None:
-    """The result of a write as a new node before it; None for an operator without one that returns a new tensor."""
-    operator = _without_write(node.target)
-    if operator is None:
-        return None
+def _without_writes(node: Node) -> list[Node] | None:
+    """A call that returns new tensors in place of one that writes, as new nodes before it.
+
+    Returns:
+        The call, then, if it returns several tensors, those of its items that the other one writes to its arguments;
+        None for an operator without one that returns new tensors.
+    """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-    value, written = operator(*args, **kwargs), node.meta["val"]
-    if (value.shape, value.dtype) != (written.shape, written.dtype):
+    target = _without_write(node)
+    if target is None or is_decomposed(target, args):
+        return None
+    changed = [argument.meta["val"] for argument in _written_arguments(node)]
+    several = len(target._schema.returns) > 1
+    expected = (*node.meta["val"], *changed) if several else (node.meta["val"],)
+    found = target(*args, **kwargs)
+    if [(t.shape, t.dtype) for t in tree_leaves(found)] != [(t.shape, t.dtype) for t in expected]:
         return None
     with node.graph.inserting_before(node):
-        result = node.graph.call_function(operator, node.args, node.kwargs)
-    result.meta = dict(node.meta)
-    return result
+        result = node.graph.call_function(target, node.args, node.kwargs)
+        result.meta = node.meta | {"val": expected if several else expected[0]}
+        items = range(len(expected) - len(changed), len(expected)) if several else ()
+        made = [node.graph.call_function(operator.getitem, (result, i)) for i in items]
+    for item, value in zip(made, changed, strict=several):
+        item.meta = node.meta | {"val": value}
+    return [result, *made]
 
 
-def _without_write(operator: OpOverload) -> OpOverload | None:
-    """aten.add.Tensor of aten.add_.Tensor; None if there is none, or if it has a decomposition."""
-    if operator.namespace != "aten" or not operator._opname.endswith("_"):
+def _without_write(node: Node) -> OpOverload | None:
+    """aten.add.Tensor of aten.add_.Tensor, or aten.x_functional of aten.x with several results; None if there is none.
+
+    Those of the second kind return the tensors that the others write to after these results.
+    """
+    target, written = node.target, len(_written_arguments(node))
+    in_place = target._opname.endswith("_")
+    if target.namespace != "aten" or in_place != (len(target._schema.returns) == written == 1):
         return None
-    found = getattr(getattr(aten, operator._opname[:-1], None), operator._overloadname, None)
-    if found is None or found in TABLE.decompositions or found._schema.is_mutable:
+    name = target._opname[:-1] if in_place else f"{target._opname}_functional"
+    found = getattr(getattr(aten, name, None), target._overloadname, None)
+    if found is None or found._schema.is_mutable:
         return None
-    if _arguments(found) != _arguments(operator):  # as of aten.pow.Scalar, whose Tensor is the exponent
+    if _arguments(found) != _arguments(target):  # as of aten.pow.Scalar, whose Tensor is the exponent
         return None
-    return found if [result.alias_info for result in found._schema.returns] == [None] else None
+    results = len(target._schema.returns) + (0 if in_place else written)
+    return found if [result.alias_info for result in found._schema.returns] == [None] * results else None
 
 
 def _arguments(operator: OpOverload) -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ draws random numbers, `decompositions` while make_fx traces it, `complex_numbers
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch._ops import OpOverload
 
 from onnx_ops.torch.base.transforms import replacing
 
@@ -100,7 +100,7 @@ def decomposes(*operators: Any, only: torch.dtype | None = None) -> Callable[[Fu
     """
 
     def enter(function: Function) -> Function:
-        _enters(TABLE.decompositions, operators)(function if only is None else _for_dtype(only, function))
+        _enters(TABLE.decompositions, operators)(function if only is None else _ForDtype(only, function))
         return function
 
     return enter
@@ -112,13 +112,24 @@ def decomposed_by_pytorch(*operators: Any, only: torch.dtype | None = None) -> N
         decomposes(operator, only=only)(torch._decomp.decomposition_table[operator])
 
 
-def _for_dtype(dtype: torch.dtype, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(decomposition)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        found = any(isinstance(arg, torch.Tensor) and arg.dtype is dtype for arg in args)
-        return decomposition(*args, **kwargs) if found else NotImplemented
+@dataclass(frozen=True)
+class _ForDtype:
+    """A decomposition of calls with a tensor of a dtype among the positional arguments."""
 
-    return chosen
+    dtype: torch.dtype
+    decomposition: Callable[..., Any]
+
+    def applies(self, args: Iterable[Any]) -> bool:
+        return any(isinstance(arg, torch.Tensor) and arg.dtype is self.dtype for arg in args)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.decomposition(*args, **kwargs) if self.applies(args) else NotImplemented
+
+
+def is_decomposed(operator: OpOverload, args: Iterable[Any]) -> bool:
+    """Whether a call of an operator with these positional arguments has an entry of `decomposes`."""
+    decomposition = TABLE.decompositions.get(operator)
+    return decomposition is not None and (not isinstance(decomposition, _ForDtype) or decomposition.applies(args))
 
 
 def translates(*operators: Any) -> Callable[[Function], Function]:
