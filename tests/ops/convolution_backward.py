@@ -47,6 +47,7 @@ from tests.ops._shared.record import (
     Record,
     Refusal,
     Worked,
+    kept_by_call,
     like,
 )
 
@@ -100,6 +101,13 @@ def largest_terms(*inputs: ArrayLike, **settings: Any) -> tuple[Array, ...]:
     return _gathered(lambda products: np.abs(products).max(initial=0.0), *inputs, **settings)
 
 
+@kept_by_call
+def _sizes(call: Call) -> tuple[Array, ...]:
+    """The sums of the sizes of all products."""
+    sizes = {name: np.nan_to_num(np.abs(real(a)), posinf=0.0) for name, a in call.given.items()}
+    return _gathered(np.sum, *sizes.values(), **call.attributes)
+
+
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     """What sums one after the other may be off by: a rounding for each term, of a size up to that of the whole sum.
 
@@ -108,8 +116,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     in_double = call.dtype("input") == FLOAT64
     if output == "grad_bias" and not portable and not in_double:
         return 0.0
-    sizes = {name: np.nan_to_num(np.abs(real(a)), posinf=0.0) for name, a in call.given.items()}
-    sums = _gathered(np.sum, *sizes.values(), **call.attributes)[GRADIENTS.index(output)]
+    sums = _sizes(call)[GRADIENTS.index(output)]
     grad, weight = call.given["grad_output"].shape, call.given["weight"].shape
     windows = grad[0] * math.prod(grad[2:])
     added = weight[0] * math.prod(weight[2:]) if output == "grad_input" else windows

@@ -38,6 +38,7 @@ from tests.ops._shared.record import (
     Record,
     Refusal,
     Worked,
+    kept_by_call,
     like,
 )
 
@@ -126,8 +127,9 @@ def largest_terms(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> t
     return _gathered(largest, finite, _heads(inputs[1], settings), settings["input_layout"], "_sizes")
 
 
-def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
-    """Relative to the sums of the sizes of all terms: what scores, exponentials and sums are off by."""
+@kept_by_call
+def _bounds(call: Call) -> tuple[Array, ...]:
+    """What scores, exponentials and sums are off by, relative to the sums of the sizes of all terms."""
     settings = RECORD.defaults | dict(call.attributes)
     inputs = RECORD.arrays(call)
     found = scores_of(*inputs[:3], inputs[4], inputs[6], np.float64, settings)
@@ -136,9 +138,12 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
     added = queries * heads + keys + found.value.shape[3] + 24
     relative = 2 * score_error(call, found)[..., None, None] + added * rounding(call)
     sizes = {name: array * relative for name, array in terms.items() if name.endswith("sizes")}
-    bounds = _gathered(_sum, sizes, _heads(inputs[1], settings), settings["input_layout"], "_sizes")
+    return _gathered(_sum, sizes, _heads(inputs[1], settings), settings["input_layout"], "_sizes")
+
+
+def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:
     least = 0.0 if call.dtype("query") == FLOAT64 else 2.0**-120
-    return bounds[GRADIENTS.index(output)] + least
+    return _bounds(call)[GRADIENTS.index(output)] + least
 
 
 @np.errstate(all="ignore")

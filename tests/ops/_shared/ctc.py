@@ -144,11 +144,11 @@ def terms_of_gradient(
         for n, sample in enumerate(samples_of(targets, target_lengths)):
             length, labels = int(np.asarray(input_lengths)[n]), extended_labels(sample, blank)
             log_beta = backward_variables(log_probs[:length, n], labels)  # (Tn, L)
-            for t in range(length):
-                paths = np.full(log_probs.shape[2], NEG_INF, dtype)  # eq. 15, summed over the states of each class
-                np.logaddexp.at(paths, labels, log_times(log_alpha[n, t, : len(labels)], log_beta[t]))
-                found = np.exp(paths + loss[n] - log_probs[t, n])
-                posterior[t, n] = np.where(paths == NEG_INF, 0, found)
+            # eq. 15, summed over the states of each class
+            paths = np.full((length, log_probs.shape[2]), NEG_INF, dtype)
+            np.logaddexp.at(paths, (slice(None), labels), log_times(log_alpha[n, :length, : len(labels)], log_beta))
+            found = np.exp(paths + loss[n] - log_probs[:length, n])
+            posterior[:length, n] = np.where(paths == NEG_INF, 0, found)
         return np.exp(log_probs), posterior
 
 

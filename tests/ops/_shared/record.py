@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,9 +16,12 @@ from tests.ops._shared.covering import covering
 from tests.ops._shared.numbers import Array, Reals, difference, ulp_error
 
 DType = np.dtype[Any]
+T = TypeVar("T")
 LENGTHS = tuple(map(np.dtype, (np.uint8, np.int8, np.int16, np.int32, np.int64)))
 TRUTH = np.dtype(np.bool_)
 INVALID = ("ACLNN_ERR_PARAM_INVALID", "161002")
+KEPT_ELEMENTS = 20_000
+"""Of the inputs of a call that is not large."""
 MISSING = ("ACLNN_ERR_PARAM_NULLPTR", "161001")
 
 
@@ -426,11 +429,11 @@ class Record:
 
     def expected(self, call: Call, dtype: Reals = np.float64) -> dict[str, Array]:
         """All outputs by the oracle."""
-        return _by_output(self, self.oracle, call, dtype)
+        return _by_output(call, self, self.oracle, dtype)
 
     def largest_terms(self, call: Call) -> dict[str, Array]:
         """The largest term of each element of all outputs; empty if it is the result itself."""
-        return {} if self.terms is None else _by_output(self, self.terms, call, np.float64)
+        return {} if self.terms is None else _by_output(call, self, self.terms, np.float64)
 
     def errors(
         self, call: Call, output: str, actual: Array, *, portable: bool = False, slack: float | None = None
@@ -470,8 +473,23 @@ __all__ = [
 ]  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4)  # a call is judged output by output
-def _by_output(record: Record, function: Callable[..., Any], call: Call, dtype: Reals) -> dict[str, Array]:
+def kept_by_call(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of a call and more whose results are kept: a call is judged output by output, on several backends.
+
+    Those of a large call are kept for its next output alone.
+    """
+    of_small, of_large = functools.lru_cache(maxsize=1024)(function), functools.lru_cache(maxsize=4)(function)
+
+    @functools.wraps(function)
+    def kept(call: Call, *rest: Any) -> T:
+        large = sum(array.size for array in call.given.values()) > KEPT_ELEMENTS
+        return (of_large if large else of_small)(call, *rest)
+
+    return kept
+
+
+@kept_by_call
+def _by_output(call: Call, record: Record, function: Callable[..., Any], dtype: Reals) -> dict[str, Array]:
     with np.errstate(all="ignore"):
         result = function(*record.arrays(call), **{**record.defaults, **call.attributes}, dtype=dtype)
     return dict(zip(record.outputs, result if isinstance(result, tuple) else (result,), strict=True))
