@@ -56,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (left_out if item.get_closest_marker("full") else kept).append(item)
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    # First those that share a server and a browser: at the end another process would take over some of them.
+    items.sort(key=lambda item: item.path.parent.name != "web")
+
+
+def pytest_collection_finish() -> None:
+    """What the tests are and what they import stays until the end, and is not looked through for garbage again."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
