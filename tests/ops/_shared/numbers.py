@@ -49,10 +49,11 @@ def exact_sum(terms: Array, axes: tuple[int, ...]) -> Array:
 
 def _exact_total(row: Array) -> Any:
     first = row.astype(np.float64)
-    parts = first.tolist() if row.dtype == np.float64 else [*first.tolist(), *(row - first).astype(np.float64).tolist()]
+    double = row.dtype == np.float64
+    parts = first.tolist() if double else [*first.tolist(), *(row - first).astype(np.float64).tolist()]
     try:
         total = math.fsum(parts)
-        rest = math.fsum([*parts, -total])
+        rest = 0.0 if double else math.fsum([*parts, -total])
     except (OverflowError, ValueError):
         total = math.nan
     if not math.isfinite(total):
