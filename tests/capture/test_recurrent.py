@@ -51,9 +51,9 @@ LIKE_OTHERS = {
 class Network(nn.Module):
     """A recurrent layer; all of its outputs enter the loss, each element with its own weight."""
 
-    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any], width: int = WIDTH) -> None:
         super().__init__()
-        self.layer = kind(FEATURES, WIDTH, **options)
+        self.layer = kind(FEATURES, width, **options)
 
     def forward(self, x: Tensor, *states: Tensor) -> Tensor:
         given = states if len(states) > 1 else states[0] if states else None
@@ -131,6 +131,17 @@ def test_other_batches(name: str) -> None:
     for batch in (1, 8):
         _, others = made(name, torch.float32, batch)
         compare(run(capture, others), network, others, torch.float32)
+
+
+@pytest.mark.parametrize(("kind", "width"), [(nn.GRU, 5), (nn.LSTM, 128)])
+def test_products_of_transposed_rows(kind: type[nn.RNNBase], width: int) -> None:
+    """Those of 16 rows; in the gradient of the LSTM the rows are of 4096 bytes, and padded."""
+    torch.manual_seed(2)
+    network, args = Network(kind, {}, width).double(), [torch.randn(2, 16, FEATURES, dtype=torch.float64)]
+    args[0].requires_grad_()
+    capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
+    assert nodes(capture.model, "Pad") == (2 if kind is nn.LSTM else 0)
+    compare(run(capture, args), network, args, torch.float64)
 
 
 def nodes(model: onnx.ModelProto, op_type: str) -> int:

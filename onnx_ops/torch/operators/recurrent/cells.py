@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
-from onnx_ops.torch.base.nodes import aclnn, number, op
+from onnx_ops.torch.base.nodes import aclnn, integers, number, op, sizes
 
 Tensors = tuple[Tensor, ...]
 
@@ -27,10 +27,27 @@ def like(*tensors: Tensor) -> Tensors:
     return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
 
 
-@custom_operator(
-    lambda rows, weight: op.MatMul(rows, weight),
-    lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])),
-)
+FEW_ROWS = (16, 32)
+"""Numbers of rows for which onnxruntime multiplies a matrix by transposed rows faster than rows by a matrix: it packs
+the second factor in panels of 16 columns in each product, and reads the first one as it is."""
+PAGE, LINE = 4096, 64
+"""Bytes: numbers that are a multiple of PAGE apart share a set of a processor's cache; LINE is its line."""
+
+
+def _product_nodes(rows: Any, weight: Any) -> Any:
+    count, depth = sizes(rows)[1:]
+    if count not in FEW_ROWS:
+        return op.MatMul(rows, weight)
+    size = rows.dtype.numpy().itemsize
+    if depth * size % PAGE == 0:  # zeros, so that rows of the matrix do not evict one another
+        more = LINE // size
+        rows, weight = op.Pad(rows, integers([0, 0, 0, 0, 0, more])), op.Pad(weight, integers([0, 0, more, 0]))
+    # A Transpose alone would become an attribute of the product, which then transposes the weights in each step.
+    turned = op.Unsqueeze(op.Transpose(weight, perm=[1, 0]), integers([0]))
+    return op.Transpose(op.MatMul(turned, op.Transpose(rows, perm=[0, 2, 1])), perm=[0, 2, 1])
+
+
+@custom_operator(_product_nodes, lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])))
 def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
     """Rows (1, N, K) times a matrix (K, M)."""
     return rows @ weight

@@ -47,7 +47,8 @@ class Direction(torch.autograd.Function):
         projection: Tensor | None,
         *states: Tensor,
     ) -> Tensors:
-        given = functional.linear(sequence, input_weight, input_bias)
+        # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
+        given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
         turned, kind = weight.t(), KINDS[name]
         order = range(sequence.shape[0])
         before: list[Tensor] = []  # hidden states before each step; `made`: the next ones before their projection
@@ -102,18 +103,19 @@ class Direction(torch.autograd.Function):
             by_recurrent.append(recurrent)
             gradients[0] = _sum([gradients[0], recurrent_product(recurrent, weight)])
 
-        def rows(tensors: list[Tensor]) -> Tensor:
-            """Those of all steps, in the order in which `backward` computes them."""
-            return torch.cat(tensors).flatten(0, 1)
+        def in_place(tensors: list[Tensor]) -> Tensor:
+            """Of tensors of the steps, the last one first: all in the order of the sequence."""
+            return torch.cat(tensors if ctx.backwards else tensors[::-1])
 
-        whole_recurrent = rows(by_recurrent)
+        def rows(tensors: list[Tensor]) -> Tensor:
+            return in_place(tensors).flatten(0, 1)
+
+        whole_given, whole_recurrent = rows(by_given), rows(by_recurrent)
         by_bias = whole_recurrent.sum(0) if ctx.has_biases[1] else None
-        in_place = torch.cat(by_given if ctx.backwards else by_given[::-1])
-        whole_given = in_place.flatten(0, 1)
         return (
             None,
             None,
-            in_place @ input_weight if ctx.needs_input_grad[2] else None,
+            in_place(by_given) @ input_weight if ctx.needs_input_grad[2] else None,
             whole_given.t() @ sequence.flatten(0, 1),
             whole_given.sum(0) if ctx.has_biases[0] else None,
             whole_recurrent.t() @ rows(before[::-1]),
