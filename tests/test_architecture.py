@@ -67,6 +67,7 @@ TORCH = (
     "translation",
     "real_parts",
     "joining",
+    "softmaxes",
     "summing",
     "selecting",
     "renormalizing",

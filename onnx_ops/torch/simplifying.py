@@ -20,6 +20,7 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.joining import join_pads
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.softmaxes import write_out_softmaxes
 from onnx_ops.torch.summing import split_sums
 from onnx_ops.torch.transposing import fuse_transposes
 
@@ -54,6 +55,7 @@ def simplify(model: ir.Model) -> None:
         rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
+    write_out_softmaxes(model)
     split_sums(model)
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
