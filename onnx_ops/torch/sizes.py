@@ -112,11 +112,13 @@ def symbolic_sizes() -> Iterator[None]:
     """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
     Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
-    `is_causal=x.shape[1] > 1`, and torch.func makes numbers of sizes.
+    `is_causal=x.shape[1] > 1`, and torch.func and opt_einsum make numbers of sizes.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(symbolic_batches())
+        paths = _PathsOfExamples(torch.backends.opt_einsum.get_opt_einsum())
+        stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
         for module in list(sys.modules.values()):
             found = getattr(module, "__dict__", {}).get(ATTENTION)
@@ -128,6 +130,23 @@ def symbolic_sizes() -> Iterator[None]:
 ATTENTION = "scaled_dot_product_attention"
 _len = builtins.len
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
+
+
+class _PathsOfExamples:
+    """In place of the package opt_einsum: the order of contractions that is best for the sizes of the example."""
+
+    def __init__(self, package: Any) -> None:
+        self._package = package
+
+    def contract_path(self, equation: str, *operands: Tensor, optimize: Any) -> Any:
+        shapes = [tuple(_hint(size) for size in operand.shape) for operand in operands]
+        return self._package.contract_path(equation, *shapes, shapes=True, optimize=optimize)
+
+
+def _hint(size: Any) -> int:
+    """A size of the example; 2 for one that depends on data."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return 2 if hint is None else int(hint)
 
 
 def _length(container: Any, /) -> Any:

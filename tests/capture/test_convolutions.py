@@ -106,3 +106,34 @@ def test_more_channels(dtype: torch.dtype) -> None:
         nn.ConvTranspose2d(20, 11, 3, 2, 1, output_padding=1),
     ).to(dtype)
     compare(network, torch.randn(3, 9, 12, 11, dtype=dtype), OFF[dtype], 0, 0, transposed=True, convolutions=2)
+
+
+class OwnWeights(nn.Module):
+    """Convolutions with weights for each sample, as one of all samples: StyleGAN2's, and CondConv's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.transposed = nn.Parameter(torch.randn(4, 2, 3, 2)), nn.Parameter(torch.randn(2, 3, 3, 2))
+        self.line, self.bias = nn.Parameter(torch.randn(4, 2, 3)), nn.Parameter(torch.randn(4))
+        self.scale = nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = x.shape[0]
+        scale = self.scale(x.mean((2, 3)))[:, :, None, None, None]
+        together = x.reshape(1, -1, *x.shape[2:])
+        filters = (self.weight * scale).flatten(0, 1)
+        back = (self.transposed * scale[:, :2]).flatten(0, 1)
+        of_lines = (self.line * scale[..., 0]).flatten(0, 1)
+        biases = self.bias.repeat(samples)
+        results = (
+            nn.functional.conv2d(together, filters, biases, (2, 1), (1, 2), (1, 2), groups=samples),
+            nn.functional.conv2d(together[0], filters, padding="same", groups=samples),
+            nn.functional.conv_transpose2d(together, back, None, (2, 3), (1, 0), (1, 2), samples, (1, 2)),
+            nn.functional.conv1d(together.flatten(2), of_lines, padding=1, groups=samples),
+        )
+        return torch.cat([result.reshape(samples, -1) for result in results], 1)
+
+
+def test_dynamic_number_of_groups() -> None:
+    torch.manual_seed(0)
+    compare(OwnWeights(), torch.randn(3, 2, 6, 7), OFF[torch.float32], 0, 0)

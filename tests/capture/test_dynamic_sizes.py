@@ -50,6 +50,14 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_frequencies() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        by_row = (model(x).square() * torch.fft.fftfreq(x.shape[0], 0.3)[:, None]).sum()
+        return by_row + (model(x) * torch.fft.fftfreq(8)).sum().exp()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8)], Dim("N"))
+
+
 def test_windows_that_overlap() -> None:
     """As Longformer cuts its sequences into chunks: the gradient of an element is the sum over its windows."""
 
@@ -93,6 +101,50 @@ def test_distances_between_any_number_of_rows() -> None:
     compared(
         nn.Linear(8, 8), lambda m, x: torch.cdist(m(x), x).sin().sum(), [(6, 8), (3, 8), (25, 8), (40, 8)], Dim("N")
     )
+
+
+def test_medians_and_quantiles_of_any_number_of_rows() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        gaps = torch.where(x > 0.8, torch.nan, y)
+        ways = ("linear", "lower", "higher", "nearest", "midpoint")
+        quantiles = [y.quantile(0.37, 0, interpolation=way).square().sum() for way in ways]
+        places = y.median(0, keepdim=True).indices + gaps.nanmedian(0)[1] + gaps.median(0)[1]
+        return (
+            sum(quantiles)
+            + (y.quantile(torch.tensor([0.3, 1.0]), -1, keepdim=True) * y).sum()
+            + y.quantile(0.9)
+            + y.quantile(0.2, keepdim=True).sum()
+            + gaps.nanquantile(torch.tensor([0.1, 0.6]), 0).square().nansum()
+            + gaps.quantile(0.5, 0).nansum()
+            + (gaps.nanmedian(0)[0].nan_to_num() * y).sum()
+            + gaps.median(0)[0].nansum()
+            + y.median() * gaps.nanmedian()
+            + (places * y).sum()
+        )
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
+
+
+def test_contractions_in_the_order_of_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package, which need not be installed, computes with the sizes of the example."""
+
+    class Package:
+        @staticmethod
+        def contract_path(equation: str, *operands: Any, shapes: bool = False, optimize: Any = None) -> Any:
+            sizes = [size for operand in operands for size in (operand if shapes else operand.shape)]
+            assert all(type(size) is int for size in sizes)
+            return [(1, 2), (0, 1)], None
+
+    names = torch.backends.opt_einsum.get_opt_einsum.__globals__
+    monkeypatch.setitem(names, "_opt_einsum", Package)
+    monkeypatch.setitem(names, "enabled", True)
+    monkeypatch.setitem(names, "is_available", lambda: True)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.einsum("bi,ij,bj->b", model(x), x[:1].T * x[:1], x.sin()).square().sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8)], Dim("N"))
 
 
 def test_affine_grids() -> None:

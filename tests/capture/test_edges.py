@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "sign": (TIES, lambda x: torch.sgn(x) + x),
     "median of NaN": (GAPS, torch.median),
     "medians of NaN": (GAPS, lambda x: x.median(1)),
+    "nanmedian": (GAPS, lambda x: (x.nanmedian(), *x.nanmedian(1), *x.nanmedian(0))),
     "max of NaN": (GAPS, torch.max),
     "maxima of NaN": (GAPS, lambda x: (*x.max(0), *x.max(1, keepdim=True))),
     "minima of NaN": (GAPS, lambda x: (*x.min(0), *x.min(1))),

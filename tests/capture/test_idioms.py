@@ -191,3 +191,41 @@ def test_writes_to_tensors_made_of_constants() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4)
     gradients(Masked(), lambda m, x: m(x).square().mean(), (x,), dynamic_shapes=({0: Dim("N")},))
+
+
+KEPT = torch.tensor([True, False, True, False])
+"""The elements of a sample that a coupling layer keeps."""
+PAIRS = torch.tensor([[True, False], [True, True]])
+
+
+def coupled(model: nn.Module, x: Tensor) -> Tensor:
+    """Writes under masks of other axes than the first."""
+    y = torch.zeros(size=x.shape, dtype=x.dtype)
+    y[:, KEPT] = x[:, KEPT]
+    y[:, ~KEPT] = model(x[:, KEPT]) + x[:, ~KEPT]
+    squares = model(x[:, :2])[:, None].repeat(1, 2, 1)
+    squares[:, PAIRS] = squares[:, PAIRS] ** 3
+    rows = x[:, :, None] * model(x[:, :2])[:, None]
+    rows[:, KEPT] += 2.0
+    rows[:, KEPT] = rows[:, KEPT].sum(1, keepdim=True)
+    rows[:, :, x[0, :2] > 0] = 3 * rows[:, :, x[0, :2] > 0]
+    rows[:, x[0] > 9] = x[:, x[0] > 9][:, :, None]  # none
+    return y.square().sum() + (squares * x[:, :1, None]).sum() + rows.square().sum()
+
+
+def put(model: nn.Module, x: Tensor) -> Tensor:
+    places, values = torch.tensor([1, -2, 3]), model(x[:, :2])[0].repeat(2)[:3]
+    y = x.clone().put_(torch.tensor([0]), values[:1])
+    return (x.put(places, values) + x.put(places - places, values, accumulate=True) * y).square().sum()
+
+
+def pooled(model: nn.Module, x: Tensor) -> Tensor:
+    image = model(x.reshape(-1, 2, 2)).repeat(1, 2, 2)
+    values, places = nn.functional.adaptive_max_pool2d(image, 3, return_indices=True)
+    return (values * places).sum()
+
+
+@pytest.mark.parametrize("loss", [coupled, put, pooled])
+def test_places_of_elements(loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    compared(nn.Linear(2, 2), loss, [torch.randn(n, 4) for n in (3, 5)], {0: Dim("N")})

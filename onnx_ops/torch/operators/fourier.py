@@ -318,3 +318,12 @@ def _istft(
     if length is not None and not is_symbolic(whole) and end > whole:
         signal = functional.pad(signal, (0, end - whole))
     return signal if input.dim() == 3 else signal.squeeze(0)
+
+
+@replaces(torch.fft.fftfreq)
+def _fftfreq(n: Size, d: float = 1.0, *, dtype: Any = None, device: Any = None, **others: Any) -> Tensor:
+    """Whole numbers from 0 on, then the negative ones, in units of 1 / (n * d)."""
+    if others:
+        return torch.fft.fftfreq(n, d, dtype=dtype, device=device, **others)
+    places = torch.arange(n, dtype=dtype, device=device)
+    return torch.where(places < (n + 1) // 2, places, places - n) * (1.0 / (n * d))

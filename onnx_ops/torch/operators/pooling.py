@@ -345,3 +345,5 @@ for _rank, _average, _adaptive_average, _adaptive_max in (
     replaces(_average)(functools.partial(_average_pool, _rank, AVERAGE_POOLS[_rank - 1]))
     replaces(_adaptive_average)(functools.partial(_adaptive_average_pool, _rank))
     replaces(_adaptive_max)(functools.partial(_adaptive_max_pool, _rank))
+    _with_indices = getattr(functional, f"adaptive_max_pool{_rank}d_with_indices")
+    replaces(_with_indices)(functools.partial(_adaptive_max_pool, _rank, return_indices=True))

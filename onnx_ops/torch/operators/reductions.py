@@ -1,4 +1,4 @@
-"""Products, extremes, order statistics and norms along axes."""
+"""Products, extremes, sorted elements and norms along axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.return_types import kthvalue, median
 
 from onnx_ops.torch.base.nodes import integers, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces, translates
@@ -86,46 +85,6 @@ def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) 
     ordered = op.Cast(x, to=ir.DataType.UINT8) if x.dtype == ir.DataType.BOOL else x
     values, indices = op.TopK(ordered, size, axis=dim, largest=int(descending))
     return (values if ordered is x else op.Cast(values, to=ir.DataType.BOOL)), indices
-
-
-@replaces(torch.kthvalue, torch.Tensor.kthvalue)
-def _kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    values, indices = input.sort(dim)
-    found = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
-    return kthvalue(found if keepdim else tuple(part.squeeze(dim) for part in found))
-
-
-class _MedianOfAll(torch.autograd.Function):
-    """The lower median of all elements, whose gradient elements that are equal to it share."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor) -> Tensor:
-        flat = input.flatten()
-        middle = (int(flat.shape[0]) + 1) // 2
-        found = torch.where(flat.isnan().any(), math.nan, flat.sort(0).values[middle - 1]).to(input.dtype)
-        ctx.save_for_backward(input, found)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        input, found = ctx.saved_tensors
-        chosen = (input == found) | (found.isnan() & input.isnan())
-        return torch.where(chosen, grads[0] / chosen.sum(), 0.0)
-
-
-@replaces(torch.median, torch.Tensor.median)
-def _median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Of an even number of elements the lower median, as PyTorch; NaN if one of them is."""
-    if dim is None:
-        return _MedianOfAll.apply(input)
-    size = int(input.shape[dim]) if input.dim() else 1
-    values, indices = _kthvalue(input, (size + 1) // 2, dim, keepdim=True)
-    if input.is_floating_point() and input.dim():
-        isnan = input.isnan()
-        indices = torch.where(isnan.any(dim, keepdim=True), isnan.to(torch.uint8).argmax(dim, keepdim=True), indices)
-        values = input.gather(dim, indices)
-    found = values, indices
-    return median(found if keepdim or not input.dim() else tuple(part.squeeze(dim) for part in found))
 
 
 @replaces(torch.prod, torch.Tensor.prod)

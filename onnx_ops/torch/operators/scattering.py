@@ -21,9 +21,12 @@ aten = torch.ops.aten
 
 @decomposes(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    if not accumulate or any(index is not None and index.dtype is torch.bool for index in indices):
-        return NotImplemented
     axes = [axis for axis, index in enumerate(indices) if index is not None]
+    masks = [index for index in indices if index is not None and index.dtype is torch.bool]
+    if masks and len(axes) == 1 and axes[0] > 0:
+        return _put_under_mask(self, masks[0], axes[0], values, accumulate)
+    if not accumulate or masks:
+        return NotImplemented
     rest = [axis for axis in range(self.dim()) if axis not in axes]
     given = torch.broadcast_tensors(*(index for index in indices if index is not None))
     place = torch.zeros_like(given[0])
@@ -45,6 +48,27 @@ def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
     for position, axis in enumerate((*axes, *rest)):
         back[axis] = position
     return added.reshape(target.shape).permute(back)
+
+
+def _put_under_mask(self: Tensor, mask: Tensor, first: int, values: Tensor, accumulate: bool) -> Tensor:
+    """`self[..., mask] = values`, or +=, for a mask of the axes from `first` on.
+
+    Torch.onnx has no translation for masks of other axes than the first ones.
+    """
+    after = self.dim() - first - mask.dim()
+    if values.dim() > after:
+        axis = values.dim() - after - 1
+        count = values.shape[axis]
+        if not statically_known_true(count == 1):  # one value for each True of the mask
+            if not statically_known_true(count >= 1):
+                ends = [1 if i == axis else size for i, size in enumerate(values.shape)]
+                values = torch.cat([values, values.new_zeros(ends)], axis)
+            order = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+            values = values.index_select(axis, order.clamp(min=0))
+        shape = [1] * mask.dim() if statically_known_true(count == 1) else mask.shape
+        values = values.reshape([*values.shape[:axis], *shape, *values.shape[axis + 1 :]])
+    chosen = mask.reshape([*mask.shape, *[1] * after])
+    return torch.where(chosen, self + values if accumulate else values, self)
 
 
 @decomposes(aten.index_add.default)
@@ -91,6 +115,19 @@ def _unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: i
 @replaces(torch.take, torch.Tensor.take)
 def _take(input: Tensor, index: Tensor) -> Tensor:
     return input.reshape(-1).index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+@replaces(torch.put, torch.Tensor.put)
+def _put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    flat, place = input.reshape(-1), index.reshape(-1)
+    place = torch.where(place < 0, place + flat.shape[0], place)
+    put = flat.scatter_add if accumulate else flat.scatter
+    return put(0, place, source.reshape(-1)).reshape(input.shape)
+
+
+@replaces(torch.Tensor.put_)
+def _put_(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    return input.copy_(_put(input, index, source, accumulate))
 
 
 @replaces(torch.masked_scatter, torch.Tensor.masked_scatter)

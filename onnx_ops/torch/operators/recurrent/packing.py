@@ -7,6 +7,7 @@ Layers compute with the padded form, and a mask of the rows that are before the 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 from unittest import mock
@@ -95,9 +96,10 @@ def _pad_packed_sequence(
 
 
 @replaces(torch.zeros)
-def _zeros(*size: Any, **options: Any) -> Tensor:
+def _zeros(*given: Any, size: Sequence[Any] | None = None, **options: Any) -> Tensor:
     """The initial states of a layer have the size batch_sizes[0], a tensor."""
-    sizes = size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size
+    sizes = given if size is None else size
+    sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
     return torch.zeros([_number(one) if isinstance(one, Tensor) else one for one in sizes], **options)
 
 

@@ -1,0 +1,143 @@
+"""Convolutions whose number of groups is a dynamic size, as where each sample of a batch has weights of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.nn import functional
+
+from onnx_ops.torch.base.table import replaces
+
+Numbers = int | Sequence[int]
+
+
+def _each(values: Numbers, rank: int) -> list[int]:
+    return [values] * rank if isinstance(values, int) else list(values) * (rank // len(values))
+
+
+def _convolved(
+    x: Tensor, weight: Tensor, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int], groups: Any
+) -> Tensor:
+    """For each group a product of its kernel and of the pixels that the kernel meets.
+
+    Args:
+        x: (N, G * C, *space).
+        weight: (G * O, C, *kernel).
+        stride, dilation: of each axis of space.
+        pads: as those of torch.nn.functional.pad.
+        groups: G.
+
+    Returns:
+        (N, G * O, *space).
+    """
+    kernel, channels = weight.shape[2:], weight.shape[1]
+    x = functional.pad(x, pads) if any(pads) else x
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    after = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
+    taps = []
+    for offsets in itertools.product(*map(range, kernel)):
+        tap = x
+        for axis, (offset, d, s, n) in enumerate(zip(offsets, dilation, stride, after, strict=True), 2):
+            tap = tap.narrow(axis, offset * d, (n - 1) * s + 1)
+            tap = tap[(slice(None),) * axis + (slice(None, None, s),)] if s > 1 else tap
+        taps.append(tap.reshape(x.shape[0], groups, channels, -1))
+    pixels = torch.stack(taps, 3).flatten(2, 3)
+    result = weight.reshape(groups, -1, channels * len(taps)) @ pixels
+    return result.reshape(x.shape[0], weight.shape[0], *after)
+
+
+def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias.to(y.dtype).reshape([-1] + [1] * (y.dim() - 2))
+
+
+def _convolution(
+    rank: int,
+    original: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers | str = 0,
+    dilation: Numbers = 1,
+    groups: Any = 1,
+) -> Tensor:
+    if not is_symbolic(groups):
+        return original(input, weight, bias, stride, padding, dilation, groups)
+    dilations = _each(dilation, rank)
+    if isinstance(padding, str):
+        total = [d * (k - 1) if padding == "same" else 0 for k, d in zip(weight.shape[2:], dilations, strict=True)]
+        around = [(t // 2, t - t // 2) for t in total]
+    else:
+        around = [(p, p) for p in _each(padding, rank)]
+    x = input if input.dim() > rank + 1 else input.unsqueeze(0)
+    pads = [pad for pair in reversed(around) for pad in pair]
+    y = _with_bias(_convolved(x, weight, _each(stride, rank), pads, dilations, groups), bias)
+    return y if x is input else y.squeeze(0)
+
+
+def _transposed_convolution(
+    rank: int,
+    original: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: Any = 1,
+    dilation: Numbers = 1,
+) -> Tensor:
+    """A convolution of the image with zeros between its pixels, by the mirrored kernel."""
+    if not is_symbolic(groups):
+        return original(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    x = input if input.dim() > rank + 1 else input.unsqueeze(0)
+    dilations = _each(dilation, rank)
+    pads: list[int] = []
+    for axis, s in enumerate(_each(stride, rank), 2):
+        if s > 1:
+            apart = functional.pad(x.unsqueeze(axis + 1), [0, 0] * (rank + 1 - axis) + [0, s - 1])
+            x = apart.flatten(axis, axis + 1).narrow(axis, 0, (x.shape[axis] - 1) * s + 1)
+    for k, d, p, more in zip(
+        weight.shape[2:], dilations, _each(padding, rank), _each(output_padding, rank), strict=True
+    ):
+        pads[:0] = [d * (k - 1) - p, d * (k - 1) - p + more]
+    of_groups = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
+    mirrored = of_groups.flip(tuple(range(3, rank + 3))).flatten(0, 1)
+    y = _with_bias(_convolved(x, mirrored, [1] * rank, pads, dilations, groups), bias)
+    return y if x.dim() == input.dim() else y.squeeze(0)
+
+
+def convolved(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: Any,
+) -> Tensor:
+    """As aten.convolution, of a batch without bias."""
+    rank = input.dim() - 2
+    forward, backward = FUNCTIONS[rank]
+    if transposed:
+        return _transposed_convolution(
+            rank, backward, input, weight, None, stride, padding, output_padding, groups, dilation
+        )
+    return _convolution(rank, forward, input, weight, None, stride, padding, dilation, groups)
+
+
+FUNCTIONS = {
+    1: (torch.conv1d, torch.conv_transpose1d),
+    2: (torch.conv2d, torch.conv_transpose2d),
+    3: (torch.conv3d, torch.conv_transpose3d),
+}
+for _rank, (_forward, _transposed) in FUNCTIONS.items():
+    replaces(_forward)(functools.partial(_convolution, _rank, _forward))
+    replaces(_transposed)(functools.partial(_transposed_convolution, _rank, _transposed))

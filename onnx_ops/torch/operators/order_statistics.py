@@ -1,0 +1,126 @@
+"""Medians and quantiles: elements of sorted tensors, whose places may depend on dynamic sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.return_types import kthvalue, median, nanmedian
+
+from onnx_ops.torch.base.table import replaces
+
+
+@replaces(torch.kthvalue, torch.Tensor.kthvalue)
+def _kthvalue(input: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    values, indices = input.sort(dim)
+    if is_symbolic(k):
+        place = torch.full((1,), k - 1, dtype=torch.int64, device=input.device)
+        found = values.index_select(dim, place), indices.index_select(dim, place)
+    else:
+        found = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    return kthvalue(found if keepdim else tuple(part.squeeze(dim) for part in found))
+
+
+class _MedianOfAll(torch.autograd.Function):
+    """The lower median of the elements of a vector, whose gradient elements that are equal to it share."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, without_nan: bool) -> Tensor:
+        found = _median_along(input, 0, without_nan)[0].squeeze(0)
+        ctx.save_for_backward(input, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        input, found = ctx.saved_tensors
+        chosen = (input == found) | (found.isnan() & input.isnan())
+        return torch.where(chosen, grads[0] / chosen.sum(), 0.0), None
+
+
+def _median_along(input: Tensor, dim: int, without_nan: bool) -> tuple[Tensor, Tensor]:
+    """Of an even number of elements the lower median and its index, with an axis of size 1."""
+    if not input.is_floating_point() or not input.dim():
+        size = input.shape[dim] if input.dim() else 1
+        values, indices = _kthvalue(input, (size + 1) // 2, dim, keepdim=True)
+        return values, indices
+    isnan = input.isnan()
+    ordered = torch.where(isnan, math.inf, input).sort(dim).indices
+    if without_nan:
+        count = (~isnan).sum(dim, keepdim=True)
+        # NaNs behind infinities, which are equal to them in this order.
+        ordered = ordered.gather(dim, isnan.gather(dim, ordered).to(torch.uint8).sort(stable=True, dim=dim).indices)
+        indices = ordered.gather(dim, ((count + 1) // 2 - 1).clamp(min=0))
+    else:
+        size = input.shape[dim]
+        place = torch.full((1,), (size + 1) // 2 - 1, dtype=torch.int64, device=input.device)
+        first = isnan.to(torch.uint8).argmax(dim, keepdim=True)
+        indices = torch.where(isnan.any(dim, keepdim=True), first, ordered.index_select(dim, place))
+    return input.gather(dim, indices), indices
+
+
+@replaces(torch.median, torch.Tensor.median)
+def _median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Of an even number of elements the lower median, as PyTorch; NaN if one of them is."""
+    return _medians(input, dim, keepdim, without_nan=False)
+
+
+@replaces(torch.nanmedian, torch.Tensor.nanmedian)
+def _nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _medians(input, dim, keepdim, without_nan=True)
+
+
+def _medians(input: Tensor, dim: int | None, keepdim: bool, without_nan: bool) -> Any:
+    if dim is None:
+        return _MedianOfAll.apply(input.reshape(-1), without_nan)
+    found = _median_along(input, dim, without_nan)
+    kind = nanmedian if without_nan else median
+    return kind(found if keepdim or not input.dim() else tuple(part.squeeze(dim) for part in found))
+
+
+@replaces(torch.quantile, torch.Tensor.quantile)
+def _quantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    return _quantiles(input, q, dim, keepdim, interpolation, without_nan=False)
+
+
+@replaces(torch.nanquantile, torch.Tensor.nanquantile)
+def _nanquantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    return _quantiles(input, q, dim, keepdim, interpolation, without_nan=True)
+
+
+def _quantiles(input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, without_nan: bool) -> Tensor:
+    """PyTorch's own quantile is limited to tensors of 2**24 elements, which restricts a dynamic size."""
+    if not any(map(is_symbolic, input.shape)) or not input.dim():
+        function = torch.nanquantile if without_nan else torch.quantile
+        return function(input, q, dim, keepdim, interpolation=interpolation)
+    places = torch.as_tensor(q, dtype=input.dtype, device=input.device)
+    rows = input.reshape(-1) if dim is None else input.movedim(dim, -1)
+    isnan = rows.isnan()
+    count = (~isnan).sum(-1, keepdim=True)
+    size = count if without_nan else torch.full_like(count, rows.shape[-1])
+    values = torch.where(isnan, math.inf, rows).sort(-1).values
+    ranks = places.reshape(-1) * (size.to(input.dtype) - 1).clamp(min=0)
+    if interpolation == "lower":
+        ranks = ranks.floor()
+    elif interpolation == "higher":
+        ranks = ranks.ceil()
+    elif interpolation == "nearest":
+        ranks = ranks.round()
+    below = ranks.floor()
+    weight = torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
+    lower = values.gather(-1, below.to(torch.int64))
+    upper = values.gather(-1, ranks.ceil().to(torch.int64))
+    found = torch.lerp(lower, upper, weight)
+    found = torch.where((count == 0) if without_nan else isnan.any(-1, keepdim=True), math.nan, found)
+    quantiles = found.movedim(-1, 0)  # (number of quantiles, *other axes)
+    if keepdim:
+        shape = [1] * input.dim() if dim is None else [*quantiles.shape[1:], 1]
+        quantiles = quantiles.reshape(-1, *shape)
+        quantiles = quantiles if dim is None else quantiles.movedim(-1, dim if dim < 0 else dim + 1)
+    return quantiles if places.dim() else quantiles.squeeze(0)

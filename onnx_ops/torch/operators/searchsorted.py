@@ -1,0 +1,35 @@
+"""The indices at which values would be inserted into sorted sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.table import translates
+
+
+@translates(torch.ops.aten.searchsorted.Tensor)
+def _searchsorted(
+    sorted_sequence: Any,
+    self: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """The number of elements before each value: sequences (..., S), values (..., V), result (..., V)."""
+    ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
+    behind = op.Greater if right or side == "right" else op.GreaterOrEqual
+    # A NaN is behind all elements.
+    found = op.Not(behind(op.Unsqueeze(ordered, integers([-2])), op.Unsqueeze(self, integers([-1]))))
+    kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
+    return op.ReduceSum(op.Cast(found, to=kind), integers([-1]), keepdims=0)
+
+
+@translates(torch.ops.aten.bucketize.Tensor)
+def _bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(boundaries, self, out_int32=out_int32, right=right)
