@@ -17,6 +17,8 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.library import _scoped_library
 from torch.utils._pytree import tree_map_only
 
+from onnx_ops.torch.operators.dynamic_groups import convolved
+
 aten = torch.ops.aten
 
 BATCHED = "FuncTorchBatched"
@@ -162,6 +164,27 @@ def _cross(unwrapped: Unwrap, self: Tensor, other: Tensor, *, dim: int = -1) -> 
     return result
 
 
+def _convolution(unwrapped: Unwrap, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """With one weight for the whole batch, its tensors are further samples; else each has groups of its own."""
+    stride, padding, dilation, transposed, output_padding, groups = settings
+    filters, biases = unwrapped(weight), None if bias is None else unwrapped(bias)
+    whole = unwrapped(input) if filters is None else _expanded(unwrapped, [input, weight])[0]
+    result: Tensor
+    if whole is None:
+        result = aten.convolution(input, weight, None, *settings)
+    elif filters is None:
+        result = aten.convolution(whole.flatten(0, 1), weight, None, *settings).unflatten(0, whole.shape[:2])
+    else:
+        size = filters.shape[0]
+        together, of_all = whole.movedim(0, 1).flatten(1, 2), filters.flatten(0, 1)
+        result = convolved(together, of_all, stride, padding, dilation, transposed, output_padding, size * groups)
+        result = result.unflatten(1, (size, -1)).movedim(1, 0)
+    if bias is None:
+        return result
+    added = bias if biases is None else biases.unsqueeze(1)
+    return result + added.reshape([*added.shape, *[1] * (input.dim() - 2)])
+
+
 RULES: dict[str, Rule] = {
     "cat": _cat,
     "slice_backward": _slice_backward,
@@ -172,5 +195,7 @@ RULES: dict[str, Rule] = {
     "index_select": _index_select,
     "index_add": _index_add,
     "linalg_cross": _cross,
+    "_linalg_solve_ex": _shifted(aten._linalg_solve_ex),
+    "convolution": _convolution,
     "gelu_backward": _shifted(aten.gelu_backward),
 }

@@ -107,6 +107,22 @@ def of_each_sample(model: nn.Module, x: Tensor) -> Tensor:
     return sum(((1 + tensor.sin()).mean() for tensor in (*slopes, *values)), start=torch.zeros(()))
 
 
+def filtered(model: nn.Module, x: Tensor) -> Tensor:
+    """Convolutions with filters that all samples share, and with their own; linear systems of each sample."""
+    first, last = model.layers[0].weight, model.layers[2].weight[None]
+    filters, bias = first[:4, None], first[4:, 0]
+
+    def of_row(row: Tensor) -> Tensor:
+        shared = functional.conv1d(last * row.sum(), filters, bias, padding=1)
+        own = functional.conv1d(last, filters * row, bias * row[0], stride=2)
+        back = functional.conv_transpose1d(shared, filters * row.mean(), stride=2)
+        matrix = 3 * torch.eye(3) + first[:3] * row
+        solved = torch.linalg.solve(matrix, row), torch.linalg.solve(3 * torch.eye(3) + first[:3], matrix)
+        return sum((part.sin().mean() for part in (shared, own, back, *solved)), torch.zeros(()))
+
+    return vmap(of_row)(x).square().mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "dynamic"),
     [
@@ -116,6 +132,7 @@ def of_each_sample(model: nn.Module, x: Tensor) -> Tensor:
         pytest.param(derivatives, True, marks=pytest.mark.full),
         (diagonals, True),
         (of_each_sample, True),
+        (filtered, True),
     ],
 )
 def test_steps_are_those_of_pytorch(loss: Callable[..., Tensor], dynamic: bool) -> None:
