@@ -52,6 +52,7 @@ TORCH = (
     "preserving",
     "frames",
     "batching",
+    "certainty",
     "sizes",
     "fake_tensors",
     "caches",

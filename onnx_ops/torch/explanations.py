@@ -80,6 +80,12 @@ class Locations(TorchDispatchMode):
         self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = location
         return location
 
+    def line(self) -> Line | None:
+        """The line of the model or loss that is running; in a backward pass, that of the operator differentiated."""
+        node = torch._C._current_autograd_node()
+        differentiated = None if node is None else self._of_gradients.get(node._sequence_nr())
+        return line_now() or (None if differentiated is None else differentiated.line)
+
     def _leave(self, module: torch.nn.Module) -> None:
         while self._running and self._running.pop() is not module:
             pass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.batching import symbolic_batches
-from onnx_ops.torch.frames import Line, line_now
+from onnx_ops.torch.certainty import is_certain
+from onnx_ops.torch.frames import Line
 
 LARGEST = 2**48
 """Bound on dynamic sizes without one: multiples of them are integers of 64 bits, as PyTorch requires of all sizes."""
@@ -35,10 +37,16 @@ def allowed_sizes(dim: Any, least: int) -> ValueRanges[sympy.Expr]:
 
 
 class RecordedShapes(ShapeEnv):
-    """A ShapeEnv that records the line of the model or loss at which each guard is added."""
+    """A ShapeEnv without guards that always hold, which records the line of the model or loss that others are of.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        line: returns the line that is running, or whose gradient is.
+        settings: of ShapeEnv.
+    """
+
+    def __init__(self, line: Callable[[], Line | None], **settings: Any) -> None:
         super().__init__(**settings)
+        self._line = line
         self._lines: list[tuple[sympy.Basic, Line | None]] = []
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -47,7 +55,8 @@ class RecordedShapes(ShapeEnv):
             return super().evaluate_expr(*args, **kwargs)
         finally:
             if len(self.guards) > before:
-                line = line_now()
+                self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, self.var_to_range)]
+                line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 
     def line_of(self, size: torch.SymInt) -> Line | None:
@@ -112,13 +121,14 @@ def symbolic_sizes() -> Iterator[None]:
     """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
     Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
-    `is_causal=x.shape[1] > 1`, and torch.func and opt_einsum make numbers of sizes.
+    `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
     """
     with contextlib.ExitStack() as stack:
+        if torch.backends.opt_einsum.is_available():
+            paths = _Paths(torch.backends.opt_einsum.get_opt_einsum())
+            stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(symbolic_batches())
-        paths = _PathsOfExamples(torch.backends.opt_einsum.get_opt_einsum())
-        stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
         for module in list(sys.modules.values()):
             found = getattr(module, "__dict__", {}).get(ATTENTION)
@@ -127,26 +137,25 @@ def symbolic_sizes() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class _Paths:
+    """The package opt_einsum, which finds the order of the products of an einsum by the sizes of the example."""
+
+    package: Any
+
+    def contract_path(self, equation: str, *operands: Tensor, **options: Any) -> Any:
+        shapes = [[_in_example(size) for size in operand.shape] for operand in operands]
+        return self.package.contract_path(equation, *shapes, shapes=True, **options)
+
+
+def _in_example(size: int | torch.SymInt) -> int:
+    """A size in the example; 2 for one that depends on data."""
+    return size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 2
+
+
 ATTENTION = "scaled_dot_product_attention"
 _len = builtins.len
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
-
-
-class _PathsOfExamples:
-    """In place of the package opt_einsum: the order of contractions that is best for the sizes of the example."""
-
-    def __init__(self, package: Any) -> None:
-        self._package = package
-
-    def contract_path(self, equation: str, *operands: Tensor, optimize: Any) -> Any:
-        shapes = [tuple(_hint(size) for size in operand.shape) for operand in operands]
-        return self._package.contract_path(equation, *shapes, shapes=True, optimize=optimize)
-
-
-def _hint(size: Any) -> int:
-    """A size of the example; 2 for one that depends on data."""
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    return 2 if hint is None else int(hint)
 
 
 def _length(container: Any, /) -> Any:

@@ -173,7 +173,7 @@ def _trace(
     example: Example | None,
 ) -> Traced:
     """As `trace`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
-    shapes = RecordedShapes(duck_shape=False)
+    shapes = RecordedShapes(where.line, duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
     sizes = {dim.__name__: size for given in inputs for size, dim in given.named() if not hasattr(dim, "root")}

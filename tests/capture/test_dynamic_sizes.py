@@ -58,6 +58,63 @@ def test_frequencies() -> None:
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8)], Dim("N"))
 
 
+def test_chunks_of_a_padded_sequence() -> None:
+    """As models with state spaces carry a state from chunk to chunk: the number of chunks is rounded up."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = F.pad(model(x), (0, 0, 0, -x.shape[1] % 4))
+        chunks = y.reshape(x.shape[0], -1, 4, 3)
+        states = torch.cat([torch.zeros_like(chunks[:, :1, 0]), chunks.sum(2)], 1)
+        decay = F.pad(chunks.mean((2, 3)), (1, 0)).exp()
+        carried = (decay[:, None] * decay[:, :, None])[..., None] * states[:, None]
+        return (chunks * carried.sum(2)[:, :-1, None]).reshape(x.shape[0], -1, 3)[:, : x.shape[1]].square().mean()
+
+    compared(nn.Linear(2, 3), loss, [(3, 9, 2), (2, 12, 2), (4, 3, 2), (1, 23, 2)], Dim("B"), Dim("T"))
+
+
+def test_positions_that_are_counted_down() -> None:
+    """As XLNet counts them, by a step that is a floating number."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        distances = torch.arange(x.shape[1] - 1, -1, -1.0)
+        return (model(x) * torch.stack([distances, 2 * distances], 1).view(x.shape[1], 2)).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(3, 5, 3), (2, 9, 3)], Dim("B"), Dim("T"))
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_chunks_of_a_batch(chunks: int) -> None:
+    """As in losses of pairs and triples of samples, whose logits are computed in one batch."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first, *others = model(x).mean(1).chunk(chunks)
+        return -F.logsigmoid(first - 2 * sum(others)).mean()
+
+    samples = [(chunks * n, 5) for n in (4, 2, 7)]
+    compared(nn.Linear(5, 2), loss, samples, chunks * Dim("samples"))
+
+
+def test_einsum_with_the_package_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package, which makes numbers of sizes."""
+
+    class Package:
+        @staticmethod
+        def contract_path(equation: str, *operands: Any, optimize: Any, shapes: bool = False) -> Any:
+            for operand in operands:
+                assert all(int(size) for size in (operand if shapes else operand.shape))
+            return [(1, 2), (0, 1)], None
+
+    module = torch.backends.opt_einsum.m
+    monkeypatch.setattr(module, "is_available", lambda: True)
+    monkeypatch.setattr(module, "get_opt_einsum", lambda: Package)
+    monkeypatch.setattr(module, "enabled", True)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.einsum("ni,oi,no->n", x, model.weight, model(x).tanh()).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(4, 3), (2, 3), (7, 3)], Dim("N"))
+
+
 def test_windows_that_overlap() -> None:
     """As Longformer cuts its sequences into chunks: the gradient of an element is the sum over its windows."""
 
@@ -124,27 +181,6 @@ def test_medians_and_quantiles_of_any_number_of_rows() -> None:
         )
 
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
-
-
-def test_contractions_in_the_order_of_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package, which need not be installed, computes with the sizes of the example."""
-
-    class Package:
-        @staticmethod
-        def contract_path(equation: str, *operands: Any, shapes: bool = False, optimize: Any = None) -> Any:
-            sizes = [size for operand in operands for size in (operand if shapes else operand.shape)]
-            assert all(type(size) is int for size in sizes)
-            return [(1, 2), (0, 1)], None
-
-    names = torch.backends.opt_einsum.get_opt_einsum.__globals__
-    monkeypatch.setitem(names, "_opt_einsum", Package)
-    monkeypatch.setitem(names, "enabled", True)
-    monkeypatch.setitem(names, "is_available", lambda: True)
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.einsum("bi,ij,bj->b", model(x), x[:1].T * x[:1], x.sin()).square().sum()
-
-    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8)], Dim("N"))
 
 
 def test_affine_grids() -> None:

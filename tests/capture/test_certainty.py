@@ -1,0 +1,51 @@
+"""Conditions on sizes that are proved to hold for all sizes, compared with their values at many."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import sympy
+from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from onnx_ops.torch.certainty import is_certain
+
+S, B = (sympy.Symbol(name, integer=True, positive=True) for name in "sb")
+PADDED = S + Mod(4 - Mod(S, 4), 4)
+CHUNKS = FloorDiv(PADDED, 4)
+RANGES = {S: ValueRanges(2, 64), B: ValueRanges(2, 2**48)}
+
+CERTAIN = [
+    sympy.Eq(4 * CHUNKS, PADDED),
+    sympy.Eq(Mod(S + PythonMod(-S, 4), 4), 0),
+    sympy.Or(sympy.Eq(1 + CHUNKS, 1), sympy.Eq(1 + CHUNKS, CHUNKS + Min(1, CHUNKS))),
+    sympy.Eq(Mod(4 * B * PADDED, 16 * B), 0),
+    sympy.Eq(B * S * FloorDiv(64 * Min(S, 4 * CHUNKS), S), 64 * B * S),
+    sympy.Ne(CHUNKS, 0),
+    sympy.Lt(4 * CHUNKS - S, 4),
+    sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
+]
+UNCERTAIN = [
+    sympy.Gt(Mod(4 - Mod(S, 4), 4), 0),  # not of multiples of 4
+    sympy.Ne(CHUNKS, 1),  # not of sizes up to 4
+    sympy.Eq(4 * CHUNKS, S),
+    sympy.Ge(CHUNKS, 2),
+    sympy.Ge(S, 4),
+    sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
+    sympy.Ne(64 * Max(1, 4 * CHUNKS), 64 * Min(S, 4 * CHUNKS)),
+    sympy.Eq(Mod(S, 3), Mod(S, 4)),  # of the sizes 12, 13, 14 as of 0, 1, 2
+]
+
+
+@pytest.mark.parametrize("condition", [*CERTAIN, *UNCERTAIN], ids=str)
+def test_conditions(condition: sympy.Basic) -> None:
+    sizes = itertools.product(range(2, 40), (2, 3, 7))
+    holds = all(condition.subs({S: s, B: b}) == sympy.true for s, b in sizes)
+    assert is_certain(condition, RANGES) == holds == (condition in CERTAIN)
+
+
+def test_the_least_size() -> None:
+    assert is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(5, 64)})
+    assert not is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(4, 64)})
+    assert not is_certain(sympy.Ge(CHUNKS, 2), {})
