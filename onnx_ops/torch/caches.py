@@ -34,6 +34,8 @@ class _Caches:
 
     def outside(self) -> list[Any]:
         """Those outside of PyTorch, this package and the standard library."""
+        if gc.get_freeze_count():
+            gc.unfreeze()  # no function of gc finds objects that are frozen
         if self._seen != self._state():
             found = [cache for cache in gc.get_referrers(Cache) if type(cache) is Cache]
             self._all = WeakSet(found)
