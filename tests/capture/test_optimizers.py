@@ -20,6 +20,7 @@ from torch.nn import functional
 import onnx_ops
 from onnx_ops.torch import CaptureError, MasterWeights, load_into_torch, register_optimizer, state_from_torch
 from onnx_ops.torch.base.arrays import to_array
+from onnx_ops.torch.optimizers.arithmetic import SharedScalars
 
 BATCH = {0: Dim("N")}
 
@@ -517,3 +518,20 @@ def test_rules_that_are_refused(start: Any, rule: Any, said: str) -> None:
 def test_registrations_that_are_refused(kind: Any, shared: Any, said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         register_optimizer(kind, initial=initial, update=update, shared=shared)
+
+
+def test_functions_of_the_same_scalars_run_once() -> None:
+    """But not those of equal scalars, of numbers of another type or sign, or of tensors with elements."""
+    one, same, row = torch.ones(()), torch.ones(()), torch.ones(2)
+    with SharedScalars():
+        assert one + 1 is one + 1
+        assert torch.tensor(0.5, dtype=torch.float64) is torch.tensor(0.5, dtype=torch.float64)
+        assert one + 1 is not same + 1
+        assert row * 2 is not row * 2
+        assert torch.tensor(1).dtype is torch.int64
+        assert torch.tensor(1.0).dtype is torch.float32
+        assert torch.tensor(True).dtype is torch.bool
+        assert torch.tensor(1.0, dtype=torch.float64).dtype is torch.float64
+        assert torch.copysign(one, 0.0) == 1
+        assert torch.copysign(one, -0.0) == -1
+        assert one.sub(2) == torch.tensor(-1)

@@ -7,9 +7,11 @@ round 16-bit tensors.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.mixed_precision import NARROW
@@ -17,6 +19,43 @@ from onnx_ops.torch.optimizers.rule import Group
 
 Number: TypeAlias = float | torch.Tensor
 """A Python number, or a scalar."""
+
+
+class SharedScalars(TorchFunctionMode):
+    """A mode in which a function of scalars runs once for the same arguments, for code that changes none in place.
+
+    The updates of all parameters compute the same powers of the count of steps; to trace them takes longer than the
+    rest of the update.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[Any, tuple[Any, torch.Tensor]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = (*args, *kwargs.values())
+        if not all(_is_scalar(value) for value in given):
+            return func(*args, **kwargs)
+        # Numbers with their type and text: 1 == 1.0 and 0.0 == -0.0 are not the same arguments.
+        key = func, *kwargs, *(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in given)
+        if key in self._known:
+            return self._known[key][1]
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and not result.dim():
+            self._known[key] = given, result  # with the arguments, so that no other tensor gets their id
+        return result
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether an argument is a number, a dtype or a scalar."""
+    return not value.dim() if isinstance(value, torch.Tensor) else isinstance(value, int | float | torch.dtype)
 
 
 def number(value: Number) -> torch.Tensor:

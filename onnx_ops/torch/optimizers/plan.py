@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,8 +13,9 @@ from onnx_ops.core.step_format import learning_rate_name, optimizer_name
 from onnx_ops.torch.base.arrays import copied
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_real
+from onnx_ops.torch.optimizers.arithmetic import SharedScalars
 from onnx_ops.torch.optimizers.rule import CLOCK, Group, Rule, State
-from onnx_ops.torch.optimizers.rules import rule_of
+from onnx_ops.torch.optimizers.rules import OF_TORCH, rule_of
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -197,17 +199,19 @@ class Plan:
             CaptureError: an update that changes its arguments, or returns other names, shapes or dtypes.
         """
         new: State = {}
+        shared = SharedScalars()
         for member in self.members:
             group = self.groups[member.group]
             gradient = gradients[member.name]
-            new[member.name], state = _update(
-                group,
-                member.name,
-                values[member.name],
-                -gradient if group.options.get("maximize") else gradient,
-                {key: values[self.state_name(member, key)] for key in member.state},
-                values[learning_rate_name(member.group, len(self.groups))],
-            )
+            with shared if group.rule in OF_TORCH.values() else contextlib.nullcontext():
+                new[member.name], state = _update(
+                    group,
+                    member.name,
+                    values[member.name],
+                    -gradient if group.options.get("maximize") else gradient,
+                    {key: values[self.state_name(member, key)] for key in member.state},
+                    values[learning_rate_name(member.group, len(self.groups))],
+                )
             new |= {self.state_name(member, key): tensor for key, tensor in state.items()}
         return new
 
