@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -129,6 +131,8 @@ def symbolic_sizes() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(symbolic_batches())
+        for kind in (torch.SymInt, torch.SymFloat):  # numpy.sqrt calls a method of that name
+            stack.enter_context(mock.patch.object(kind, "sqrt", _square_root, create=True))
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
         for module in list(sys.modules.values()):
             found = getattr(module, "__dict__", {}).get(ATTENTION)
@@ -156,6 +160,12 @@ def _in_example(size: int | torch.SymInt) -> int:
 ATTENTION = "scaled_dot_product_attention"
 _len = builtins.len
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
+
+
+def _square_root(size: torch.SymInt | torch.SymFloat) -> float:
+    """Of a ratio of sizes in which the dynamic ones cancel out; of another size the number in the example, a guard."""
+    ratio = sympy.cancel(size.node.expr.replace(IntTrueDiv, lambda part, whole: part / whole))
+    return math.sqrt(ratio if ratio.is_number else size)
 
 
 def _length(container: Any, /) -> Any:

@@ -143,6 +143,17 @@ def test_numbers_that_depend_on_a_size() -> None:
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
 
 
+def test_square_roots_of_ratios_of_sizes_by_numpy() -> None:
+    """As Cosmos normalizes embeddings: the first term of the sum is a number, its factor one that NumPy computes."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        return (y / torch.add(0.5, norm, alpha=np.sqrt(norm.numel() / y.numel()))).sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (1, 8)], Dim("N"))
+
+
 def test_one_chunk() -> None:
     """As in ghost batch norm with batches of at most one chunk."""
 

@@ -50,9 +50,10 @@ for _operator, _translation in (
 
 
 def _scaled(translate: Any) -> Callable[..., Any]:
-    """A sum or difference whose second term has a factor."""
+    """A sum or difference whose second term has a factor, and whose first one may be a number."""
 
     def translated(self: Any, other: Any, alpha: float = 1.0) -> Any:
+        self = number(self, other) if isinstance(self, int | float) else self
         # torch.onnx omits a factor of 1 only if it is a Python number.
         return translate.func(self, other, alpha=double(alpha) if isinstance(alpha, float) and alpha != 1 else alpha)
 
