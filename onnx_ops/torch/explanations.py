@@ -146,7 +146,8 @@ def explained(where: Locations) -> Iterator[None]:
     except Exception as error:
         links = list(_causes(error, before))
         text = next(filter(None, (_explanation(link, where) for link in links)), None)
-        raise CaptureError(text or f"the step cannot be captured: {_first_lines(links[0])}") from error
+        line = line_of_error(links[0])
+        raise CaptureError(text or f"the step cannot be captured{_at(line)}: {_first_lines(links[0])}") from error
 
 
 def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
@@ -167,7 +168,7 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_branch, _compiled, _shape_from_data, _specialized, _no_translation):
+    for explain in (_branch, _compiled, _shape_from_data, _specialized, _no_translation, _size):
         if text := explain(error, where):
             return text
     return None
@@ -256,6 +257,16 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             " torch.export.Dim"
         )
     return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
+
+
+def _size(error: BaseException, where: Locations) -> str | None:
+    if not isinstance(error, TypeError | AttributeError) or not re.search(r"\bSym(Int|Bool|Float)\b", str(error)):
+        return None
+    return (
+        f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"
+        f" ({_first_lines(error)}): as a key, or where it is asked whether it is an int. Pass what it computes into the"
+        " step as an argument, or let dynamic_shapes not name that dimension"
+    )
 
 
 def _restricted(size: str, where: Locations) -> str:

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir
+import onnxscript
 import torch
 
 OWN = Path(__file__).parents[1]
 TRACING = str(Path(__file__).with_name("tracing.py"))
 """Frames outside of this file's are those of the caller of the capture."""
-LIBRARIES = (str(OWN), str(Path(torch.__file__).parent))
+LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
 STANDARD = sysconfig.get_path("stdlib")
 INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
@@ -72,6 +74,6 @@ def _first(places: Iterable[tuple[str, int]]) -> Line | None:
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Whether a file of code is part of PyTorch, this package or the standard library."""
+    """Whether a file of code is part of PyTorch, its exporter, this package or the standard library."""
     of_python = file.startswith(("<", STANDARD)) and not file.startswith(INSTALLED)
     return of_python or file.startswith(LIBRARIES)

@@ -52,12 +52,12 @@ class RecordedShapes(ShapeEnv):
         self._lines: list[tuple[sympy.Basic, Line | None]] = []
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
-        before = len(self.guards)
+        before, ranges = len(self.guards), dict(self.var_to_range)  # which a guard narrows
         try:
             return super().evaluate_expr(*args, **kwargs)
         finally:
             if len(self.guards) > before:
-                self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, self.var_to_range)]
+                self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, ranges)]
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 

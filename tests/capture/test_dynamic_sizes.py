@@ -82,6 +82,31 @@ def test_positions_that_are_counted_down() -> None:
     compared(nn.Linear(3, 2), loss, [(3, 5, 3), (2, 9, 3)], Dim("B"), Dim("T"))
 
 
+def test_take_along_dim() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        ordered = y.take_along_dim(y.detach().argsort(dim=0), dim=0)
+        first = torch.take_along_dim(y, torch.arange(x.shape[0])[None, :] % 2, -1)  # its rows are one, for all of y
+        return (
+            (ordered * torch.arange(x.shape[0])[:, None]).square().mean()
+            + first.cos().sum()
+            + y.take_along_dim(torch.tensor([1, 1])).sum()
+        )
+
+    compared(nn.Linear(3, 2), loss, [(4, 3), (2, 3), (7, 3)], Dim("N"))
+
+
+def test_row_pointers_of_a_sparse_matrix() -> None:
+    """As PyTorch Geometric sorts edges; some rows have no entry."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0]) // 3 * 2
+        starts = torch._convert_indices_from_coo_to_csr(rows, x.shape[0])
+        return (model(x) * starts[:-1, None] + starts[-1]).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
+
+
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_of_a_batch(chunks: int) -> None:
     """As in losses of pairs and triples of samples, whose logits are computed in one batch."""

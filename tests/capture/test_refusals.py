@@ -88,6 +88,27 @@ def test_refused(name: str) -> None:
         capture(function)
 
 
+KEYS = {5: 1.0}
+
+
+@pytest.mark.parametrize("function", [lambda x: x * KEYS[x.shape[0]], lambda x: x * x.shape[0][0]])
+def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    message = rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \(TypeError.*let dynamic_shapes not"
+    model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
+    with pytest.raises(CaptureError, match=message):
+        gradients(
+            model, lambda model, x: model(x).sum(), (torch.ones(5, 1, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
+        )
+
+
+def test_the_line_that_bounds_a_dynamic_size() -> None:
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(model(x).t()[None], (2, 2), mode="reflect").sum()
+
+    with pytest.raises(CaptureError, match=rf"is 3 or more \({LINE}\)"):
+        gradients(torch.nn.Linear(3, 2), loss, (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
+
+
 def test_an_error_that_is_being_handled_explains_nothing() -> None:
     """The causes of an error end at the one that the caller handles."""
     try:
