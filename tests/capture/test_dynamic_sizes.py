@@ -107,6 +107,18 @@ def test_row_pointers_of_a_sparse_matrix() -> None:
     compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
 
 
+def test_bincount() -> None:
+    """As PyTorch Geometric counts the neighbours of a dynamic number of nodes."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        numbers = torch.arange(x.shape[0]) // 3
+        counts = torch.bincount(numbers, minlength=x.shape[0])
+        sums = torch.bincount(numbers, x[:, 0].detach() + numbers, minlength=x.shape[0])
+        return (model(x) * (counts + sums)[:, None] + torch.bincount(numbers).sum()).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
+
+
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_of_a_batch(chunks: int) -> None:
     """As in losses of pairs and triples of samples, whose logits are computed in one batch."""
