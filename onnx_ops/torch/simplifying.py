@@ -60,7 +60,7 @@ def simplify(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.DeduplicateInitializersPass()(model)
+    common.DeduplicateHashedInitializersPass()(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     _rewrite_nodes(model)

@@ -81,3 +81,20 @@ def test_an_index_out_of_range_is_an_error(captured: onnx_ops.torch.Capture, wro
     index[3] = wrong
     with pytest.raises(onnx_ops.torch.CaptureError, match="onnxruntime does not run"):
         Graph(captured.model).run({"weight": Network().weight, "x": x, "index": index})
+
+
+class Norms(nn.Linear):
+    """Two layers that each compute degrees from a constant of their own, as those of PyTorch Geometric do."""
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        for _ in range(2):
+            loops = torch.arange(800).repeat(2)
+            degree = torch.zeros(800).scatter_add(0, torch.cat([index, loops]), torch.ones(len(loops) + len(index)))
+            x = super().forward(x * degree[index])
+        return x
+
+
+def test_what_equal_constants_make_is_computed_once() -> None:
+    x = torch.randn(9)
+    captured = captures.gradients(Norms(9, 9), lambda model, *batch: model(*batch).sum(), (x, torch.arange(9)))
+    assert [node.op_type for node in captured.model.graph.node].count("ScatterElements") == 1
