@@ -41,6 +41,9 @@ RULES = {
 }
 """The rules, with the op_type of the node that each replaces."""
 
+MOST_COMPARED = 1 << 20
+"""The number of elements up to which equal constants become one."""
+
 ROUNDS = 3
 """The number of rounds; a round may enable simplifications of the next."""
 
@@ -60,7 +63,7 @@ def simplify(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.DeduplicateHashedInitializersPass()(model)
+    common.DeduplicateInitializersPass(size_limit=MOST_COMPARED)(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     _rewrite_nodes(model)
