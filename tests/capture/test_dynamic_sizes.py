@@ -119,6 +119,18 @@ def test_bincount() -> None:
     compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
 
 
+def test_bincount_refuses_negative_numbers() -> None:
+    def loss(model: nn.Module, x: Tensor, numbers: Tensor) -> Tensor:
+        return (model(x) * torch.bincount(numbers, minlength=4)[:4]).sum()
+
+    captured = gradients(nn.Linear(3, 4), loss, (torch.ones(2, 3), torch.tensor([0, 3, 3])))
+    session = onnx_ops.InferenceSession(captured.model)
+    state = {"x": np.ones((2, 3), np.float32), **captured.state}
+    session.run(None, state | {"numbers": np.array([1, 2, 2])})
+    with pytest.raises(Exception, match="ScatterElements"):
+        session.run(None, state | {"numbers": np.array([1, -1, 2])})
+
+
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_of_a_batch(chunks: int) -> None:
     """As in losses of pairs and triples of samples, whose logits are computed in one batch."""

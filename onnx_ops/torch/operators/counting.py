@@ -25,4 +25,5 @@ def _bincount(self: Any, weights: Any = None, minlength: Any = 0) -> Any:
     else:
         added = op.Cast(weights, to=ir.DataType.DOUBLE)
     zeros = op.Expand(op.CastLike(op.Constant(value_int=0), added), count)
+    numbers = op.Where(op.Less(numbers, op.Constant(value_int=0)), count, numbers)  # out of range, hence refused
     return op.ScatterElements(zeros, numbers, added, axis=0, reduction="add")
