@@ -7,12 +7,12 @@ products with the weight, plus the bias, are that result. So it need not be in m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
 from onnx_ops.core.step_format import GRADIENT, NEXT
+from onnx_ops.torch.base.nodes import may_have
 
 MIN_ELEMENTS = 1 << 16
 """Below this number of elements, where it is known, the memory is not worth two more nodes."""
@@ -31,7 +31,7 @@ def _renormalize(node: ir.Node, forward: Collection[ir.Node]) -> None:
     result, graph = node.outputs[0], node.graph
     uses = list(_later_uses(result, forward))
     formula = _normalized(node)
-    if not uses or formula is None or not _is_large(result):
+    if not uses or formula is None or result.shape is None or not may_have(result.shape, MIN_ELEMENTS):
         return
     assert isinstance(graph, ir.Graph)
     places = {other: place for place, other in enumerate(graph)}
@@ -97,10 +97,3 @@ def _normalized(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
                 if scaled.domain == "" and scaled.op_type == "Mul" and operands == {centered.outputs[0], inverse}:
                     return centered, scaled
     return None
-
-
-def _is_large(value: ir.Value) -> bool:
-    if value.shape is None:
-        return False
-    sizes = list(value.shape)
-    return not all(isinstance(size, int) for size in sizes) or math.prod(sizes) >= MIN_ELEMENTS

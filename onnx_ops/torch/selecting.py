@@ -6,7 +6,6 @@ the sign of an activation, it takes tens of times as long as a copy of the eleme
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.types import FLOATS
+from onnx_ops.torch.base.nodes import may_have
 
 MIN_ELEMENTS = 1024
 """Below this number of elements, where it is known, onnxruntime's Where is as fast."""
@@ -34,8 +34,7 @@ def select_by_op(model: ir.Model) -> None:
 def _is_large(value: ir.Value) -> bool:
     if value.dtype is None or value.dtype.value not in FLOATS or value.shape is None:
         return False
-    sizes = list(value.shape)
-    return not all(isinstance(size, int) for size in sizes) or math.prod(sizes) >= MIN_ELEMENTS
+    return may_have(value.shape, MIN_ELEMENTS)
 
 
 def _where(node: ir.Node) -> list[ir.Node]:

@@ -5,10 +5,10 @@ onnxruntime transposes a tensor so that the axis is the last one, and back, whic
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
+
+from onnx_ops.torch.base.nodes import may_have
 
 MIN_INNER = 64
 """The least number of elements behind the axis; for few of them onnxruntime's reductions are slow."""
@@ -27,8 +27,7 @@ def _write_out(node: ir.Node) -> None:
     if value is None or value.shape is None or value.dtype not in DTYPES:
         return
     inner = value.shape[axis % len(value.shape) + 1 :] if len(value.shape) else ()
-    known = [size for size in inner if isinstance(size, int)]
-    if not inner or (len(known) == len(inner) and math.prod(known) < MIN_INNER):
+    if not inner or not may_have(inner, MIN_INNER):
         return
     graph, result = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph | ir.Function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from onnxscript.values import Opset
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 
-__all__ = ["Extent", "aclnn", "double", "integers", "number", "op", "sizes", "taps", "tensor"]
+__all__ = ["Extent", "aclnn", "double", "integers", "may_have", "number", "op", "sizes", "taps", "tensor"]
 
 aclnn = Opset(DOMAIN, OPSET_VERSION)
 
@@ -40,6 +40,12 @@ def double(value: float) -> Any:
 def integers(values: Sequence[int]) -> Any:
     """An int64 vector, of sizes, axes or indices."""
     return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
+def may_have(shape: Iterable[Any], count: int) -> bool:
+    """Whether there may be at least `count` elements in a shape; dynamic sizes may be of any number."""
+    known = list(shape)
+    return not all(isinstance(size, int) for size in known) or math.prod(known) >= count
 
 
 def sizes(value: Any) -> list[int]:
