@@ -17,8 +17,8 @@ REMAINDERS = 256
 def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
     """Whether a condition holds for all sizes in the ranges of its symbols, as far as a proof is found.
 
-    A size that is divided is written as `period * count + remainder`, for each remainder. Quotients and remainders then
-    are polynomials, and so are the sides of equations.
+    A size that is divided is written as `period * count + remainder`, for each remainder. Quotients and remainders are
+    then polynomials in the counts, whose coefficients decide the condition.
 
     Args:
         condition: of integer symbols.

@@ -52,7 +52,7 @@ def _replace_whole_writes(graph: GraphModule) -> None:
         if _writes(node):
             arguments = _written_arguments(node)
             readers = [_readers(node, argument, sharing, places) for argument in arguments]
-            new = _without_writes(node) if readers and all(readers) else None
+            new = _without_writes(node, arguments) if readers and all(readers) else None
             if new is not None:
                 result, *written = made = new
                 places.update(dict.fromkeys(made, place := places[node]))
@@ -110,18 +110,22 @@ def _is_whole(value: Any, written: torch.Tensor) -> bool:
     )
 
 
-def _without_writes(node: Node) -> list[Node] | None:
+def _without_writes(node: Node, arguments: Sequence[Node]) -> list[Node] | None:
     """A call that returns new tensors in place of one that writes, as new nodes before it.
+
+    Args:
+        node: the call.
+        arguments: those that it writes to.
 
     Returns:
         The call, then, if it returns several tensors, those of its items that the other one writes to its arguments;
         None for an operator without one that returns new tensors.
     """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-    target = _without_write(node)
+    target = _without_write(node.target, len(arguments))
     if target is None or is_decomposed(target, args):
         return None
-    changed = [argument.meta["val"] for argument in _written_arguments(node)]
+    changed = [argument.meta["val"] for argument in arguments]
     several = len(target._schema.returns) > 1
     expected = (*node.meta["val"], *changed) if several else (node.meta["val"],)
     found = target(*args, **kwargs)
@@ -137,12 +141,12 @@ def _without_writes(node: Node) -> list[Node] | None:
     return [result, *made]
 
 
-def _without_write(node: Node) -> OpOverload | None:
+def _without_write(target: OpOverload, written: int) -> OpOverload | None:
     """aten.add.Tensor of aten.add_.Tensor, or aten.x_functional of aten.x with several results; None if there is none.
 
-    Those of the second kind return the tensors that the others write to after these results.
+    Those of the second kind return the tensors that the others write to after these results. `written` is the number of
+    arguments that are written to.
     """
-    target, written = node.target, len(_written_arguments(node))
     in_place = target._opname.endswith("_")
     if target.namespace != "aten" or in_place != (len(target._schema.returns) == written == 1):
         return None
