@@ -1,4 +1,4 @@
-"""Random numbers that a step draws outside of PyTorch, which a graph cannot draw."""
+"""What a step does outside of tensors, which a graph cannot: it draws random numbers, and changes attributes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
@@ -14,15 +15,31 @@ from onnx_ops.torch.tracing import Tensors
 from onnx_ops.torch.verification.tolerances import compare
 
 
-class OutsideDraws:
-    """Compares two runs of a step from the same state, with the same random numbers of PyTorch."""
+class Outside:
+    """Compares two successive runs of a step from the same state, with the same random numbers of PyTorch.
 
-    def __init__(self) -> None:
-        self._before = _states()
-        self._difference: CaptureError | None = None
+    Args:
+        model: the modules whose attributes the runs may change. The second run finds what the first has left in them.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._states, self._numbers = _states(), _numbers(model)
+        self._changed: list[str] = []
+        self._difference: Exception | None = None
+
+    def first_run_ended(self) -> None:
+        """Find the attributes that the first run has changed."""
+        now = _numbers(self._model)
+        self._changed = [
+            f"'{name}' ({before!r}, then {now[name]!r})"
+            for name, before in self._numbers.items()
+            if name in now and now[name] != before
+        ]
 
     def compare(self, first: Tensors, second: Tensors) -> None:
-        """Compare the real results of the runs, by name; `check` tells whether they differ."""
+        """Compare the real results of two runs, by name; `check` raises the error if they differ."""
+        self._difference = None
         results, again = (
             {name: as_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
             for run in (first, second)
@@ -32,22 +49,57 @@ class OutsideDraws:
         except CaptureError as error:
             self._difference = error
 
+    def failed(self, error: Exception) -> None:
+        """The second run has raised an error."""
+        self._difference = error
+
+    def may_be_a_cache(self) -> bool:
+        """Whether the runs differ though no attribute that is a number has changed.
+
+        Then modules may keep tensors that they compute from parameters, such as LeViT in evaluation mode, which a graph
+        computes in each step.
+        """
+        return self._difference is not None and not self._changed
+
     def check(self) -> None:
-        """Raise a CaptureError if the results of the runs differ; warn if others drew since the start."""
-        drawn = [name for name, state in _states().items() if state != self._before[name]]
-        by = f"draws random numbers by {' and '.join(drawn)}" if drawn else ""
+        """Raise a CaptureError if the results of the runs differ; warn of what has changed nothing in them.
+
+        That is random numbers that were drawn since the start, and attributes that the first run has changed.
+        """
+        drawn = [name for name, state in _states().items() if state != self._states[name]]
+        by = f"draws random numbers by {' and '.join(drawn)}"
+        changed = ", ".join(self._changed)
+        attributes = f"changes {changed} of the model's modules, which is neither a parameter nor a buffer"
         if self._difference is not None:
-            cause = by or "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
+            cause, remedy = OTHER_CAUSE, f"{DRAW}. {REGISTER}"
+            if drawn:
+                cause, remedy = by, DRAW
+            elif self._changed:
+                cause, remedy = attributes, REGISTER
             raise CaptureError(
                 f"two runs of the loss with the same parameters and batch differ: it {cause}, which a graph cannot do."
-                " Draw them by PyTorch, such as torch.rand, or before the step and pass them in"
+                f" {remedy}"
             ) from self._difference
+        same = "Two runs have the same results, and the step is that of the example;"
         if drawn:
-            warnings.warn(
-                f"the loss {by}. They have changed nothing in two runs, and the step has those of the example; draw"
-                " them by PyTorch if they matter",
-                stacklevel=6,
-            )
+            warnings.warn(f"the loss {by}. {same} draw them by PyTorch if they matter", stacklevel=6)
+        if self._changed:
+            warnings.warn(f"the loss {attributes}. {same} if it matters to a later one: {REGISTER}", stacklevel=6)
+
+
+OTHER_CAUSE = "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
+DRAW = "Draw random numbers by PyTorch, such as torch.rand, or before the step and pass them in"
+REGISTER = "Keep what changes from step to step in a tensor, register it by register_buffer, and compute with tensors"
+
+
+def _numbers(model: torch.nn.Module) -> dict[str, bool | int | float | str]:
+    """The attributes of modules that are numbers or strings, by their names."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    }
 
 
 def _states() -> dict[str, Any]:

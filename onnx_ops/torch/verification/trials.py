@@ -19,7 +19,7 @@ from onnx_ops.torch.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
-from onnx_ops.torch.verification.outside import OutsideDraws
+from onnx_ops.torch.verification.outside import Outside
 from onnx_ops.training.freed_memory import return_freed_memory
 
 NOISE = 0.05
@@ -58,41 +58,42 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     Raises:
         CaptureError: the step has state that is neither a parameter nor a buffer.
     """
-    with preserved(joint.model):  # around both runs, as the second one finds state that the first leaves in attributes
-        return _run_trials(joint, info, scale, several)
-
-
-def _run_trials(joint: JointStep, info: RunInfo, scale: Tensors, several: bool) -> list[Trial]:
     start = joint.state() | joint.argument_values() | scale
-    outside = OutsideDraws()
-    with preserved(joint.model), eager_mode():  # what it leaves in attributes is not for the next one
-        before = joint.run(start, RunInfo())
-    with eager_mode():
+    outside = Outside(joint.model)
+    with preserved(joint.model), eager_mode():
         expected = joint.run(start, info)
-    outside.compare(before, expected)
-    del before  # which has the size of the model
+        outside.first_run_ended()
+        _repeat(joint, start, expected, info, outside)
+    if outside.may_be_a_cache():
+        with preserved(joint.model), eager_mode():
+            outside.compare(expected, joint.run(start, RunInfo()))
     return_freed_memory()
-    unregistered = Unregistered(joint.model, info.effects)
     others = _others(joint, start, expected)
-    made = (_run_trial(joint, make, expected, unregistered) for make in others)
+    made = (_run_trial(joint, make, expected) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
-    if not seconds:
-        with eager_mode():
-            joint.run(start, again := RunInfo())
-        unregistered.refuse(again.effects)
     outside.check()
     return_freed_memory()
     first = Trial(lambda: start, lambda _: expected, _state(expected))
     return [first, *(seconds or [first])]
 
 
+def _repeat(joint: JointStep, start: Tensors, expected: Tensors, info: RunInfo, outside: Outside) -> None:
+    """Run the step again, with what the first run has left in attributes, and compare the results."""
+    unregistered, repeated = Unregistered(joint.model, info.effects), RunInfo()
+    try:
+        again = joint.run(start, repeated)
+    except Exception as error:  # by the user's code or PyTorch, as when tensors that are kept belong to a freed graph
+        outside.failed(error)
+        return
+    unregistered.refuse(repeated.effects)
+    outside.compare(expected, again)
+
+
 def _state(outputs: Tensors) -> Tensors:
     return {name: tensor for name, tensor in outputs.items() if name.startswith(NEXT)}
 
 
-def _run_trial(
-    joint: JointStep, make: Callable[[], Tensors], first: Tensors, unregistered: Unregistered
-) -> Trial | None:
+def _run_trial(joint: JointStep, make: Callable[[], Tensors], first: Tensors) -> Trial | None:
     """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none.
 
     Its results, which are as large as the model, are computed once more when they are compared.
@@ -101,15 +102,19 @@ def _run_trial(
 
     def run(values: Tensors, info: RunInfo, changed: Collection[str] | None = None) -> Tensors:
         own = [name for name in joint.parameters if values[name].is_floating_point()]  # which were made for this run
-        with warnings.catch_warnings(action="ignore"), eager_mode(), joint.with_parameters(values) as given:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            preserved(joint.model),
+            eager_mode(),
+            joint.with_parameters(values) as given,
+        ):
             outputs = joint.run(given, info, changed, own)
             shared = storages(joint.parameters.values())
             return {name: t.clone() if storage_of(t) in shared else t for name, t in outputs.items()}
 
     def again(values: Tensors) -> Tensors:
         arguments = {name: values[name].clone() for name in joint.arguments}  # which a loss may change in place
-        with preserved(joint.model):
-            return run(values | arguments, RunInfo(), info.changed)
+        return run(values | arguments, RunInfo(), info.changed)
 
     try:
         expected = run(make(), info)
@@ -117,7 +122,6 @@ def _run_trial(
         raise
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
-    unregistered.refuse(info.effects)
     info.effects = Effects()
     if expected.keys() != first.keys() or any(
         bool(tensor.isnan().any()) and not bool(first[name].isnan().any()) for name, tensor in expected.items()

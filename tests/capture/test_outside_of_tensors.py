@@ -1,0 +1,84 @@
+"""What a step does outside of tensors is reported, with check=False too: random numbers, attributes that change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from captures import gradients
+from torch import Tensor, nn
+
+from onnx_ops.torch import CaptureError
+
+GENERATOR = np.random.default_rng(0)
+DRAWS: dict[str, tuple[Callable[[], float], str]] = {
+    "numpy": (lambda: float(np.random.rand()), r"draws random numbers by numpy\.random"),  # noqa: NPY002
+    "python": (random.random, "draws random numbers by random"),
+    "own generator": (lambda: float(GENERATOR.random()), "draws random numbers outside of PyTorch"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_outside_of_pytorch_are_refused(name: str) -> None:
+    draw, message = DRAWS[name]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * draw()).sum()
+
+    for check in (True, False):
+        with pytest.raises(CaptureError, match=f"two runs of the loss.*{message}"):
+            gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),), check=check)
+
+
+def test_draws_that_change_nothing_are_warned_of() -> None:
+    """As those of a layer drop whose probability is 0."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() * (2 if random.random() < 0 else 1) * nn.functional.dropout(x, 0.5).sum()
+
+    with pytest.warns(UserWarning, match="draws random numbers by random. Two runs have the same results"):
+        gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+
+
+class Counting(nn.Module):
+    """Keeps the number of its calls in an attribute, as schedules of weights and of codebooks do."""
+
+    def __init__(self, factor: Callable[[int], float]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.calls = 0
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * self.factor(self.calls)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_numbers_that_change_with_each_step_are_refused(check: bool) -> None:
+    model = nn.Sequential(Counting(lambda calls: min(1.0, calls / 100)))
+    with pytest.raises(CaptureError, match=r"changes '0.calls' \(0, then 1\) .* register it by register_buffer"):
+        gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),), check=check)
+    assert model[0].calls == 0
+
+
+def test_numbers_that_change_later_steps_only_are_warned_of() -> None:
+    model = Counting(lambda calls: 1.0 if calls < 100 else 0.5)
+    with pytest.warns(UserWarning, match=r"changes 'calls' \(0, then 1\)"):
+        gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),))
+
+
+def test_tensors_that_a_module_keeps_are_computed_in_each_step() -> None:
+    """Also where a second run in PyTorch fails, as the tensor that it finds belongs to a graph that is freed."""
+
+    class Keeping(nn.Linear):
+        kept: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.weight.square() if self.kept is None else self.kept
+            return nn.functional.linear(x, self.kept)
+
+    gradients(Keeping(3, 2), lambda model, x: model(x).sum(), (torch.ones(2, 3),))
