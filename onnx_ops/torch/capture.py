@@ -296,13 +296,23 @@ def _captured(
     if callable(options.inference):
         trained = forward.of_function(options.inference)
     else:
-        trained = forward.of_first_call(eager, seen) if options.inference else None
+        trained = _inference_graph(forward, eager, seen) if options.inference else None
     evaluated = forward.of_loss(record.roles, compared) if options.evaluation else None
     if trained or evaluated:
         progress.ended("graphs in evaluation mode")
     of_model = joint.parameters.keys() | joint.buffers.keys()  # which go on to change
     initial = {name: to_array(values[name]) if name in of_model else as_array(values[name]) for name in record.roles}
     return Capture(_step(exported, record), initial, trained, evaluated)
+
+
+def _inference_graph(forward: Forward, eager: RunInfo, seen: RunInfo) -> onnx.ModelProto | None:
+    try:
+        return forward.of_first_call(eager, seen)
+    except CaptureError as error:
+        raise CaptureError(
+            f"{error}. The step itself is captured; this is of the model in evaluation mode, without gradients:"
+            " inference=False leaves that graph out, and inference= takes a function of the model in its place"
+        ) from error
 
 
 def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[], Tensors]]:

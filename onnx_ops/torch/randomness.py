@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,20 +18,61 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.random_numbers import Generator
 
 
+@dataclass(frozen=True)
+class Draw:
+    """A draw from a generator of the model, or from PyTorch's own after the model has seeded that.
+
+    Attributes:
+        operator: of the draw.
+        state: of the generator; equal states give the same numbers.
+        generator: None for PyTorch's.
+    """
+
+    operator: OpOverload
+    state: bytes
+    generator: torch.Generator | None = field(compare=False)
+
+
 class Random(TorchDispatchMode):
     """A mode in which random operators draw from one seed, each at another offset.
+
+    Seeding PyTorch's generator has no effect in it.
 
     Args:
         seed: () int64, another number for each step.
 
     Attributes:
         closed: whether random operators are refused, as in the backward pass.
+        seeded: draws that PyTorch makes from other states than that of its generator before the step.
     """
 
     def __init__(self, seed: Tensor) -> None:
         super().__init__()
         self._generator = Generator(seed)
+        self._state: bytes | None = None
+        self._patches = contextlib.ExitStack()
         self.closed = False
+        self.seeded: list[Draw] = []
+
+    def __enter__(self) -> Random:
+        for module in (torch, torch.random):
+            for name, function in (("manual_seed", self._seed), ("set_rng_state", self._set_state)):
+                self._patches.enter_context(mock.patch.object(module, name, function))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    def _seed(self, seed: int) -> torch.Generator:
+        self._state = repr(int(seed)).encode()
+        return torch.default_generator
+
+    def _set_state(self, state: Tensor) -> None:
+        # No draw changes the state, so that torch.random.fork_rng ends with the present one.
+        given = _bytes(state)
+        self._state = None if given == _bytes(torch.get_rng_state()) else given
 
     @property
     def used(self) -> int:
@@ -67,7 +110,15 @@ class Random(TorchDispatchMode):
             raise CaptureError(
                 f"{func} draws random numbers within the gradient, where they would be others than in the loss"
             )
+        generator = kwargs.get("generator")
+        state = self._state if generator is None else _bytes(generator.get_state())
+        if state is not None:
+            self.seeded.append(Draw(func, state, generator))
         return TABLE.draws[func](self._generator, *args, **kwargs)
+
+
+def _bytes(state: Tensor) -> bytes:
+    return bytes(state.numpy())
 
 
 def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions,
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.effects import Effects, storage_of
-from onnx_ops.torch.randomness import Random
+from onnx_ops.torch.randomness import Draw, Random
 from onnx_ops.torch.recomputation import ordered_recomputation
 from onnx_ops.torch.tracing import Tensors
 
@@ -90,6 +90,7 @@ class RunInfo:
         call: the first call of the model outside the transforms of torch.func; None if the loss does not call it.
         returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
         effects: the storages that operators read and wrote; empty in a run with FakeTensors.
+        seeded: the draws from generators of the model, or from PyTorch's after the model has seeded that.
     """
 
     used: list[str] = field(default_factory=list)
@@ -98,6 +99,7 @@ class RunInfo:
     call: ModelCall | None = None
     returns_loss: bool = False
     effects: Effects = field(default_factory=Effects)
+    seeded: list[Draw] = field(default_factory=list)
 
 
 class JointStep:
@@ -187,6 +189,8 @@ class JointStep:
         for name, tensor in (self.parameters | self.arguments).items():
             leaves[name].requires_grad_(tensor.requires_grad)
         given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)
+        for name, parameter in self.parameters.items():
+            _follow_hooks(name, parameter, given[name])
         arguments = {name: leaves[name] for name in self.arguments}
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
@@ -222,7 +226,7 @@ class JointStep:
                 (differentiated, *replaced(self._given, arguments).values()),
                 tie_weights=True,
             )
-        info.draws = random.used
+        info.draws, info.seeded = random.used, random.seeded
         for name in self.trained():
             if after.get(name) is not given[name]:
                 raise CaptureError(
@@ -411,6 +415,22 @@ def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
                 yield value
 
 
+def _follow_hooks(name: str, parameter: torch.Tensor, leaf: torch.Tensor) -> None:
+    """Let the hooks of a parameter change the gradient with respect to the tensor that is differentiated in its place.
+
+    Args:
+        name: of the parameter, for errors.
+    """
+    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise CaptureError(
+            f"the parameter '{name}' has a hook of register_post_accumulate_grad_hook, which a capture does not follow:"
+            " remove it. A hook of register_hook may change the gradient, and the optimizer is captured with the step"
+        )
+    if leaf.requires_grad:
+        for hook in (parameter._backward_hooks or {}).values():
+            leaf.register_hook(hook)
+
+
 def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
     """The gradient with respect to each leaf; None if the loss does not depend on it.
 
@@ -420,6 +440,11 @@ def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | 
     try:
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
     except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            raise CaptureError(
+                "the loss is differentiated before the step differentiates it: return it without a call of backward(),"
+                " as the capture takes the gradients and updates the parameters"
+            ) from error
         if "use_reentrant" not in str(error):
             raise
         raise CaptureError(

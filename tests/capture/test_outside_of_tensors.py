@@ -82,3 +82,37 @@ def test_tensors_that_a_module_keeps_are_computed_in_each_step() -> None:
             return nn.functional.linear(x, self.kept)
 
     gradients(Keeping(3, 2), lambda model, x: model(x).sum(), (torch.ones(2, 3),))
+
+
+def seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return torch.rand(x.shape)
+
+
+def forked(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.rand(x.shape)
+
+
+@pytest.mark.parametrize(
+    "draw", [seeded, forked, lambda x: torch.rand(x.shape, generator=torch.Generator().manual_seed(3))]
+)
+def test_draws_from_a_seed_that_the_loss_sets_are_refused(draw: Callable[[Tensor], Tensor]) -> None:
+    model, before = nn.Linear(3, 2), torch.get_rng_state()
+    with pytest.raises(CaptureError, match="seeds a generator with the same number in each step"):
+        gradients(model, lambda model, x: model(x * draw(x)).sum(), (torch.ones(2, 3),))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_draws_from_a_generator_of_the_model_are_captured() -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            kept = torch.rand(x.shape)
+        return model(x * torch.rand(x.shape, generator=generator) * kept).sum()
+
+    gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+    assert torch.equal(generator.get_state(), before)

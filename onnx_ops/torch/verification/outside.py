@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.randomness import Draw
 from onnx_ops.torch.tracing import Tensors
 from onnx_ops.torch.verification.tolerances import compare
 
@@ -90,6 +93,30 @@ class Outside:
 OTHER_CAUSE = "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
 DRAW = "Draw random numbers by PyTorch, such as torch.rand, or before the step and pass them in"
 REGISTER = "Keep what changes from step to step in a tensor, register it by register_buffer, and compute with tensors"
+
+
+@contextlib.contextmanager
+def advanced(generators: Iterable[torch.Generator | None]) -> Iterator[None]:
+    """A context in which generators have other states, as if numbers had been drawn from them."""
+    states = {generator: generator.get_state() for generator in generators if generator is not None}
+    try:
+        for generator in states:
+            torch.rand((), generator=generator)
+        yield
+    finally:
+        for generator, state in states.items():
+            generator.set_state(state)
+
+
+def refuse_seeds(first: Sequence[Draw], second: Sequence[Draw]) -> None:
+    """Raise a CaptureError if two runs draw from equal states of generators, which the loss itself has made then."""
+    for draw, other in zip(first, second, strict=False):
+        if draw == other:
+            raise CaptureError(
+                f"the loss seeds a generator with the same number in each step, by manual_seed or a state that it sets,"
+                f" before {draw.operator} draws from it: PyTorch draws the same numbers each time, a graph would draw"
+                " others. Draw them once, before the capture, and register them by register_buffer"
+            )
 
 
 def _numbers(model: torch.nn.Module) -> dict[str, bool | int | float | str]:

@@ -19,7 +19,7 @@ from onnx_ops.torch.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.steps import JointStep, RunInfo
 from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
-from onnx_ops.torch.verification.outside import Outside
+from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
 from onnx_ops.training.freed_memory import return_freed_memory
 
 NOISE = 0.05
@@ -81,11 +81,13 @@ def _repeat(joint: JointStep, start: Tensors, expected: Tensors, info: RunInfo, 
     """Run the step again, with what the first run has left in attributes, and compare the results."""
     unregistered, repeated = Unregistered(joint.model, info.effects), RunInfo()
     try:
-        again = joint.run(start, repeated)
+        with advanced(draw.generator for draw in info.seeded):
+            again = joint.run(start, repeated)
     except Exception as error:  # by the user's code or PyTorch, as when tensors that are kept belong to a freed graph
         outside.failed(error)
         return
     unregistered.refuse(repeated.effects)
+    refuse_seeds(info.seeded, repeated.seeded)
     outside.compare(expected, again)
 
 
