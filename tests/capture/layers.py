@@ -584,7 +584,8 @@ x.reshape(4, 12); x.view(-1); x.unsqueeze(1); x.squeeze(); x.expand(2, 6, 8); x.
 x.repeat_interleave(2, 1); x.tile(2); x[1]; x[:, 2]; x[1:4, ::2]; x[..., -1]; x[:, None]; x[[0, 2, 2]];
 x[:, [1, 1, 3]]; x[[0, 1, 1], [2, 3, 3]]; x.narrow(1, 2, 3); x.select(0, 1); x.unbind(0)[1]; x.split(2)[1];
 x.chunk(2, 1)[0]; x.tensor_split(3)[2]; x.diagonal(); x.diag(); torch.diag_embed(x); x.tril(); x.triu(1);
-x.unfold(1, 3, 2); torch.cat([x, x * x]); torch.stack([x, x * x], 1); torch.stack([x, x > 0, x.long()]) * x; torch.hstack([x, x]); torch.outer(x[0], x[1]);
+x.unfold(1, 3, 2); torch.cat([x, x * x]); torch.stack([x, x * x], 1); torch.stack([x, x > 0, x.long()]) * x;
+torch.hstack([x, x]); torch.outer(x[0], x[1]);
 torch.dot(x[0], x[1]); torch.kron(x[:2, :2], x[:2, :3]); torch.einsum('ij,kj->ik', x, x); torch.einsum('ij->j', x);
 torch.einsum('ij,ij->i', x, x); x @ x.t(); x.mm(x.t()); x.mv(x[0]); x[None].bmm(x.t()[None]);
 torch.addmm(x @ x.t(), x, x.t(), beta=0.3, alpha=0.7);
