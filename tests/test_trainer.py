@@ -417,6 +417,16 @@ def test_batch_that_does_not_fit_is_refused(trainer: Trainer, batch: dict[str, A
     trainer.step(**steps.batch())
 
 
+def test_onnxruntime_logs_nothing_of_a_step_that_is_refused(
+    model: onnx.ModelProto, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where the state is updated in place, and a node that fails ends the step before the first update."""
+    trainer = Trainer(model)
+    with pytest.raises(StepError, match="'loss' is nan"):
+        trainer.step(**with_batch(x=np.full((4, 3), np.nan, np.float32)))
+    assert "onnxruntime" not in capfd.readouterr().err
+
+
 def test_steps_of_any_loss_can_be_wanted(model: onnx.ModelProto) -> None:
     trainer = Trainer(model, kernel_options(), check_finite=False)
     assert np.isnan(trainer.step(**with_batch(x=np.full((4, 3), np.nan, np.float32)))["loss"])

@@ -12,9 +12,10 @@ from onnx_ops.cli import arrays, ascend, commands, trained
 from onnx_ops.cli.library import build_library
 from onnx_ops.cli.migration import migrate
 from onnx_ops.cli.preparation import prepare
-from onnx_ops.cli.terminal import NAME, SILENT
+from onnx_ops.cli.terminal import NAME
 from onnx_ops.cli.train import train
 from onnx_ops.core.version import __version__
+from onnx_ops.integrations.severity import FATAL
 
 app = typer.Typer(
     name=NAME,
@@ -38,7 +39,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names in a model may not be encodable in the stream
-    ort.set_default_logger_severity(SILENT)  # its exceptions have the same messages
+    ort.set_default_logger_severity(FATAL)
     app(prog_name=NAME)
 
 

@@ -15,12 +15,12 @@ import onnxruntime as ort
 from packaging.requirements import Requirement
 
 from onnx_ops.cli.inspection import FUNCTION_BODY
-from onnx_ops.cli.terminal import SILENT
 from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.integrations import prebuilt
 from onnx_ops.integrations.examples import example_model
 from onnx_ops.integrations.sessions import compile_ahead, register
+from onnx_ops.integrations.severity import FATAL
 from onnx_ops.linking.inlining import inline
 from onnx_ops.linking.link import link, link_with_calls
 from onnx_ops.ops import OPS
@@ -205,7 +205,7 @@ def _ways() -> Mapping[str, Way]:
 
 
 def _session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
-    options.log_severity_level = SILENT
+    options.log_severity_level = FATAL
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

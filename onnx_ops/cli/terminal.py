@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 NAME = "onnx-ops"
 FAILED = 1
-SILENT = 4
-"""onnxruntime's log level for fatal errors only; its exceptions report others."""
 UNWRAPPED = 1_000_000
 """Width where the output is no terminal: programs that read it expect unbroken lines."""
 INDENT = "  "

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from onnx_ops.graph.stored import Source, copy_into_zeros
+from onnx_ops.integrations.severity import FATAL
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 
 LARGE = 1 << 16
@@ -79,7 +80,8 @@ class BoundSession:
         returned: Mapping[str, np.dtype],
         passed: Collection[str] = (),
     ) -> None:
-        self._session = session
+        self._session, self._options = session, ort.RunOptions()
+        self._options.log_severity_level = FATAL  # a node that fails may be how a step is refused
         reads = {value.name for value in session.get_inputs()}
         writes = {value.name for value in session.get_outputs()}
         self._unbound = reads - inputs[0].keys()
@@ -121,7 +123,7 @@ class BoundSession:
             else:
                 binding.bind_cpu_input(name, batch[name])
         self._bind_allocated(binding)  # again, as their shapes may differ from those of the last run
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._options)
         outputs = binding.get_outputs_as_ortvaluevector()
         if passed is not None:
             passed |= {name: ort.OrtValue(outputs[i]) for name, i in self._passed.items()}

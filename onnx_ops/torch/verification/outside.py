@@ -92,7 +92,10 @@ class Outside:
 
 OTHER_CAUSE = "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
 DRAW = "Draw random numbers by PyTorch, such as torch.rand, or before the step and pass them in"
-REGISTER = "Keep what changes from step to step in a tensor, register it by register_buffer, and compute with tensors"
+REGISTER = (
+    "Keep what changes from step to step in a tensor, register it by register_buffer, and compute with tensors; if the"
+    " first call initializes the model, call it once before the capture"
+)
 
 
 @contextlib.contextmanager
