@@ -28,6 +28,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.constants import DATA_DEPENDENT
 from onnx_ops.torch.effects import storages, written
 from onnx_ops.torch.frames import Line, line_now, line_of_stack
@@ -150,6 +151,8 @@ class DataDependence(TorchDispatchMode):
     ) -> Any:
         if func is CHECK:
             return self._check(*args[:2])
+        if func in TABLE.checks:
+            self._check(*TABLE.checks[func](*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
         follows = bool(self._followed) and self._follows(func, args, kwargs or {}, result)
         if DATA_DEPENDENT & set(func.tags):

@@ -1,0 +1,191 @@
+"""Eigenvalues of symmetric matrices, singular values, and what PyTorch makes of them.
+
+They are computed in float64, by rotations of rows (de Rijk 1989; Drmac and Veselic 2008).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from onnx_ops.torch.base.table import checks, decomposes
+from onnx_ops.torch.operators.linear_algebra.loops import reflected, reflections
+from onnx_ops.torch.operators.linear_algebra.rotations import orthogonal_rows
+
+aten = torch.ops.aten
+Tensors: TypeAlias = tuple[Tensor, ...]
+
+TOLERANCES = {torch.float32: 1e-9, torch.float64: 1e-14}
+"""The cosine of the angle between two rows that are orthogonal."""
+
+
+def _identity(rows: int, columns: int, like: Tensor) -> Tensor:
+    return torch.eye(rows, columns, dtype=like.dtype).expand(*like.shape[:-2], rows, columns)
+
+
+def _not_finite(matrix: Tensor) -> Tensor:
+    return (~matrix.isfinite()).sum()
+
+
+def _scaled(matrix: Tensor) -> Tensors:
+    """In float64, divided by a power of 2 (..., 1, 1) so that squares of its elements neither overflow nor vanish.
+
+    Matrices that are not finite are zeros.
+    """
+    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    wide = torch.where(finite, matrix, 0.0).double()
+    if matrix.dtype is torch.float32:
+        return wide, torch.ones_like(finite, dtype=wide.dtype)
+    largest = torch.nn.functional.pad(wide.abs().flatten(-2), (0, 1)).amax(-1)[..., None, None]
+    # The exponents of subnormal numbers would overflow as those of a factor.
+    scale = torch.exp2(torch.where(largest > 0, largest, 1.0).clamp(min=2.0**-1000).log2().floor())
+    return wide / scale, scale
+
+
+def _orthogonal(rows: Tensor, accumulated: bool, dtype: torch.dtype) -> Tensors:
+    """`orthogonal_rows`, NaN if they have not become orthogonal."""
+    found, left = orthogonal_rows(rows, accumulated, TOLERANCES[dtype])
+    return torch.where(left == 0, found, math.nan).split([rows.shape[-1], found.shape[-1] - rows.shape[-1]], -1)
+
+
+def _norm(rows: Tensor) -> Tensor:
+    return rows.square().sum(-1).sqrt()
+
+
+def _taken(rows: Tensor, order: Tensor) -> Tensor:
+    """The rows of matrices (..., k, w) in an order (..., k)."""
+    return rows.gather(-2, order.unsqueeze(-1).expand_as(rows))
+
+
+# --- eigenvalues ------------------------------------------------------------------------------------------------------
+
+
+def _symmetric(matrix: Tensor, uplo: str) -> Tensor:
+    """The symmetric matrix whose lower (L) or upper (U) triangle is given."""
+    lower = matrix.mT.tril() if uplo.upper() == "U" else matrix.tril()
+    return lower + lower.tril(-1).mT
+
+
+@checks(aten._linalg_eigh.default)
+def _eigh_check(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, str]:
+    return _not_finite(A.tril() if UPLO.upper() == "L" else A.triu()), "linalg.eigh"
+
+
+@decomposes(aten._linalg_eigh.default)
+def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Tensors:
+    """By rotations of the rows of A + c * I, where c is larger than the absolute values of the eigenvalues.
+
+    Its orthogonal rows are its eigenvectors times its eigenvalues.
+    """
+    if A.is_complex():
+        return NotImplemented
+    matrix, scale = _scaled(_symmetric(A, UPLO))
+    size = matrix.shape[-1]
+    padded = torch.nn.functional.pad(matrix.abs().sum(-1), (0, 1))
+    largest = torch.minimum(padded.amax(-1), matrix.square().sum((-2, -1)).sqrt())
+    shift = torch.where(largest > 0, 1.25 * largest, 1.0)[..., None, None]
+    rows, _ = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), False, A.dtype)
+    vectors = rows / _norm(rows).unsqueeze(-1)
+    # Of approximate eigenvectors, the errors of these are squares of the vectors' (Rayleigh quotients).
+    values, order = ((vectors @ matrix) * vectors).sum(-1).sort(-1)
+    values = (values * scale.squeeze(-1)).to(A.dtype)
+    return values, _taken(vectors, order).mT.to(A.dtype) if compute_v else A.new_empty(0)
+
+
+# --- singular values --------------------------------------------------------------------------------------------------
+
+
+@checks(aten._linalg_svd.default)
+def _svd_check(
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, str]:
+    return _not_finite(A), "linalg.svd"
+
+
+@decomposes(aten._linalg_svd.default)
+def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Tensors:
+    """By rotations J of the rows of the factor R of A = Q @ R: those of J @ R are singular values times vectors."""
+    if A.is_complex():
+        return NotImplemented
+    if statically_known_true(A.shape[-2] < A.shape[-1]):
+        left, values, right = _svd(A.mT, full_matrices, compute_uv)
+        return (right.mT, values, left.mT) if compute_uv else (left, values, right)
+    matrix, scale = _scaled(A)
+    rows, columns = matrix.shape[-2:]
+    least = torch.sym_min(rows, columns)
+    factors, tau = reflections(matrix)
+    turned, rotation = _orthogonal(factors[..., :least, :].triu(), compute_uv, A.dtype)
+    norms = _norm(turned)
+    if not compute_uv:
+        values = norms.sort(-1, descending=True).values * scale.squeeze(-1)
+        return A.new_empty(0), values.to(A.dtype), A.new_empty(0)
+    lengths = _norm(rotation)  # 1 up to the rounding of all rotations, which the norms have too
+    values, order = (norms / lengths).sort(-1, descending=True)
+    rotation = _taken(rotation / lengths.unsqueeze(-1), order)
+    vectors = _taken(turned / torch.where(norms > 0, norms, 1.0).unsqueeze(-1), order)
+    left = _completed(rotation.mT, rows, rows if full_matrices else least)
+    right = _orthonormal(vectors.mT, columns if full_matrices else least)
+    values = (values * scale.squeeze(-1)).to(A.dtype)
+    return reflected(factors, tau, left).to(A.dtype), values, right.mT.to(A.dtype)
+
+
+def _completed(square: Tensor, rows: int, columns: int) -> Tensor:
+    """Orthonormal columns (..., rows, columns), of which the first ones are given, with zeros below them."""
+    size = square.shape[-1]
+    padded = torch.nn.functional.pad(square, (0, columns - size, 0, rows - size))
+    return padded + _identity(rows, columns, square).tril(0) * (torch.arange(columns) >= size)
+
+
+def _orthonormal(vectors: Tensor, columns: int) -> Tensor:
+    """Orthonormal columns, of which the first ones are given up to rounding; those given as zeros are new ones."""
+    factors, tau = reflections(vectors)
+    size, given = vectors.shape[-2:]
+    found: Tensor = reflected(factors, tau, _identity(size, columns, vectors))
+    signs = torch.where(factors.diagonal(0, -2, -1) < 0, -1.0, 1.0).to(vectors.dtype)
+    return found * torch.nn.functional.pad(signs, (0, columns - given), value=1.0).unsqueeze(-2)
+
+
+# --- pseudoinverses ---------------------------------------------------------------------------------------------------
+
+
+@checks(aten.linalg_pinv.atol_rtol_tensor)
+def _pinv_check(
+    self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> tuple[Tensor, str]:
+    return _eigh_check(self) if hermitian else _svd_check(self)
+
+
+@decomposes(aten.linalg_pinv.atol_rtol_tensor)
+def _pinv(
+    self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    if self.is_complex():
+        return NotImplemented
+    least, relative = _tolerances(self, atol, rtol)
+    if hermitian:
+        values, vectors = _eigh(self)
+        size = values.abs()
+        left = right = vectors
+        largest = torch.nn.functional.pad(size, (0, 1)).amax(-1)
+    else:
+        left, values, transposed = _svd(self)
+        size, right = values, transposed.mT
+        largest = torch.nn.functional.pad(size, (0, 1)).amax(-1)
+    kept = size > torch.maximum(least, relative * largest).unsqueeze(-1)
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
+    return (right * inverse.unsqueeze(-2)) @ left.mT
+
+
+def _tolerances(matrix: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Tensors:
+    """As in PyTorch: relative to the largest singular value a unit in the last place times the size of the matrix."""
+    zero = torch.zeros((), dtype=matrix.dtype)
+    default = torch.finfo(matrix.dtype).eps * torch.sym_max(*matrix.shape[-2:])
+    least = zero if atol is None else atol.to(matrix.dtype)
+    if rtol is not None:
+        return least, rtol.to(matrix.dtype)
+    relative = torch.full((), default, dtype=matrix.dtype)
+    return least, relative if atol is None else torch.where(least > 0, zero, relative)
