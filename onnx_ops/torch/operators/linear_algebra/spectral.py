@@ -1,6 +1,6 @@
 """Eigenvalues of symmetric matrices, singular values, and what PyTorch makes of them.
 
-They are computed in float64, by rotations of rows (de Rijk 1989; Drmac and Veselic 2008).
+They are computed in float64, by the one-sided Jacobi method with a QR factorization before (Drmac and Veselic 2008).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.torch.base.table import checks, decomposes
-from onnx_ops.torch.operators.linear_algebra.loops import reflected, reflections
+from onnx_ops.torch.operators.linear_algebra.loops import orthonormal, reflected, reflections
 from onnx_ops.torch.operators.linear_algebra.rotations import orthogonal_rows
 
 aten = torch.ops.aten
@@ -21,10 +21,10 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 
 TOLERANCES = {torch.float32: 1e-9, torch.float64: 1e-14}
 """The cosine of the angle between two rows that are orthogonal."""
-
-
-def _identity(rows: int, columns: int, like: Tensor) -> Tensor:
-    return torch.eye(rows, columns, dtype=like.dtype).expand(*like.shape[:-2], rows, columns)
+ORTHOGONAL = 1e-10
+"""Rows with smaller norms, relative to the largest one, need not be orthogonal to each other."""
+PRECISE = {torch.float32: 1e-7, torch.float64: 0.5}
+"""Columns with smaller norms, relative to the largest one, have directions with too large errors."""
 
 
 def _not_finite(matrix: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ def _scaled(matrix: Tensor) -> Tensors:
     return wide / scale, scale
 
 
-def _orthogonal(rows: Tensor, accumulated: bool, dtype: torch.dtype) -> Tensors:
+def _orthogonal(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """`orthogonal_rows`, NaN if they have not become orthogonal."""
-    found, left = orthogonal_rows(rows, accumulated, TOLERANCES[dtype])
-    return torch.where(left == 0, found, math.nan).split([rows.shape[-1], found.shape[-1] - rows.shape[-1]], -1)
+    found, left = orthogonal_rows(rows, TOLERANCES[dtype])
+    return torch.where(left == 0, found, math.nan)
 
 
 def _norm(rows: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Tensors:
     padded = torch.nn.functional.pad(matrix.abs().sum(-1), (0, 1))
     largest = torch.minimum(padded.amax(-1), matrix.square().sum((-2, -1)).sqrt())
     shift = torch.where(largest > 0, 1.25 * largest, 1.0)[..., None, None]
-    rows, _ = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), False, A.dtype)
+    rows = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), A.dtype)
     vectors = rows / _norm(rows).unsqueeze(-1)
     # Of approximate eigenvectors, the errors of these are squares of the vectors' (Rayleigh quotients).
     values, order = ((vectors @ matrix) * vectors).sum(-1).sort(-1)
@@ -108,7 +108,11 @@ def _svd_check(
 
 @decomposes(aten._linalg_svd.default)
 def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Tensors:
-    """By rotations J of the rows of the factor R of A = Q @ R: those of J @ R are singular values times vectors."""
+    """By rotations of the rows of the factor R of A = Q @ R, which make them multiples of the right vectors, V.
+
+    A @ V has orthogonal columns, multiples of the left vectors. Where their norms are small, its rounding errors are
+    not, and the factor Q of A @ V has the vectors.
+    """
     if A.is_complex():
         return NotImplemented
     if statically_known_true(A.shape[-2] < A.shape[-1]):
@@ -117,34 +121,43 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
     matrix, scale = _scaled(A)
     rows, columns = matrix.shape[-2:]
     least = torch.sym_min(rows, columns)
-    factors, tau = reflections(matrix)
-    turned, rotation = _orthogonal(factors[..., :least, :].triu(), compute_uv, A.dtype)
-    norms = _norm(turned)
+    turned = _orthogonal(reflections(matrix)[0][..., :least, :].triu(), A.dtype)
+    norms, order = _norm(turned).sort(-1, descending=True)
+    right = _taken(turned, order).mT / _divisor(norms)
     if not compute_uv:
-        values = norms.sort(-1, descending=True).values * scale.squeeze(-1)
-        return A.new_empty(0), values.to(A.dtype), A.new_empty(0)
-    lengths = _norm(rotation)  # 1 up to the rounding of all rotations, which the norms have too
-    values, order = (norms / lengths).sort(-1, descending=True)
-    rotation = _taken(rotation / lengths.unsqueeze(-1), order)
-    vectors = _taken(turned / torch.where(norms > 0, norms, 1.0).unsqueeze(-1), order)
-    left = _completed(rotation.mT, rows, rows if full_matrices else least)
-    right = _orthonormal(vectors.mT, columns if full_matrices else least)
-    values = (values * scale.squeeze(-1)).to(A.dtype)
-    return reflected(factors, tau, left).to(A.dtype), values, right.mT.to(A.dtype)
+        values = _norm((matrix @ right).mT).sort(-1, descending=True).values
+        return A.new_empty(0), (values * scale.squeeze(-1)).to(A.dtype), A.new_empty(0)
+    if full_matrices and not statically_known_true(columns == least):
+        right = _completed(right, columns)
+    else:
+        right = orthonormal(right, _has_small(norms, ORTHOGONAL))
+    multiples = matrix @ right[..., :least]
+    norms = _norm(multiples.mT)
+    left = multiples / _divisor(norms)
+    if full_matrices and not statically_known_true(rows == least):
+        left = _completed(left, rows)
+    else:
+        left = orthonormal(left, _has_small(norms, PRECISE[A.dtype]))
+    values = (left[..., :least] * multiples).sum(-2).clamp(min=0).sort(-1, descending=True).values
+    return left.to(A.dtype), (values * scale.squeeze(-1)).to(A.dtype), right.mT.to(A.dtype)
 
 
-def _completed(square: Tensor, rows: int, columns: int) -> Tensor:
-    """Orthonormal columns (..., rows, columns), of which the first ones are given, with zeros below them."""
-    size = square.shape[-1]
-    padded = torch.nn.functional.pad(square, (0, columns - size, 0, rows - size))
-    return padded + _identity(rows, columns, square).tril(0) * (torch.arange(columns) >= size)
+def _divisor(norms: Tensor) -> Tensor:
+    """(..., 1, k), 1 for norms of 0."""
+    return torch.where(norms > 0, norms, 1.0).unsqueeze(-2)
 
 
-def _orthonormal(vectors: Tensor, columns: int) -> Tensor:
+def _has_small(norms: Tensor, limit: float) -> Tensor:
+    """Whether a norm is small relative to the largest one of its matrix."""
+    return (norms < limit * torch.nn.functional.pad(norms, (0, 1)).amax(-1, keepdim=True)).any()
+
+
+def _completed(vectors: Tensor, columns: int) -> Tensor:
     """Orthonormal columns, of which the first ones are given up to rounding; those given as zeros are new ones."""
     factors, tau = reflections(vectors)
     size, given = vectors.shape[-2:]
-    found: Tensor = reflected(factors, tau, _identity(size, columns, vectors))
+    identity = torch.eye(size, columns, dtype=vectors.dtype).expand(*vectors.shape[:-2], size, columns)
+    found: Tensor = reflected(factors, tau, identity)
     signs = torch.where(factors.diagonal(0, -2, -1) < 0, -1.0, 1.0).to(vectors.dtype)
     return found * torch.nn.functional.pad(signs, (0, columns - given), value=1.0).unsqueeze(-2)
 
