@@ -211,12 +211,6 @@ def _at(line: Line | None) -> str:
 def _shape_from_data(error: BaseException, where: Locations) -> str | None:
     if not isinstance(error, DynamicOutputShapeException):
         return None
-    if error.func is torch.ops.aten.linalg_lstsq.default:
-        return (
-            f"{where.module()} runs torch.linalg.lstsq{_at(line_of_error(error))}, which factorizes a matrix by"
-            " iterations. For columns that are independent, torch.linalg.solve(A.mT @ A, A.mT @ B) has the same"
-            " solution, less accurately"
-        )
     return (
         f"{where.module()} runs {error.func}{_at(line_of_error(error))}, the shape of whose result depends on the"
         " numbers in a tensor. Use a mask with torch.where instead, so that shapes stay the same"

@@ -24,6 +24,18 @@ def _householder_product(input: Tensor, tau: Tensor) -> Tensor:
     return NotImplemented if input.is_complex() else _product(input, tau, input.shape[-1])
 
 
+@decomposes(aten.ormqr.default)
+def _ormqr(self: Tensor, input2: Tensor, input3: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    if self.is_complex():
+        return NotImplemented
+    if not left:
+        return _ormqr(self, input2, input3.mT, True, not transpose).mT
+    if transpose:
+        return _product(self, input2, self.shape[-2]).mT @ input3
+    found: Tensor = reflected(self, input2, input3)
+    return found
+
+
 @decomposes(aten.linalg_qr.default)
 def _qr(A: Tensor, mode: str = "reduced") -> Tensors:
     if A.is_complex():

@@ -19,8 +19,10 @@ from onnx_ops.torch.base.nodes import integers, number, op, sizes
 
 SWEEPS = 60
 """The largest number. Rows of random numbers take 8 where there are 64 of them."""
-ROUNDING = 2e-16
+ROUNDING = 1e-16
 """The cosine between two orthogonal rows, as it is computed, divided by their length."""
+FAILURE = 1000.0
+"""A cosine that is left, relative to the largest one that is allowed, with which the result is not used."""
 NEGLIGIBLE = 1e-44
 """The product of the squared norms of two rows that need not be orthogonal, relative to the square of their sum."""
 
@@ -81,7 +83,7 @@ def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
     squared = op.Mul(limit, limit)
     # One of two partners with equal norms has a positive tangent, the other one a negative one.
     is_second = op.Unsqueeze(op.Less(partner, op.Gather(partner, partner)), last)
-    least = op.Where(is_second, number(np.nextafter(0, 1), rows), zero)
+    least = op.Where(is_second, number(np.finfo(np.float64).tiny, rows), zero)
     swap = [*range(rank - 2), rank - 1, rank - 2]
 
     def rotated(_: Any, values: Any) -> tuple[Any, ...]:
@@ -94,27 +96,32 @@ def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
         wanted = op.Greater(square, op.Mul(op.Mul(norm, other_norm), squared))
         root = op.Sqrt(op.Add(op.Mul(difference, difference), square))
         signed = op.Where(op.Less(difference, least), op.Neg(root), root)
-        tangent = op.Where(wanted, op.Div(twice, op.Add(difference, signed)), zero)
+        half = op.Where(wanted, op.Div(product, op.Add(difference, signed)), zero)
+        # The sums of partners may be rounded to different numbers, their tangents have to be opposite.
+        tangent = op.Sub(half, op.Gather(half, partner, axis=-2))
         cosine_inverse = op.Sqrt(op.Add(op.Mul(tangent, tangent), number(1.0, rows)))
         return (op.Div(op.Sub(row, op.Mul(other, tangent)), cosine_inverse),)
 
-    def sweep(_: Any, values: Any, left: Any) -> tuple[Any, ...]:
-        # As many steps as bring each row back to its place.
-        steps = op.Sub(_scalar(op.Shape(values, start=rank - 2, end=rank - 1)), integer(1))
-        (values,) = loop(f"{name}_step", steps, [(values, rows.dtype)], rotated)
+    def above(values: Any, factor: float) -> Any:
+        """(), int64, the number of pairs with a larger cosine than the limit times the factor."""
         norms = op.ReduceSumSquare(values, last)
         total = op.ReduceSum(norms, integers([-2]))
         products = op.MatMul(values, op.Transpose(values, perm=swap))
         negligible = op.Mul(op.Mul(total, total), number(NEGLIGIBLE, rows))
-        allowed = op.Add(op.Mul(norms, op.Transpose(norms, perm=swap)), negligible)
-        above = op.Greater(op.Mul(products, products), op.Mul(allowed, squared))
+        bounds = op.Add(op.Mul(norms, op.Transpose(norms, perm=swap)), negligible)
+        found = op.Greater(op.Mul(products, products), op.Mul(bounds, op.Mul(squared, number(factor**2, rows))))
         # Without the diagonal.
-        count = op.ReduceSum(op.Trilu(op.Cast(above, to=INT64), integer(1), upper=1), keepdims=0)
-        return op.Greater(count, integer(0)), values, count
+        return op.ReduceSum(op.Trilu(op.Cast(found, to=INT64), integer(1), upper=1), keepdims=0)
 
-    states = [(_even(rows), rows.dtype), (integer(0), INT64)]
-    values, left = loop(name, integer(SWEEPS), states, sweep, conditional=True)
-    return op.Slice(values, integers([0]), _size(rows), integers([-2])), left
+    def sweep(_: Any, values: Any) -> tuple[Any, ...]:
+        # As many steps as bring each row back to its place.
+        steps = op.Sub(_scalar(op.Shape(values, start=rank - 2, end=rank - 1)), integer(1))
+        (values,) = loop(f"{name}_step", steps, [(values, rows.dtype)], rotated)
+        return op.Greater(above(values, 1.0), integer(0)), values
+
+    states = [(_even(rows), rows.dtype)]
+    (values,) = loop(name, integer(SWEEPS), states, sweep, conditional=True)
+    return op.Slice(values, integers([0]), _size(rows), integers([-2])), above(values, FAILURE)
 
 
 @custom_operator(
@@ -128,6 +135,7 @@ def orthogonal_rows(rows: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
         tolerance: the largest cosine between two orthogonal rows, unless rounding makes a larger one.
 
     Returns:
-        (..., k, w); (), int64, the number of pairs of rows that have not become orthogonal.
+        (..., k, w); (), int64, the number of pairs of rows that are far from orthogonal, as the rotations have not
+        converged.
     """
     return torch.linalg.svd(rows).U.mT @ rows, torch.zeros((), dtype=torch.int64)

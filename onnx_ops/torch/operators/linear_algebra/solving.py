@@ -23,7 +23,7 @@ def _identity(like: Tensor) -> Tensor:
     return torch.eye(size, dtype=like.dtype).expand(*like.shape[:-2], size, size)
 
 
-def _same_batches(*matrices: Tensor) -> list[Tensor]:
+def same_batches(*matrices: Tensor) -> list[Tensor]:
     shape = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
     return [matrix.expand(*shape, *matrix.shape[-2:]) for matrix in matrices]
 
@@ -39,7 +39,7 @@ def _solve_triangular(
         return _solve_triangular(self.mT, B.mT, upper=not upper, unitriangular=unitriangular).mT
     if upper:  # from the last row to the first
         return _solve_triangular(self.flip(-2, -1), B.flip(-2), upper=False, unitriangular=unitriangular).flip(-2)
-    matrix, given = _same_batches(self, B)
+    matrix, given = same_batches(self, B)
     found: Tensor = substitution(matrix, given, unitriangular)
     return found
 
@@ -117,7 +117,7 @@ def _lu(A: Tensor, *, pivot: bool = True) -> Tensors:
 def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     if not left:
         return _lu_solve(LU, pivots, B.mT, adjoint=not adjoint).mT
-    factors, given = _same_batches(LU, B)
+    factors, given = same_batches(LU, B)
     order = row_order(pivots, LU.shape[-1]).unsqueeze(-1).expand_as(given)
     if adjoint:
         inner = _solve_triangular(factors.mT, given, upper=False)

@@ -11,20 +11,27 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.return_types import linalg_lstsq, svd
 
-from onnx_ops.torch.base.table import checks, decomposes
+from onnx_ops.torch.base.table import checks, decomposes, replaces
 from onnx_ops.torch.operators.linear_algebra.loops import orthonormal, reflected, reflections
 from onnx_ops.torch.operators.linear_algebra.rotations import orthogonal_rows
+from onnx_ops.torch.operators.linear_algebra.solving import same_batches
 
 aten = torch.ops.aten
 Tensors: TypeAlias = tuple[Tensor, ...]
 
-TOLERANCES = {torch.float32: 1e-9, torch.float64: 1e-14}
+TOLERANCES = {torch.float32: 1e-9, torch.float64: 4e-15}
 """The cosine of the angle between two rows that are orthogonal."""
 ORTHOGONAL = 1e-10
 """Rows with smaller norms, relative to the largest one, need not be orthogonal to each other."""
 PRECISE = {torch.float32: 1e-7, torch.float64: 0.5}
 """Columns with smaller norms, relative to the largest one, have directions with too large errors."""
+
+
+def _identity(rows: int, columns: int, like: Tensor) -> Tensor:
+    """The first columns of an identity for each matrix."""
+    return torch.eye(rows, columns, dtype=like.dtype).expand(*like.shape[:-2], rows, columns)
 
 
 def _not_finite(matrix: Tensor) -> Tensor:
@@ -40,7 +47,7 @@ def _scaled(matrix: Tensor) -> Tensors:
     wide = torch.where(finite, matrix, 0.0).double()
     if matrix.dtype is torch.float32:
         return wide, torch.ones_like(finite, dtype=wide.dtype)
-    largest = torch.nn.functional.pad(wide.abs().flatten(-2), (0, 1)).amax(-1)[..., None, None]
+    largest = _largest(wide.abs().flatten(-2))[..., None, None]
     # The exponents of subnormal numbers would overflow as those of a factor.
     scale = torch.exp2(torch.where(largest > 0, largest, 1.0).clamp(min=2.0**-1000).log2().floor())
     return wide / scale, scale
@@ -54,6 +61,11 @@ def _orthogonal(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _norm(rows: Tensor) -> Tensor:
     return rows.square().sum(-1).sqrt()
+
+
+def _largest(values: Tensor) -> Tensor:
+    """(...) of values (..., k) that are not negative; 0 if there is none."""
+    return torch.nn.functional.pad(values, (0, 1)).amax(-1)
 
 
 def _taken(rows: Tensor, order: Tensor) -> Tensor:
@@ -83,10 +95,11 @@ def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Tensors:
     """
     if A.is_complex():
         return NotImplemented
+    size = A.shape[-1]
+    if statically_known_true(size == 0):
+        return A.new_empty(A.shape[:-1]), A.new_empty(A.shape if compute_v else 0)
     matrix, scale = _scaled(_symmetric(A, UPLO))
-    size = matrix.shape[-1]
-    padded = torch.nn.functional.pad(matrix.abs().sum(-1), (0, 1))
-    largest = torch.minimum(padded.amax(-1), matrix.square().sum((-2, -1)).sqrt())
+    largest = torch.minimum(_largest(matrix.abs().sum(-1)), matrix.square().sum((-2, -1)).sqrt())
     shift = torch.where(largest > 0, 1.25 * largest, 1.0)[..., None, None]
     rows = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), A.dtype)
     vectors = rows / _norm(rows).unsqueeze(-1)
@@ -118,9 +131,13 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
     if statically_known_true(A.shape[-2] < A.shape[-1]):
         left, values, right = _svd(A.mT, full_matrices, compute_uv)
         return (right.mT, values, left.mT) if compute_uv else (left, values, right)
-    matrix, scale = _scaled(A)
-    rows, columns = matrix.shape[-2:]
+    rows, columns = A.shape[-2:]
     least = torch.sym_min(rows, columns)
+    if statically_known_true(least == 0):
+        left, right = (_identity(size, size if full_matrices else 0, A) for size in (rows, columns))
+        values = A.new_empty((*A.shape[:-2], 0))
+        return (left, values, right.mT) if compute_uv else (A.new_empty(0), values, A.new_empty(0))
+    matrix, scale = _scaled(A)
     turned = _orthogonal(reflections(matrix)[0][..., :least, :].triu(), A.dtype)
     norms, order = _norm(turned).sort(-1, descending=True)
     right = _taken(turned, order).mT / _divisor(norms)
@@ -142,6 +159,15 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
     return left.to(A.dtype), (values * scale.squeeze(-1)).to(A.dtype), right.mT.to(A.dtype)
 
 
+@replaces(torch.svd, torch.Tensor.svd)
+def _old_svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> svd:
+    if compute_uv:
+        return torch.svd(input, some)
+    rows, columns = input.shape[-2:]
+    left, right = (input.new_zeros((*input.shape[:-2], size, size)) for size in (rows, columns))
+    return svd((left, torch.linalg.svdvals(input), right))
+
+
 def _divisor(norms: Tensor) -> Tensor:
     """(..., 1, k), 1 for norms of 0."""
     return torch.where(norms > 0, norms, 1.0).unsqueeze(-2)
@@ -149,20 +175,19 @@ def _divisor(norms: Tensor) -> Tensor:
 
 def _has_small(norms: Tensor, limit: float) -> Tensor:
     """Whether a norm is small relative to the largest one of its matrix."""
-    return (norms < limit * torch.nn.functional.pad(norms, (0, 1)).amax(-1, keepdim=True)).any()
+    return (norms <= limit * _largest(norms).unsqueeze(-1)).any()
 
 
 def _completed(vectors: Tensor, columns: int) -> Tensor:
     """Orthonormal columns, of which the first ones are given up to rounding; those given as zeros are new ones."""
     factors, tau = reflections(vectors)
     size, given = vectors.shape[-2:]
-    identity = torch.eye(size, columns, dtype=vectors.dtype).expand(*vectors.shape[:-2], size, columns)
-    found: Tensor = reflected(factors, tau, identity)
+    found: Tensor = reflected(factors, tau, _identity(size, columns, vectors))
     signs = torch.where(factors.diagonal(0, -2, -1) < 0, -1.0, 1.0).to(vectors.dtype)
     return found * torch.nn.functional.pad(signs, (0, columns - given), value=1.0).unsqueeze(-2)
 
 
-# --- pseudoinverses ---------------------------------------------------------------------------------------------------
+# --- pseudoinverses and least squares ---------------------------------------------------------------------------------
 
 
 @checks(aten.linalg_pinv.atol_rtol_tensor)
@@ -181,14 +206,12 @@ def _pinv(
     least, relative = _tolerances(self, atol, rtol)
     if hermitian:
         values, vectors = _eigh(self)
-        size = values.abs()
         left = right = vectors
-        largest = torch.nn.functional.pad(size, (0, 1)).amax(-1)
     else:
         left, values, transposed = _svd(self)
-        size, right = values, transposed.mT
-        largest = torch.nn.functional.pad(size, (0, 1)).amax(-1)
-    kept = size > torch.maximum(least, relative * largest).unsqueeze(-1)
+        right = transposed.mT
+    size = values.abs()
+    kept = size > torch.maximum(least, relative * _largest(size)).unsqueeze(-1)
     inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
     return (right * inverse.unsqueeze(-2)) @ left.mT
 
@@ -202,3 +225,54 @@ def _tolerances(matrix: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Ten
         return least, rtol.to(matrix.dtype)
     relative = torch.full((), default, dtype=matrix.dtype)
     return least, relative if atol is None else torch.where(least > 0, zero, relative)
+
+
+@replaces(torch.linalg.lstsq)
+def _lstsq_with_residuals(
+    input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> linalg_lstsq:
+    """With residuals that are differentiated here, as the gradient in PyTorch knows no dynamic sizes.
+
+    The solution minimizes them, so that they do not change with it.
+    """
+    found = torch.linalg.lstsq(input, b, rcond, driver=driver)
+    if found.residuals.dim() < input.dim() - 1:
+        return found
+    is_vector = found.solution.dim() < input.dim()
+    solution, given = (part.unsqueeze(-1) if is_vector else part for part in (found.solution.detach(), b))
+    squares = (input @ solution - given).square().sum(-2)
+    residuals = torch.where(found.residuals.detach().isnan(), math.nan, squares)
+    return linalg_lstsq((found.solution, residuals, found.rank, found.singular_values))
+
+
+@checks(aten.linalg_lstsq.default)
+def _lstsq_check(
+    self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, str]:
+    return _not_finite(self), "linalg.lstsq"
+
+
+@decomposes(aten.linalg_lstsq.default)
+def _lstsq(self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Tensors:
+    """The solution with the least norm; LAPACK's driver gels assumes that the matrix has full rank."""
+    if self.is_complex():
+        return NotImplemented
+    is_vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
+    matrix, given = same_batches(self, b.unsqueeze(-1) if is_vector else b)
+    rows, columns = matrix.shape[-2:]
+    left, values, transposed = _svd(matrix)
+    if driver == "gels":
+        kept = torch.ones_like(values, dtype=torch.bool)
+    else:
+        limit = torch.finfo(matrix.dtype).eps * torch.sym_max(rows, columns) if rcond is None else rcond
+        limit = torch.finfo(matrix.dtype).eps if limit < 0 else limit
+        kept = values > torch.full((), limit, dtype=matrix.dtype) * _largest(values).unsqueeze(-1)
+    parts = torch.where(kept.unsqueeze(-1), (left.mT @ given) / values.unsqueeze(-1), 0.0)
+    solution = transposed.mT @ parts
+    residuals = given.new_empty(0)
+    if driver not in (None, "gelsy") and rows > columns:
+        # PyTorch has no residuals if a matrix of the batch lacks full rank, which depends on data.
+        residuals = torch.where(kept.all(), (given - matrix @ solution).square().sum(-2), math.nan)
+    found = solution.squeeze(-1) if is_vector else solution
+    rank = given.new_empty(0, dtype=torch.int64) if driver == "gels" else kept.sum(-1)
+    return found, residuals, rank, values if driver in ("gelsd", "gelss") else given.new_empty(0)
