@@ -1,4 +1,4 @@
-"""Norms of matrices and their condition numbers, in functions that know dynamic sizes; PyTorch's own make numbers of them."""
+"""Norms of matrices and condition numbers for dynamic sizes, of which PyTorch's functions make numbers."""
 
 from __future__ import annotations
 

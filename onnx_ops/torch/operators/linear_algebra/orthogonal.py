@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.table import decomposes
 from onnx_ops.torch.operators.linear_algebra.loops import reflected, reflections
+from onnx_ops.torch.operators.linear_algebra.solving import is_empty
 
 aten = torch.ops.aten
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -42,6 +43,9 @@ def _qr(A: Tensor, mode: str = "reduced") -> Tensors:
         return NotImplemented
     rows, columns = A.shape[-2:]
     kept = rows if mode == "complete" else torch.sym_min(rows, columns)
+    if is_empty(A):
+        identity = torch.eye(rows, kept, dtype=A.dtype).expand(*A.shape[:-2], rows, kept)
+        return A.new_empty(0) if mode == "r" else identity, A.new_zeros((*A.shape[:-2], kept, columns))
     factors, tau = reflections(A)
     upper = factors[..., : torch.sym_min(rows, columns), :].triu()
     if mode == "r":

@@ -6,12 +6,12 @@ They are computed in float64, by the one-sided Jacobi method with a QR factoriza
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.return_types import linalg_lstsq, svd
+from torch.return_types import svd
 
 from onnx_ops.torch.base.table import checks, decomposes, replaces
 from onnx_ops.torch.operators.linear_algebra.loops import orthonormal, reflected, reflections
@@ -39,24 +39,25 @@ def _not_finite(matrix: Tensor) -> Tensor:
 
 
 def _scaled(matrix: Tensor) -> Tensors:
-    """In float64, divided by a power of 2 (..., 1, 1) so that squares of its elements neither overflow nor vanish.
+    """In float64, divided by a power of 2 so that squares of its elements neither overflow nor vanish.
 
-    Matrices that are not finite are zeros.
+    Returns:
+        (..., m, n), zeros for matrices that are not finite; (..., 1), the power of 2, NaN for these.
     """
-    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    wide = torch.where(finite, matrix, 0.0).double()
+    finite = matrix.isfinite().all(-1).all(-1, keepdim=True)
+    wide = torch.where(finite.unsqueeze(-1), matrix, 0.0).double()
     if matrix.dtype is torch.float32:
-        return wide, torch.ones_like(finite, dtype=wide.dtype)
-    largest = _largest(wide.abs().flatten(-2))[..., None, None]
+        return wide, torch.where(finite, 1.0, math.nan).double()
+    largest = _largest(wide.abs().flatten(-2)).unsqueeze(-1)
     # The exponents of subnormal numbers would overflow as those of a factor.
     scale = torch.exp2(torch.where(largest > 0, largest, 1.0).clamp(min=2.0**-1000).log2().floor())
-    return wide / scale, scale
+    return wide / scale.unsqueeze(-1), torch.where(finite, scale, math.nan)
 
 
-def _orthogonal(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """`orthogonal_rows`, NaN if they have not become orthogonal."""
+def _orthogonal(rows: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`orthogonal_rows`, NaN if they have not become orthogonal, and where the scale is."""
     found, left = orthogonal_rows(rows, TOLERANCES[dtype])
-    return torch.where(left == 0, found, math.nan)
+    return torch.where((left == 0) & ~scale.isnan().unsqueeze(-1), found, math.nan)
 
 
 def _norm(rows: Tensor) -> Tensor:
@@ -101,11 +102,11 @@ def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Tensors:
     matrix, scale = _scaled(_symmetric(A, UPLO))
     largest = torch.minimum(_largest(matrix.abs().sum(-1)), matrix.square().sum((-2, -1)).sqrt())
     shift = torch.where(largest > 0, 1.25 * largest, 1.0)[..., None, None]
-    rows = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), A.dtype)
+    rows = _orthogonal(matrix + shift * torch.eye(size, dtype=matrix.dtype), scale, A.dtype)
     vectors = rows / _norm(rows).unsqueeze(-1)
     # Of approximate eigenvectors, the errors of these are squares of the vectors' (Rayleigh quotients).
     values, order = ((vectors @ matrix) * vectors).sum(-1).sort(-1)
-    values = (values * scale.squeeze(-1)).to(A.dtype)
+    values = (values * scale).to(A.dtype)
     return values, _taken(vectors, order).mT.to(A.dtype) if compute_v else A.new_empty(0)
 
 
@@ -138,12 +139,12 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
         values = A.new_empty((*A.shape[:-2], 0))
         return (left, values, right.mT) if compute_uv else (A.new_empty(0), values, A.new_empty(0))
     matrix, scale = _scaled(A)
-    turned = _orthogonal(reflections(matrix)[0][..., :least, :].triu(), A.dtype)
+    turned = _orthogonal(reflections(matrix)[0][..., :least, :].triu(), scale, A.dtype)
     norms, order = _norm(turned).sort(-1, descending=True)
     right = _taken(turned, order).mT / _divisor(norms)
     if not compute_uv:
         values = _norm((matrix @ right).mT).sort(-1, descending=True).values
-        return A.new_empty(0), (values * scale.squeeze(-1)).to(A.dtype), A.new_empty(0)
+        return A.new_empty(0), (values * scale).to(A.dtype), A.new_empty(0)
     if full_matrices and not statically_known_true(columns == least):
         right = _completed(right, columns)
     else:
@@ -156,7 +157,7 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
     else:
         left = orthonormal(left, _has_small(norms, PRECISE[A.dtype]))
     values = (left[..., :least] * multiples).sum(-2).clamp(min=0).sort(-1, descending=True).values
-    return left.to(A.dtype), (values * scale.squeeze(-1)).to(A.dtype), right.mT.to(A.dtype)
+    return left.to(A.dtype), (values * scale).to(A.dtype), right.mT.to(A.dtype)
 
 
 @replaces(torch.svd, torch.Tensor.svd)
@@ -169,8 +170,8 @@ def _old_svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> svd:
 
 
 def _divisor(norms: Tensor) -> Tensor:
-    """(..., 1, k), 1 for norms of 0."""
-    return torch.where(norms > 0, norms, 1.0).unsqueeze(-2)
+    """(..., 1, k), infinite for norms whose squares are not normal numbers: those vectors become zeros."""
+    return torch.where(norms > 1e-150, norms, math.inf).unsqueeze(-2)
 
 
 def _has_small(norms: Tensor, limit: float) -> Tensor:
@@ -198,9 +199,7 @@ def _pinv_check(
 
 
 @decomposes(aten.linalg_pinv.atol_rtol_tensor)
-def _pinv(
-    self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
-) -> Tensor:
+def _pinv(self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
     if self.is_complex():
         return NotImplemented
     least, relative = _tolerances(self, atol, rtol)
@@ -230,7 +229,7 @@ def _tolerances(matrix: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Ten
 @replaces(torch.linalg.lstsq)
 def _lstsq_with_residuals(
     input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
-) -> linalg_lstsq:
+) -> Any:
     """With residuals that are differentiated here, as the gradient in PyTorch knows no dynamic sizes.
 
     The solution minimizes them, so that they do not change with it.
@@ -242,7 +241,7 @@ def _lstsq_with_residuals(
     solution, given = (part.unsqueeze(-1) if is_vector else part for part in (found.solution.detach(), b))
     squares = (input @ solution - given).square().sum(-2)
     residuals = torch.where(found.residuals.detach().isnan(), math.nan, squares)
-    return linalg_lstsq((found.solution, residuals, found.rank, found.singular_values))
+    return type(found)((found.solution, residuals, found.rank, found.singular_values))
 
 
 @checks(aten.linalg_lstsq.default)
