@@ -28,7 +28,7 @@ from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.averaging import Averaging
 from onnx_ops.torch.base.arrays import as_array, to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled
+from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled, vectors_explained
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
@@ -287,7 +287,8 @@ def _captured(
     compared: list[Callable[[], Tensors]] = []
     if options.check:
         updates = None if update is None else Updates(joint, update)
-        compared = _verify(Verification(_step(exported, record), joint, updates), steps)
+        with vectors_explained(traced.graph):
+            compared = _verify(Verification(_step(exported, record), joint, updates), steps)
         progress.ended("comparison with PyTorch")
     steps.clear()
     return_freed_memory()

@@ -28,6 +28,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.constants import DATA_DEPENDENT
 from onnx_ops.torch.effects import storages, written
 from onnx_ops.torch.frames import Line, line_now, line_of_stack
@@ -150,6 +151,8 @@ class DataDependence(TorchDispatchMode):
     ) -> Any:
         if func is CHECK:
             return self._check(*args[:2])
+        if func in TABLE.checks:
+            self._check(*TABLE.checks[func](*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
         follows = bool(self._followed) and self._follows(func, args, kwargs or {}, result)
         if DATA_DEPENDENT & set(func.tags):
@@ -167,7 +170,7 @@ class DataDependence(TorchDispatchMode):
 
     def _check(self, info: torch.Tensor, function: str) -> None:
         """Make it a condition that a function of torch.linalg succeeds."""
-        worst = info.max()
+        worst = torch.cat([info.flatten(), info.new_zeros(1)]).max()  # of an empty batch too
         number = worst.item()
         self._read(number, 0, worst)
         if isinstance(number, torch.SymInt):

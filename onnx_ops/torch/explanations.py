@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -150,6 +151,20 @@ def explained(where: Locations) -> Iterator[None]:
         raise CaptureError(text or f"the step cannot be captured{_at(line)}: {_first_lines(links[0])}") from error
 
 
+@contextlib.contextmanager
+def vectors_explained(graph: GraphModule) -> Iterator[None]:
+    """Say in a CaptureError about results of a graph that singular vectors and eigenvectors may be the cause."""
+    try:
+        yield
+    except CaptureError as error:
+        if not any(node.target is torch.ops.onnx_ops.orthogonal_rows.default for node in graph.graph.nodes):
+            raise
+        raise CaptureError(
+            f"{error}. The signs of eigenvectors and singular vectors, which the loss computes, are arbitrary, and so"
+            " are bases of those of equal values: results that depend on them differ"
+        ) from error
+
+
 def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
     """The chain of causes and contexts of an error up to `before`, exclusive; the innermost first."""
     chain: list[BaseException] = []
@@ -211,12 +226,6 @@ def _at(line: Line | None) -> str:
 def _shape_from_data(error: BaseException, where: Locations) -> str | None:
     if not isinstance(error, DynamicOutputShapeException):
         return None
-    if error.func is torch.ops.aten.linalg_lstsq.default:
-        return (
-            f"{where.module()} runs torch.linalg.lstsq{_at(line_of_error(error))}, which factorizes a matrix by"
-            " iterations. For columns that are independent, torch.linalg.solve(A.mT @ A, A.mT @ B) has the same"
-            " solution, less accurately"
-        )
     return (
         f"{where.module()} runs {error.func}{_at(line_of_error(error))}, the shape of whose result depends on the"
         " numbers in a tensor. Use a mask with torch.where instead, so that shapes stay the same"

@@ -34,6 +34,9 @@ ALIKE = {getattr(aten, name) for name in NAMES.split()}
 RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 """Operators that need the strides of a tensor: results of transforms have other ones than in the graph."""
 
+EIGENVALUES = {aten.linalg_eig, aten._linalg_eigvals}
+"""Operators whose results are complex where their arguments are real."""
+
 VALUES = {
     "fill_value",
     "grad",
@@ -104,13 +107,18 @@ class RealParts(Interpreter):
                 own.copy_(new)
             return args[0]
         else:
-            raise CaptureError(self._unavailable(str(target)))
+            raise CaptureError(self._unavailable(target))
         dtypes = [leaf.dtype for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
         return _with_dtype(result, dtypes[0])
 
-    def _unavailable(self, target: str) -> str:
-        location = self._where.of(target.rpartition(".")[0])
+    def _unavailable(self, target: OpOverload) -> str:
+        location = self._where.of(str(target).rpartition(".")[0])
         line = "" if location.line is None else f" at {location.line}"
+        if target.overloadpacket in EIGENVALUES:
+            return (
+                f"{location.module} computes {target}{line}, eigenvalues that may be complex, which cannot be captured."
+                " Those of symmetric matrices, of torch.linalg.eigh and eigvalsh, and singular values can"
+            )
         return (
             f"{location.module} computes {target} of complex numbers{line}, which cannot be captured. Compute it with"
             " real and imaginary parts in tensors of their own"

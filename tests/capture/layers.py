@@ -108,7 +108,6 @@ NOT_SWEPT = {
 }
 """Modules of torch.nn that no case has, and why."""
 
-_FACTORIZED = "computes singular values or eigenvalues by iterations"
 _NO_FUNCTION = "no operator of ONNX computes the function or its gradient"
 REASONS: dict[str, str] = {
     "nn.Embedding(10, 4, max_norm=1.0)": "rewrites its weights in the forward pass",
@@ -120,10 +119,7 @@ REASONS: dict[str, str] = {
     **{
         f"lambda x: {text}": reason
         for reason, texts in {
-            _FACTORIZED: (
-                "torch.linalg.svdvals(x)",
-                "torch.linalg.eigvalsh(x @ x.t())",
-            ),
+            "computes eigenvalues that may be complex": ("torch.linalg.eigvals(x[:, :6]).abs()",),
             _NO_FUNCTION: ("torch.special.gammainc(torch.ones_like(x), x.exp())",),
             "the shape of a result on its way depends on data": ("torch.combinations(x[0])",),
         }.items()
@@ -615,7 +611,9 @@ torch.det(x @ x.t() + x[:, :6]); torch.linalg.inv(x @ x.t() + 9 * torch.eye(6, d
 torch.linalg.solve(x[:, :6] + 9 * torch.eye(6, dtype=x.dtype), x);
 torch.linalg.solve_triangular(x[:, :6].triu(1) + 3 * torch.eye(6, dtype=x.dtype), x, upper=True);
 torch.linalg.cholesky(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype)); torch.linalg.qr(x.t())[1];
-torch.linalg.svdvals(x); torch.linalg.eigvalsh(x @ x.t()); torch.matrix_exp(x @ x.t() / 9);
+torch.linalg.svdvals(x); torch.linalg.eigvalsh(x @ x.t()); torch.linalg.eigvals(x[:, :6]).abs();
+torch.linalg.pinv(x); torch.linalg.lstsq(x.t(), x.t().sin())[0]; torch.linalg.matrix_norm(x, 'nuc');
+torch.matrix_exp(x @ x.t() / 9);
 torch.logdet(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype));
 torch.linalg.slogdet(x[:, :6]).logabsdet; torch.cholesky_inverse(x[:, :6].tril() + 3 * torch.eye(6, dtype=x.dtype));
 torch.linalg.lu(x)[2]; torch.linalg.matrix_power(x @ x.t() + 9 * torch.eye(6, dtype=x.dtype), -2)

@@ -93,9 +93,41 @@ def orthogonal(y: Tensor) -> list[Tensor]:
     ]
 
 
+def spectral(y: Tensor) -> list[Tensor]:
+    """Functions of eigenvectors and singular vectors that do not depend on their signs."""
+    tall, wide = y[..., :4], y[..., :4, :]
+    values, vectors = linalg.eigh(y + y.mT)
+    left, singular, right = linalg.svd(tall, full_matrices=False)
+    left_of_wide, _, right_of_wide = linalg.svd(wide)
+    rank = linalg.matrix_rank(y, atol=1.0)[:, None, None]
+    return [
+        values,
+        (vectors * values.tanh().unsqueeze(-2)) @ vectors.mT,
+        linalg.eigvalsh(y, UPLO="U"),
+        (left * singular.log1p().unsqueeze(-2)) @ right,
+        linalg.svdvals(y.flatten(1, 1) * y[..., :1]),
+        left_of_wide @ right_of_wide[..., :4, :],
+        torch.svd(wide, compute_uv=False).S,
+        linalg.pinv(tall, rtol=0.3),
+        linalg.pinv(y @ y.mT + y.triu(1), hermitian=True, atol=0.5),
+        linalg.lstsq(tall, y).solution,
+        linalg.lstsq(wide, y[..., :4, 0]).solution,
+        *linalg.lstsq(tall, y[:1], driver="gels")[:2],
+        linalg.lstsq(tall, y, rcond=0.4, driver="gelss").singular_values.detach(),
+        linalg.lstsq(tall, y, driver="gelsd").residuals,
+        linalg.matrix_norm(y.movedim(0, 2), 2, dim=(0, 1), keepdim=True),
+        linalg.norm(y, -2, dim=(1, 2)),
+        linalg.matrix_norm(y, "nuc"),
+        linalg.matrix_norm(y, float("inf")),
+        linalg.cond(tall),
+        rank * y,
+        torch.ormqr(y[..., :4].detach(), y[..., 0, :4].sigmoid(), y, transpose=True),
+    ]
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-@pytest.mark.parametrize("function", [factorizations, equations, orthogonal])
+@pytest.mark.parametrize("function", [factorizations, equations, orthogonal, spectral])
 def test_functions(function: Callable[[Tensor], list[Tensor]]) -> None:
     torch.manual_seed(0)
     examples = [torch.randn(2, 6, 6), torch.randn(5, 6, 6)]
@@ -135,6 +167,54 @@ def test_matrices_of_dynamic_size() -> None:
     factors = session.run(["factors"], capture.state | {"x": x.numpy()})[0]
     assert np.isfinite(factors[0]).all()
     assert np.isnan(factors[1, -1, -1])
+
+
+SPECTRA = (
+    lambda n: np.logspace(0, -8, n),
+    lambda n: np.where(np.arange(n) % 3, 1e-30, 0),
+    lambda n: 1 + np.arange(n) // 3,  # each three times
+    lambda n: np.eye(n)[0] * 1e30,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvectors_and_singular_vectors(dtype: torch.dtype) -> None:
+    """Those of matrices of dynamic size, up to signs: what they are defined by."""
+
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        y = x + model.bias
+        values, vectors = linalg.eigh(y)
+        left, singular, right = linalg.svd(y.flip(-1))
+        value = values.cos().sum() + (vectors.square()[..., 0, :] * values).sum()
+        return {"loss": value, "values": values, "vectors": vectors, "left": left, "singular": singular, "right": right}
+
+    model, generator = nn.Linear(1, 1).to(dtype), np.random.default_rng(0)
+    nn.init.zeros_(model.bias)
+    model.weight.requires_grad_(False)
+    example, axes = torch.randn(2, 6, 6, dtype=dtype), {1: Dim("n"), 2: Dim("n")}
+    capture = gradients(model, loss, (example + example.mT,), dynamic_shapes=(axes,), check=False)
+    session = onnx_ops.InferenceSession(capture.model)
+    names = ["values", "vectors", "left", "singular", "right", "grad.bias"]
+    for n, spectrum in [(n, spectrum) for n in (2, 5, 24) for spectrum in SPECTRA]:
+        basis = np.linalg.qr(generator.normal(size=(2, n, n)))[0]
+        lower = np.tril((basis * spectrum(n)) @ np.swapaxes(basis, -1, -2)).astype(example.numpy().dtype)
+        x = lower + np.swapaxes(np.tril(lower, -1), -1, -2)
+        found = session.run(names[:-1], capture.state | {"x": x})
+        values, vectors, left, singular, right = (array.astype(np.float64) for array in found)
+        assert (np.diff(values) >= 0).all()
+        assert (np.diff(singular) <= 0).all()
+        largest = np.abs(singular).max()
+        values, singular, scaled = values / largest, singular / largest, x.astype(np.float64) / largest
+        # In float32 what float64 is rounded to; in float64 the errors of up to 10 sweeps of rotations.
+        allowed = np.finfo(x.dtype).eps * (2 if dtype is torch.float32 else 20 + n)
+        for basis in (vectors, left, right):
+            np.testing.assert_allclose(np.swapaxes(basis, -1, -2) @ basis, np.eye(n) + 0 * basis, rtol=0, atol=allowed)
+        np.testing.assert_allclose(scaled @ vectors, vectors * values[:, None], rtol=0, atol=allowed)
+        np.testing.assert_allclose((left * singular[:, None]) @ right, scaled[..., ::-1], rtol=0, atol=allowed)
+        np.testing.assert_allclose(values, np.linalg.eigvalsh(scaled), rtol=0, atol=allowed)
+    # Gradients of eigenvectors whose eigenvalues are equal are NaN in PyTorch.
+    grad = session.run(names[-1:], capture.state | {"x": np.stack([np.eye(3, dtype=x.dtype)] * 2)})[0]
+    assert np.isnan(grad).all()
 
 
 class Gaussian(nn.Module):
@@ -192,10 +272,10 @@ def test_what_cannot_be_factorized_is_refused_before_the_state_changes() -> None
 def test_singular_matrices_are_refused_where_pytorch_raises_an_error() -> None:
     """The determinant, whose gradient PyTorch has too, is 0."""
 
-    def loss(model: nn.Module, x: Tensor, given: Tensor) -> dict[str, Tensor]:
+    def loss(model: nn.Module, x: Tensor, given: Tensor, other: Tensor) -> dict[str, Tensor]:
         matrix = x * model.weight
         return {
-            "loss": linalg.solve(given, matrix).sum(),
+            "loss": linalg.solve(given, matrix).sum() + linalg.matrix_norm(other * model.weight, "nuc"),
             "det": linalg.det(matrix),
             "info": linalg.inv_ex(matrix).info,
         }
@@ -203,10 +283,14 @@ def test_singular_matrices_are_refused_where_pytorch_raises_an_error() -> None:
     model = nn.Linear(3, 3)
     nn.init.ones_(model.weight)
     regular, singular = torch.tensor([[0.0, 1, 2], [4, 0, 1], [2, 2, 2]]), torch.arange(9.0).view(3, 3) // 3
-    capture = training_step(model, loss, (regular, regular), torch.optim.SGD(model.parameters(), 0.0))
+    capture = training_step(model, loss, (regular, regular, regular), torch.optim.SGD(model.parameters(), 0.0))
     trainer = Trainer(capture)
-    reported = trainer.step(x=singular.numpy(), given=regular.numpy())
+    reported = trainer.step(x=singular.numpy(), given=regular.numpy(), other=regular.numpy())
     assert reported["det"] == 0
     assert reported["info"] == linalg.inv_ex(singular).info
     with pytest.raises(StepError, match=r"linalg\.solve\(given.*info of torch\.linalg\.solve"):
-        trainer.step(x=regular.numpy(), given=singular.numpy())
+        trainer.step(x=regular.numpy(), given=singular.numpy(), other=regular.numpy())
+    other = regular.numpy().copy()
+    other[1, 2] = np.nan
+    with pytest.raises(StepError, match=r"matrix_norm\(other.*info of linalg\.svd"):
+        trainer.step(x=regular.numpy(), given=regular.numpy(), other=other)

@@ -30,16 +30,18 @@ def loop(
     states: Sequence[tuple[Any, ir.DataType]],
     step: Callable[..., Sequence[Any]],
     stacked: int = 0,
+    conditional: bool = False,
 ) -> Sequence[ir.Value]:
     """A Loop.
 
     Args:
         name: of the body, which no other loop has.
-        count: () int64, the number of steps.
+        count: () int64, the number of steps, the largest one if it is conditional.
         states: the initial ones, with their dtypes.
         step: writes the nodes of a step: from its number and the states to the next states, then the results that are
             stacked.
         stacked: the number of these results.
+        conditional: whether the first result of `step` is no state but says if there is another step, () bool.
 
     Returns:
         The final states, then the stacks (count, ...).
@@ -49,10 +51,15 @@ def loop(
         ir.Value(name=f"{name}_goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])),
         *(ir.Value(name=f"{name}_state_{i}", type=ir.TensorType(dtype)) for i, (_, dtype) in enumerate(states)),
     ]
+
+    def write(number: Any, goes_on: Any, *values: Any) -> Sequence[Any]:
+        found = step(number, *values)
+        return found if conditional else [goes_on, *found]
+
     node = ir.node(
         "Loop",
         [count, None, *(state for state, _ in states)],
-        {"body": body(name, inputs, lambda number, goes_on, *values: [goes_on, *step(number, *values)])},
+        {"body": body(name, inputs, write)},
         num_outputs=len(states) + stacked,
     )
     evaluator.default().nodes.append(node)

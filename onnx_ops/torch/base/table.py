@@ -1,7 +1,7 @@
 """The table of PyTorch's operators: what each becomes on its way to ONNX. The files in `operators/` fill it.
 
 A captured function passes through the table in this order: `replacements` while it runs in PyTorch, `draws` where it
-draws random numbers, `decompositions` while make_fx traces it, `complex_numbers` where the trace has some,
+draws random numbers, `checks` and `decompositions` while make_fx traces it, `complex_numbers` where the trace has some,
 `translations` when the trace is exported, `rewrites` when the nodes are simplified.
 """
 
@@ -31,6 +31,8 @@ class Table:
             remains as it is.
         translations: operators, and functions from their arguments to nodes, as torch.onnx.export takes them.
         draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
+        checks: operators that raise an error for some data, and functions from their arguments to a tensor that is 0
+            where they do not, and the name of the function that raises the error.
         float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
             to nodes that have one.
         complex_numbers: operators without overload, and functions that compute them for Pairs of real tensors.
@@ -42,6 +44,7 @@ class Table:
     decompositions: Entries = field(default_factory=dict)
     translations: Entries = field(default_factory=dict)
     draws: Entries = field(default_factory=dict)
+    checks: Entries = field(default_factory=dict)
     float64_nodes: Entries = field(default_factory=dict)
     complex_numbers: Entries = field(default_factory=dict)
     rewrites: Entries = field(default_factory=dict)
@@ -140,6 +143,11 @@ def translates(*operators: Any) -> Callable[[Function], Function]:
 def draws(*operators: Any) -> Callable[[Function], Function]:
     """Draw the random numbers of operators from the Generator that the decorated function gets first."""
     return _enters(TABLE.draws, operators)
+
+
+def checks(*operators: Any) -> Callable[[Function], Function]:
+    """Refuse a step in which the first result of the decorated function, of an operator's arguments, is not 0."""
+    return _enters(TABLE.checks, operators)
 
 
 def computes_float64(*op_types: str) -> Callable[[Function], Function]:

@@ -1,4 +1,4 @@
-"""Products of a matrix and a vector, and bilinear forms."""
+"""Products of a matrix and a vector, bilinear forms, and matrices of powers."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def _mv(matrix: Any, vector: Any) -> Any:
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     outer = input1.unsqueeze(-1) * input2.unsqueeze(-2)
     return functional.linear(outer.flatten(-2), weight.flatten(1), bias)
+
+
+@replaces(torch.linalg.vander)
+def _powers(x: Tensor, *, N: Any = None) -> Tensor:
+    """The powers (..., n, N) of vectors (..., n), in ascending order."""
+    return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)

@@ -365,18 +365,18 @@ def _reflected(rest: Any, vector: Any, factor: Any) -> Any:
     return op.Sub(rest, op.Mul(_column(op.Mul(vector, factor)), across))
 
 
-def _qr_nodes(self: Any) -> tuple[Any, Any]:
-    name, rank = f"{self.name}_qr", len(self.shape)
-    zero, one = number(0.0, self), number(1.0, self)
-    height, width = (op.Shape(self, start=rank + axis, end=rank + axis + 1) for axis in (-2, -1))
+def _qr(name: str, matrix: Any, like: Any) -> tuple[Any, Any]:
+    rank = len(like.shape)
+    zero, one = number(0.0, like), number(1.0, like)
+    height, width = (op.Shape(matrix, start=rank + axis, end=rank + axis + 1) for axis in (-2, -1))
     rows, across = _places(height), _places(width)
 
     def step(j: Any, rest: Any) -> tuple[Any, ...]:
         own = op.Gather(rest, j, axis=-1)
         below, here = op.Greater(rows, j), op.Equal(rows, j)
         diagonal = op.Gather(own, _vector(j), axis=-1)
-        is_reduced = op.Equal(_norm(op.Where(below, own, zero), self), zero)
-        size = _norm(op.Where(op.Or(below, here), own, zero), self)
+        is_reduced = op.Equal(_norm(op.Where(below, own, zero), like), zero)
+        size = _norm(op.Where(op.Or(below, here), own, zero), like)
         found = op.Where(is_reduced, diagonal, op.Where(op.Less(diagonal, zero), size, op.Neg(size)))
         difference = op.Where(is_reduced, one, op.Sub(diagonal, found))
         tail = op.Where(below, op.Div(own, difference), zero)
@@ -387,7 +387,7 @@ def _qr_nodes(self: Any) -> tuple[Any, Any]:
         return op.Where(op.Greater(across, j), others, changed), op.Squeeze(factor, integers([-1]))
 
     count = _scalar(op.Min(height, width))
-    factors, stack = loop(name, count, [(self, self.dtype)], step, 1)
+    factors, stack = loop(name, count, [(matrix, like.dtype)], step, 1)
     return factors, op.Transpose(stack, perm=[*range(1, rank - 1), 0])
 
 
@@ -395,7 +395,7 @@ def _qr_shapes(self: Tensor) -> tuple[Tensor, Tensor]:
     return self.new_empty(self.shape), self.new_empty((*self.shape[:-2], torch.sym_min(*self.shape[-2:])))
 
 
-@custom_operator(_qr_nodes, _qr_shapes)
+@custom_operator(lambda self: _qr(f"{self.name}_qr", self, self), _qr_shapes)
 def reflections(self: Tensor) -> tuple[Tensor, Tensor]:
     """LAPACK's form of the QR factorization of a matrix (..., m, n).
 
@@ -407,10 +407,10 @@ def reflections(self: Tensor) -> tuple[Tensor, Tensor]:
     return factors, tau
 
 
-def _product_nodes(vectors: Any, factors: Any, given: Any) -> Any:
-    rank = len(given.shape)
-    zero, one = number(0.0, given), number(1.0, given)
-    rows = _places(_size(vectors))
+def _product(name: str, vectors: Any, factors: Any, given: Any, like: Any) -> Any:
+    rank = len(like.shape)
+    zero, one = number(0.0, like), number(1.0, like)
+    rows = _places(op.Shape(vectors, start=rank - 2, end=rank - 1))
     count = _scalar(op.Shape(factors, start=rank - 2))
 
     def step(i: Any, rest: Any) -> tuple[Any, ...]:
@@ -419,7 +419,11 @@ def _product_nodes(vectors: Any, factors: Any, given: Any) -> Any:
         factor = op.Gather(factors, _vector(j), axis=-1)
         return (_reflected(rest, op.Where(op.Equal(rows, j), one, own), factor),)
 
-    return loop(f"{vectors.name}_reflections_of_{given.name}", count, [(given, given.dtype)], step)[0]
+    return loop(name, count, [(given, like.dtype)], step)[0]
+
+
+def _product_nodes(vectors: Any, factors: Any, given: Any) -> Any:
+    return _product(f"{vectors.name}_reflections_of_{given.name}", vectors, factors, given, given)
 
 
 @custom_operator(_product_nodes, lambda vectors, factors, given: given.new_empty(given.shape))
@@ -437,3 +441,32 @@ def reflected(vectors: Tensor, factors: Tensor, given: Tensor) -> Tensor:
         vector[..., j, :] = 1
         found -= factors[..., j, None, None] * vector @ (vector.mT @ found)
     return found
+
+
+def _orthonormal_nodes(vectors: Any, wanted: Any) -> Any:
+    name, rank = f"{vectors.name}_orthonormal", len(vectors.shape)
+    zero, one = number(0.0, vectors), number(1.0, vectors)
+    rows, across = (_places(op.Shape(vectors, start=rank + axis, end=rank + axis + 1)) for axis in (-2, -1))
+    identity = op.Where(op.Equal(op.Unsqueeze(rows, integers([1])), across), one, zero)
+
+    def step(_: Any, given: Any) -> tuple[Any, ...]:
+        factors, tau = _qr(f"{name}_qr", given, vectors)
+        found = _product(f"{name}_product", factors, tau, op.Expand(identity, op.Shape(given)), vectors)
+        diagonal = op.ReduceSum(op.Mul(factors, identity), integers([-2]))
+        return (op.Where(op.Less(diagonal, zero), op.Neg(found), found),)
+
+    return loop(name, op.Cast(wanted, to=INT64), [(vectors, vectors.dtype)], step)[0]
+
+
+@custom_operator(_orthonormal_nodes, lambda vectors, wanted: vectors.new_empty(vectors.shape))
+def orthonormal(vectors: Tensor, wanted: Tensor) -> Tensor:
+    """Orthonormal columns (..., m, k), k <= m, which span what the first columns of a matrix span, in their directions.
+
+    Columns of zeros become vectors that are orthogonal to the others.
+
+    Args:
+        vectors: the matrix.
+        wanted: (), bool; if it is false, the result is the matrix.
+    """
+    found, upper = torch.linalg.qr(vectors)
+    return torch.where(wanted, torch.where(upper.diagonal(0, -2, -1).unsqueeze(-2) < 0, -found, found), vectors)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.torch.base.table import decomposes, replaces
 from onnx_ops.torch.operators.linear_algebra.loops import cholesky_factor, lu_factors, row_order, substitution
@@ -23,7 +24,12 @@ def _identity(like: Tensor) -> Tensor:
     return torch.eye(size, dtype=like.dtype).expand(*like.shape[:-2], size, size)
 
 
-def _same_batches(*matrices: Tensor) -> list[Tensor]:
+def is_empty(*tensors: Tensor) -> bool:
+    """Whether one of them has no element, as far as that is known."""
+    return any(statically_known_true(size == 0) for tensor in tensors for size in tensor.shape)
+
+
+def same_batches(*matrices: Tensor) -> list[Tensor]:
     shape = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
     return [matrix.expand(*shape, *matrix.shape[-2:]) for matrix in matrices]
 
@@ -39,7 +45,9 @@ def _solve_triangular(
         return _solve_triangular(self.mT, B.mT, upper=not upper, unitriangular=unitriangular).mT
     if upper:  # from the last row to the first
         return _solve_triangular(self.flip(-2, -1), B.flip(-2), upper=False, unitriangular=unitriangular).flip(-2)
-    matrix, given = _same_batches(self, B)
+    matrix, given = same_batches(self, B)
+    if is_empty(matrix, given):
+        return given.new_zeros(given.shape)
     found: Tensor = substitution(matrix, given, unitriangular)
     return found
 
@@ -65,6 +73,8 @@ def _first_place(found: Tensor) -> Tensor:
 
 @decomposes(aten.linalg_cholesky_ex.default)
 def _cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> Tensors:
+    if is_empty(self):
+        return self.new_zeros(self.shape), self.new_zeros(self.shape[:-2], dtype=torch.int32)
     factor = cholesky_factor(self.mT if upper else self)
     info = _first_place(~(factor.diagonal(0, -2, -1) > 0))
     return factor.mT if upper else factor, info
@@ -88,6 +98,8 @@ def _factorized(matrix: Tensor) -> Tensors:
     """Both factors (..., m, n) in one, and the pivots."""
     rows, columns = matrix.shape[-2:]
     least, most = torch.sym_min(rows, columns), torch.sym_max(rows, columns)
+    if is_empty(matrix):
+        return matrix.new_zeros(matrix.shape), matrix.new_zeros((*matrix.shape[:-2], least), dtype=torch.int32)
     factors, pivots = lu_factors(torch.nn.functional.pad(matrix, (0, most - columns, 0, most - rows)))
     return factors[..., :rows, :columns], pivots[..., :least]
 
@@ -95,6 +107,8 @@ def _factorized(matrix: Tensor) -> Tensors:
 @decomposes(aten.linalg_lu_factor_ex.default)
 def _lu_factor_ex(self: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Tensors:
     factors, pivots = _factorized(self)
+    if is_empty(self):
+        return factors, pivots, self.new_zeros(self.shape[:-2], dtype=torch.int32)
     return factors, pivots, _first_place(factors.diagonal(0, -2, -1) == 0)
 
 
@@ -102,6 +116,9 @@ def _lu_factor_ex(self: Tensor, *, pivot: bool = True, check_errors: bool = Fals
 def _lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Tensors:
     rows, columns = LU_data.shape[-2:]
     least = torch.sym_min(rows, columns)
+    if is_empty(LU_data):
+        identity = torch.eye(rows, dtype=LU_data.dtype).expand(*LU_data.shape[:-2], rows, rows)
+        return identity, identity[..., :least], LU_data[..., :least, :]
     order = row_order(LU_pivots, rows)
     permutation = (torch.arange(rows).unsqueeze(-1) == order.unsqueeze(-2)).to(LU_data.dtype)
     identity = torch.eye(rows, least, dtype=LU_data.dtype)
@@ -117,7 +134,9 @@ def _lu(A: Tensor, *, pivot: bool = True) -> Tensors:
 def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     if not left:
         return _lu_solve(LU, pivots, B.mT, adjoint=not adjoint).mT
-    factors, given = _same_batches(LU, B)
+    factors, given = same_batches(LU, B)
+    if is_empty(factors, given):
+        return given.new_zeros(given.shape)
     order = row_order(pivots, LU.shape[-1]).unsqueeze(-1).expand_as(given)
     if adjoint:
         inner = _solve_triangular(factors.mT, given, upper=False)
