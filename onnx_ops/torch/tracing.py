@@ -31,6 +31,7 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
 from onnx_ops.torch.arguments import Dimension
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
@@ -391,13 +392,27 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     with explained(where), _quiet(), _size_oblivious(), without_code():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
-        model = translated(lowered(traced.graph, translations, traced.mode), translations, opset_version)
+        graph = lowered(traced.graph, translations, traced.mode)
+        _check_kept(traced)
+        model = translated(graph, translations, opset_version)
         simplify(model)
     rename(model.graph, list(examples), outputs)
     take_out_marks(model)
     lower_barriers(model)
     _rename_dimensions(model.graph, traced.dynamic)
     return model
+
+
+def _check_kept(traced: Traced) -> None:
+    """Check that no dynamic size has become a number while the graph was lowered."""
+    replaced = traced.mode.shape_env.replace
+    for symbol, dim in traced.symbols.items():
+        if replaced(symbol).is_number and not symbol.is_number:
+            name = getattr(dim, "__name__", symbol)
+            raise CaptureError(
+                f"an operator that writes to a part of a tensor makes the number {replaced(symbol)} of the dynamic size"
+                f" {name}: make a new tensor instead, such as by torch.cat, or let dynamic_shapes not name that dimension"
+            )
 
 
 def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:

@@ -132,6 +132,20 @@ def test_table_of_a_dynamic_number_of_rows() -> None:
     compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
 
 
+def test_modes_of_a_dynamic_batch() -> None:
+    """As Fourier neural operators write the lowest frequencies into zeros, shifted and back."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        modes = torch.fft.fftshift(torch.fft.fft(model(x)), dim=1)
+        kept = torch.zeros(modes.shape, dtype=modes.dtype)
+        kept[:, 2:6] = modes[:, 2:6] * torch.view_as_complex(model.weight[:4, :2])
+        found = torch.fft.fft(x)
+        found[:, :2] = kept[:, 2:4] * 0.5
+        return (torch.fft.ifft(torch.fft.ifftshift(kept + found, dim=1)).real - x).square().mean()
+
+    compared(nn.Linear(8, 8), loss, [(3, 8), (2, 8), (7, 8)], Dim("N"))
+
+
 def test_bincount() -> None:
     """As PyTorch Geometric counts the neighbours of a dynamic number of nodes."""
 
