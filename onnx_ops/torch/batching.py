@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch._C._functorch import _add_batch_dim, _unwrap_batched
 from torch._functorch import eager_transforms
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._ops import OpOverload
 from torch.library import _scoped_library
 from torch.utils._pytree import tree_map_only
 
-from onnx_ops.torch.operators.dynamic_groups import convolved
+from onnx_ops.torch.operators.dynamic_groups import convolved, gradient_of_weight
+from onnx_ops.torch.operators.embedding import counts
 
 aten = torch.ops.aten
 
@@ -34,6 +37,10 @@ def symbolic_batches() -> Iterator[None]:
         with warnings.catch_warnings(action="ignore"):  # of kernels that are overridden
             for name, rule in RULES.items():
                 library.impl(name, _kernel(rule), BATCHED)
+            for name in DECOMPOSED:
+                library.impl(name, _decomposition(getattr(aten, name).default), BATCHED)
+            for name, differentiated in DIFFERENTIATED.items():
+                library.impl(name, differentiated, "Autograd")
         yield
 
 
@@ -76,6 +83,25 @@ def _kernel(rule: Rule) -> Callable[..., Any]:
     return kernel
 
 
+def _decomposition(operator: OpOverload) -> Callable[..., Any]:
+    """An operator in others, which have rules."""
+    if operator in torch._decomp.decomposition_table:
+        return torch._decomp.decomposition_table[operator]
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _sgn(self: Tensor) -> Tensor:
+    """z / abs(z), 0 for 0."""
+    if not self.is_complex():
+        return self.sign()
+    size = self.abs()
+    return self / torch.where(size == 0, 1.0, size)
+
+
+DIFFERENTIATED = {"sgn": _sgn, "glu_backward": torch._decomp.decomposition_table[aten.glu_backward.default]}
+"""Operators in others whose derivatives make no numbers of sizes: they are second derivatives of `abs` and `glu`."""
+
+
 def _expanded(unwrapped: Unwrap, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of the whole batch; those that are the same in all of it are expanded."""
     found = [unwrapped(tensor) for tensor in tensors]
@@ -103,10 +129,34 @@ def _shifted(operator: Callable[..., Any], axis: int | None = None) -> Rule:
         given = list(args)
         for i, tensor in zip(places, whole, strict=True):
             given[i] = tensor.unsqueeze(-1) if scalar and tensor.dim() == 1 else tensor
-        if axis is not None and args[axis] >= 0:
+        if axis is not None and len(args) > axis and args[axis] >= 0:
             given[axis] = args[axis] + 1
         result = operator(*given, **kwargs)
         return result.squeeze(-1) if scalar else result
+
+    return rule
+
+
+def _merged(operator: Callable[..., Any], dims: int) -> Rule:
+    """The rule of an operator on samples (N, C, *space), or on one sample: the samples of the batch are further ones.
+
+    Args:
+        operator: whose tensors have the samples as their first dimension.
+        dims: the number of dimensions of tensors with samples.
+    """
+
+    def rule(unwrapped: Unwrap, *args: Any, **kwargs: Any) -> Any:
+        places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+        whole = _expanded(unwrapped, [args[i] for i in places])
+        if whole[0].dim() <= dims:
+            given = list(args)
+            for i, tensor in zip(places, whole, strict=True):
+                given[i] = tensor
+            return operator(*given, **kwargs)
+        given, sizes = list(args), whole[0].shape[:2]
+        for i, tensor in zip(places, whole, strict=True):
+            given[i] = tensor.flatten(0, 1)
+        return tree_map_only(Tensor, lambda one: one.unflatten(0, sizes), operator(*given, **kwargs))
 
     return rule
 
@@ -158,6 +208,25 @@ def _index_add(unwrapped: Unwrap, self: Tensor, dim: int, index: Tensor, source:
     return _shifted(scatter, 1)(unwrapped, self, dim, index, source)
 
 
+def _diagonal_backward(
+    unwrapped: Unwrap, grad_output: Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    grad = unwrapped(grad_output)
+    if grad is not None:
+        grad_output, input_sizes = grad, [grad.shape[0], *input_sizes]
+        dim1, dim2 = (dim + 1 if dim >= 0 else dim for dim in (dim1, dim2))
+    result: Tensor = aten.diagonal_backward(grad_output, input_sizes, offset, dim1, dim2)
+    return result
+
+
+def _new_empty_strided(
+    unwrapped: Unwrap, self: Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
+) -> Tensor:
+    """In the order of its dimensions, which no operator of a graph depends on."""
+    whole = unwrapped(self)
+    return self.new_empty(size, **options) if whole is None else whole.new_empty([whole.shape[0], *size], **options)
+
+
 def _cross(unwrapped: Unwrap, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     axis = dim if dim < 0 else dim - self.dim()
     result: Tensor = _shifted(torch.linalg.cross)(unwrapped, self, other, dim=axis)
@@ -185,6 +254,94 @@ def _convolution(unwrapped: Unwrap, input: Tensor, weight: Tensor, bias: Tensor 
     return result + added.reshape([*added.shape, *[1] * (input.dim() - 2)])
 
 
+def _convolution_backward(
+    unwrapped: Unwrap,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *settings: Any,
+) -> tuple[Tensor | None, ...]:
+    stride, padding, dilation, transposed, _, groups, (of_input, of_weight, of_bias) = settings
+    rank = input.dim() - 2
+    filters = unwrapped(weight)
+    if filters is None and unwrapped(input) is None and unwrapped(grad_output) is None:
+        return tuple(aten.convolution_backward(grad_output, input, weight, bias_sizes, *settings))
+    tensors = [grad_output, input] if filters is None else [grad_output, input, weight]
+    grads, x = _expanded(unwrapped, tensors)[:2]
+    size = grads.shape[0]
+    gradients: list[Tensor | None] = [None, None, None]
+    if of_input and filters is None:
+        wanted = [True, False, False]
+        merged = grads.flatten(0, 1), x.flatten(0, 1)
+        found = aten.convolution_backward(*merged, weight, bias_sizes, *settings[:-1], wanted)[0]
+        gradients[0] = found.unflatten(0, x.shape[:2])
+    elif of_input:
+        assert filters is not None
+        # A convolution of the other kind with the same weight; what a stride leaves over is room for more places.
+        steps, pads, gaps = (list(given) * (rank // len(given)) for given in (stride, padding, dilation))
+        room = [0] * rank
+        if not transposed:
+            sizes = zip(x.shape[3:], grads.shape[3:], weight.shape[2:], steps, pads, gaps, strict=True)
+            room = [before - ((after - 1) * s - 2 * p + d * (k - 1) + 1) for before, after, k, s, p, d in sizes]
+        together, of_all = grads.movedim(0, 1).flatten(1, 2), filters.flatten(0, 1)
+        found = convolved(together, of_all, steps, pads, gaps, not transposed, room, size * groups)
+        gradients[0] = found.unflatten(1, (size, -1)).movedim(1, 0)
+    if of_weight:
+        pixels = [tensor.movedim(0, 1).flatten(1, 2) for tensor in ((grads, x) if transposed else (x, grads))]
+        found = gradient_of_weight(*pixels, weight.shape[2:], stride, padding, dilation, size * groups)
+        gradients[1] = found.unflatten(0, (size, -1))
+    if of_bias:
+        gradients[2] = grads.sum([1, *range(3, grads.dim())])
+    return tuple(gradients)
+
+
+def _of_batch(self: Tensor, size: Any) -> Tensor:
+    """Numbers of rows of a table, (B, ...), as those of B tables of `size` rows one after the other."""
+    starts = torch.arange(self.shape[0]).mul(size)
+    return self + starts.reshape([-1] + [1] * (self.dim() - 1))
+
+
+def _embedding(
+    unwrapped: Unwrap,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    by_count: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    tables = unwrapped(weight)
+    if tables is None:
+        given = unwrapped(indices)
+        return aten.embedding(weight, indices if given is None else given, padding_idx, by_count, sparse)
+    _, places = _expanded(unwrapped, [weight, indices])
+    chosen = _of_batch(places, tables.shape[1])
+    rows = tables.flatten(0, 1).index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+    if by_count:
+        times = counts(chosen.flatten(), tables.shape[0] * tables.shape[1], rows.dtype).reshape(chosen.shape)
+        rows = rows.detach() + (rows - rows.detach()) / times.unsqueeze(-1)
+    # The row of padding has no gradient.
+    return rows if padding_idx < 0 else torch.where((places == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+def _embedding_backward(
+    unwrapped: Unwrap, grad_output: Tensor, indices: Tensor, num_weights: Any, padding_idx: int, by_count: bool
+) -> Tensor:
+    result: Tensor
+    grads, places = _expanded(unwrapped, [grad_output, indices])
+    if grads.dim() == grad_output.dim():
+        result = aten.embedding_dense_backward(grad_output, indices, num_weights, padding_idx, by_count)
+        return result
+    size, rows = grads.shape[0], _of_batch(places, num_weights).flatten()
+    if padding_idx >= 0:
+        grads = torch.where((places == padding_idx).unsqueeze(-1), 0.0, grads)
+    grads = grads.reshape(-1, grads.shape[-1])
+    if by_count:
+        grads = grads / counts(rows, size * num_weights, grads.dtype).unsqueeze(-1)
+    result = grads.new_zeros(size * num_weights, grads.shape[-1]).index_add(0, rows, grads)
+    return result.unflatten(0, (size, num_weights))
+
+
 RULES: dict[str, Rule] = {
     "cat": _cat,
     "slice_backward": _slice_backward,
@@ -197,5 +354,44 @@ RULES: dict[str, Rule] = {
     "linalg_cross": _cross,
     "_linalg_solve_ex": _shifted(aten._linalg_solve_ex),
     "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "diagonal_backward": _diagonal_backward,
+    "new_empty_strided": _new_empty_strided,
+    "pixel_shuffle": _shifted(aten.pixel_shuffle),
+    "pixel_unshuffle": _shifted(aten.pixel_unshuffle),
+    "im2col": _merged(aten.im2col, 4),
+    "col2im": _merged(aten.col2im, 3),
+    **{
+        f"{name}{ending}": _merged(getattr(aten, f"{name}{ending}"), rank + 2)
+        for rank in (1, 2, 3)
+        for name in (
+            f"reflection_pad{rank}d",
+            f"replication_pad{rank}d",
+            *((f"avg_pool{rank}d", f"max_pool{rank}d_with_indices") if rank > 1 else ()),
+        )
+        for ending in ("", "_backward")
+    },
     "gelu_backward": _shifted(aten.gelu_backward),
 }
+
+DECOMPOSED = (
+    "addr",
+    "affine_grid_generator",
+    "bilinear",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "column_stack",
+    "diagflat",
+    "isclose",
+    "kl_div",
+    "margin_ranking_loss",
+    "pdist",
+    "renorm",
+    "soft_margin_loss",
+    "soft_margin_loss_backward",
+    "take",
+    "triplet_margin_loss",
+)
+"""Operators that PyTorch has no rule for, or one that makes numbers of sizes: it loops over the batch."""

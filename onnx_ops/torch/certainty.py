@@ -42,6 +42,29 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
     return True
 
 
+def largest_size(condition: sympy.Basic) -> int | None:
+    """The number up to which a condition on one size holds; None for one that is not of that form, or is linear.
+
+    It compares a polynomial without negative coefficients, but for the constant, with 0.
+    """
+    if not isinstance(condition, sympy.StrictLessThan | sympy.LessThan | sympy.StrictGreaterThan | sympy.GreaterThan):
+        return None
+    (symbol,) = condition.free_symbols
+    excess = sympy.expand(condition.lts - condition.gts)  # below 0, or at most 0
+    if not excess.is_polynomial(symbol):
+        return None
+    *growing, constant = sympy.Poly(excess, symbol).all_coeffs()
+    if len(growing) < 2 or constant > 0 or any(coefficient < 0 for coefficient in growing):
+        return None
+    holds, fails = 0, 1
+    while condition.subs(symbol, fails) is sympy.true:
+        holds, fails = fails, 2 * fails
+    while fails - holds > 1:
+        middle = (holds + fails) // 2
+        holds, fails = (middle, fails) if condition.subs(symbol, middle) is sympy.true else (holds, middle)
+    return holds
+
+
 def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Basic:
     """A term with sizes in place of its symbols; quotients and remainders in it are polynomials where possible."""
     if isinstance(term, sympy.Symbol):

@@ -127,8 +127,11 @@ def symbolic_sizes() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if torch.backends.opt_einsum.is_available():
-            paths = _Paths(torch.backends.opt_einsum.get_opt_einsum())
+            contract = torch.backends.opt_einsum.get_opt_einsum().contract  # a function, of the module of that name
+            module = sys.modules[contract.__module__]
+            paths = _Paths(vars(module)["contract_path"])
             stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
+            stack.enter_context(mock.patch.object(module, "contract_path", paths.contract_path))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(symbolic_batches())
         for kind in (torch.SymInt, torch.SymFloat):  # numpy.sqrt calls a method of that name
@@ -143,13 +146,19 @@ def symbolic_sizes() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Paths:
-    """The package opt_einsum, which finds the order of the products of an einsum by the sizes of the example."""
+    """The function of opt_einsum that finds the order of the products of an einsum, by the sizes of the example.
 
-    package: Any
+    PyTorch calls it for its own einsum, and opt_einsum for its own functions, as tensorly uses them.
+    """
 
-    def contract_path(self, equation: str, *operands: Tensor, **options: Any) -> Any:
-        shapes = [[_in_example(size) for size in operand.shape] for operand in operands]
-        return self.package.contract_path(equation, *shapes, shapes=True, **options)
+    function: Callable[..., Any]
+
+    def contract_path(self, subscripts: Any, *operands: Any, shapes: bool = False, **options: Any) -> Any:
+        if not isinstance(subscripts, str):
+            return self.function(subscripts, *operands, shapes=shapes, **options)
+        given = operands if shapes else [operand.shape for operand in operands]
+        found = [tuple(map(_in_example, shape)) for shape in given]
+        return self.function(subscripts, *found, shapes=True, **options)
 
 
 def _in_example(size: int | torch.SymInt) -> int:

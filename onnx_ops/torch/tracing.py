@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 import warnings
@@ -28,10 +29,13 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
 from onnx_ops.torch.arguments import Dimension
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
+from onnx_ops.torch.certainty import largest_size
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
@@ -53,6 +57,9 @@ from onnx_ops.torch.substitution import Substitution, whole_ops
 from onnx_ops.torch.translation import check_translations, registry, translated
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
+
+USUAL = 1024
+"""Sizes of a dimension up to this number are to be possible without a bound that the user gives."""
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
@@ -223,6 +230,7 @@ def _trace(
             with bypassed_caches():
                 graph = traced()
         insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
+        inputs = _bounded(shapes, inputs)
         where.restrictions = _restrictions(shapes, inputs)
         _check_sizes(shapes, inputs, roots)
         fold_functions(graph)
@@ -310,6 +318,37 @@ def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Lin
     return {name: line for name, line in lines.items() if line is not None}
 
 
+def _bounded(shapes: ShapeEnv, inputs: list[_Input]) -> list[_Input]:
+    """The inputs, with the largest sizes that guards allow as bounds of dimensions without one; drops these guards.
+
+    Code may branch on whether there are too many elements, as before an operator that takes fewer than 2**31. Bounds
+    that small batches reach are left to the user.
+    """
+    sizes = {symbol: dim for given in inputs for symbol, dim in given.symbols() if _has_no_bound(dim)}
+    bounds: dict[str, int] = {}
+    for guard in list(shapes.guards):
+        symbols = guard.expr.free_symbols
+        dim = sizes.get(next(iter(symbols))) if len(symbols) == 1 else None
+        most = None if dim is None else largest_size(guard.expr)
+        if dim is not None and most is not None and most >= USUAL:
+            bounds[dim.__name__] = min(most, bounds.get(dim.__name__, most))
+            shapes.guards.remove(guard)
+
+    def bound(dim: Dimension) -> Dimension:
+        if not _has_no_bound(dim) or dim.__name__ not in bounds:
+            return dim
+        return torch.export.Dim(dim.__name__, min=dim.min, max=bounds[dim.__name__])
+
+    return [
+        dataclasses.replace(given, dimensions={axis: bound(dim) for axis, dim in given.dimensions.items()})
+        for given in inputs
+    ]
+
+
+def _has_no_bound(dim: Dimension) -> bool:
+    return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.max in (None, int_oo)
+
+
 def _unify_sizes(inputs: list[_Input]) -> None:
     """Make the sizes of dimensions with the same torch.export.Dim one symbol, unless the examples contradict it."""
     first: dict[str, torch.SymInt] = {}
@@ -391,13 +430,27 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     with explained(where), _quiet(), _size_oblivious(), without_code():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
-        model = translated(lowered(traced.graph, translations, traced.mode), translations, opset_version)
+        graph = lowered(traced.graph, translations, traced.mode)
+        _check_kept(traced)
+        model = translated(graph, translations, opset_version)
         simplify(model)
     rename(model.graph, list(examples), outputs)
     take_out_marks(model)
     lower_barriers(model)
     _rename_dimensions(model.graph, traced.dynamic)
     return model
+
+
+def _check_kept(traced: Traced) -> None:
+    """Check that no dynamic size has become a number while the graph was lowered."""
+    replaced = traced.mode.shape_env.replace
+    for symbol, dim in traced.symbols.items():
+        if replaced(symbol).is_number and not symbol.is_number:
+            name = getattr(dim, "__name__", symbol)
+            raise CaptureError(
+                f"an operator that writes to a part of a tensor makes the number {replaced(symbol)} of the dynamic size"
+                f" {name}: make a new tensor, such as by torch.cat, or let dynamic_shapes not name that dimension"
+            )
 
 
 def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:

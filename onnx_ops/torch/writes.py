@@ -12,6 +12,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.table import is_decomposed
@@ -184,6 +185,13 @@ class _Functional(torch.fx.Interpreter):
         if not isinstance(value, torch.Tensor):
             return value
         return _wrap_functional_tensor(value, retrieve_current_functorch_interpreter().level())
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # A write to one of the results of unbind makes numbers of dynamic sizes.
+        if target is aten.unbind.int and any(map(is_symbolic, args[0].shape)):
+            axis = args[1] if len(args) > 1 else 0
+            return [args[0].select(axis, i) for i in range(args[0].shape[axis])]
+        return super().call_function(target, args, kwargs)
 
 
 def _source(node: Node) -> Node:

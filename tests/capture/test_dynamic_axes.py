@@ -83,6 +83,24 @@ def test_bounds_of_dimensions_are_kept_for_the_trainer() -> None:
         trainer.step(x=np.ones(shape, np.float32))
 
 
+def test_bounds_that_code_sets_are_kept_for_the_trainer() -> None:
+    """As pytorch-metric-learning asks whether there are fewer than 2**31 triplets."""
+
+    def limited(network: nn.Module, x: Tensor) -> Tensor:
+        few = x.shape[0] * x.shape[0] * x.shape[0] < torch.iinfo(torch.int32).max
+        return network(x).square().mean() * (1.0 if few else 2.0)
+
+    network, x = nn.Linear(1, 1), torch.randn(2, 1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    step = training_step(network, limited, (x,), optimizer, dynamic_shapes=({0: Dim("N")},), inference=False)
+    trainer = onnx_ops.Trainer(step)
+    trainer.step(x=np.ones((1290, 1), np.float32))
+    with pytest.raises(onnx_ops.StepError, match="with N from 0 to 1290"):
+        trainer.step(x=np.ones((1291, 1), np.float32))
+    with pytest.raises(CaptureError, match="is right only where"):
+        gradients(network, limited, (x,), dynamic_shapes=({0: Dim("N", max=2000)},))
+
+
 SIZES = {
     1: [(2, 16), (3, 24), (1, 13)],
     2: [(2, 12, 16), (3, 9, 8), (1, 11, 21)],

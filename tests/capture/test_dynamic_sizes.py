@@ -107,6 +107,45 @@ def test_row_pointers_of_a_sparse_matrix() -> None:
     compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
 
 
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_running_products_and_extremes(zeros: int) -> None:
+    """The gradient with respect to a factor that is 0 is that of the product of the others."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x) * (torch.arange(x.shape[0]) >= zeros)[:, None]
+        largest, places = y.cummax(0)
+        parts = [y.prod(0), y.prod(0, keepdim=True).sin(), y.prod(), y.cumprod(0).cos() * y.logcumsumexp(0)]
+        parts += [y.narrow(1, 0, 1).squeeze(1).cumprod(-1), largest * places, y.cummin(0).values * (x > 0).prod(0)]
+        return sum((part.sum() for part in parts), start=torch.zeros(()))
+
+    compared(nn.Linear(3, 3), loss, [(4, 3), (1, 3), (9, 3)], Dim("N"))
+
+
+def test_table_of_a_dynamic_number_of_rows() -> None:
+    """As a graph network looks up the nodes of edges."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        edges = torch.stack([torch.arange(2 * x.shape[0]) // 3, torch.arange(2 * x.shape[0]) % x.shape[0]])
+        rows = F.embedding(edges, model(x), padding_idx=1)
+        return rows.square().mean() + F.embedding(edges[0], model(x), scale_grad_by_freq=True).sin().sum()
+
+    compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
+
+
+def test_modes_of_a_dynamic_batch() -> None:
+    """As Fourier neural operators write the lowest frequencies into zeros, shifted and back."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        modes = torch.fft.fftshift(torch.fft.fft(model(x)), dim=1)
+        kept = torch.zeros(modes.shape, dtype=modes.dtype)
+        kept[:, 2:6] = modes[:, 2:6] * torch.view_as_complex(model.weight[:4, :2])
+        found = torch.fft.fft(x)
+        found[:, :2] = kept[:, 2:4] * 0.5
+        return (torch.fft.ifft(torch.fft.ifftshift(kept + found, dim=1)).real - x).square().mean()
+
+    compared(nn.Linear(8, 8), loss, [(3, 8), (2, 8), (7, 8)], Dim("N"))
+
+
 def test_bincount() -> None:
     """As PyTorch Geometric counts the neighbours of a dynamic number of nodes."""
 

@@ -17,6 +17,8 @@ NAN, INF = float("nan"), float("inf")
 TIES = torch.tensor([[1.0, 2.0, 2.0, 0.0, 1.0, 2.0], [0.0] * 6, [3.0, -1.0, 3.0, -1.0, 3.0, -1.0]])
 GAPS = torch.tensor([[1.0, NAN, 2.0, -INF, INF, 2.0], [NAN, NAN, 0.0, 1.0, 0.5, 1.0], [3.0, -1.0, 2.5, -0.5, 7.0, 4.0]])
 SPREAD = torch.tensor([[-25.0, -20.0, -16.5, 3.0, -5.0, 9.0], [-1000.0, -200.0, 5.0, 6.0, -INF, -INF]])
+SMALL = torch.tensor([1e-8, -1e-8, 3e-5, -2e-3, 0.0, -0.9])
+ZEROS, OTHERS = torch.tensor([0.0, -0.0, 0.0, -0.0, 1.0, -1.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -0.0, 0.0])
 TARGETS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
 
 Function = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
@@ -43,6 +45,11 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "logcumsumexp": (SPREAD, lambda x: x.logcumsumexp(1)),
     "remainder": (SPREAD[:1], lambda x: (x.remainder(0.3), x.remainder(-7), x.remainder(torch.tensor(INF)))),
     "binary cross entropy": (SPREAD[0], lambda x: F.binary_cross_entropy(x.sigmoid(), TARGETS, reduction="none")),
+    "multi margin": (TIES, lambda x: F.multi_margin_loss(x, torch.tensor([2, 0, 1]), reduction="none")),
+    "labels' margin": (TIES, lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, 3, -1, 0, 0, 0]] * 3))),
+    "soft margin": (SMALL, lambda x: F.soft_margin_loss(x + 17, torch.ones(6), reduction="none")),
+    "logarithms near 1": (SMALL, lambda x: (x.log1p(), x.expm1())),
+    "angles of signed zeros": (ZEROS, lambda x: (torch.atan2(x, OTHERS), torch.atan2(OTHERS, x))),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
 }
 

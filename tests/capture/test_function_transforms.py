@@ -123,6 +123,52 @@ def filtered(model: nn.Module, x: Tensor) -> Tensor:
     return vmap(of_row)(x).square().mean()
 
 
+def images_of(model: nn.Module, x: Tensor) -> Tensor:
+    """An image (2, 8, 7) of each row, in float64."""
+    weight = model.layers[0].weight.double()
+    planes = (x.double() @ weight.T)[:, :, None] * weight.flatten()[:7]
+    return torch.stack([planes, planes.sin() + x[:, :1, None]], 1)
+
+
+def of_each_image(model: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of each sample with respect to the weights of a small CNN."""
+    last, filters = model.layers[0].weight.double(), model.layers[2].weight.reshape(2, 1, 2, 2).double()
+
+    def network(filters: Tensor, last: Tensor, image: Tensor) -> Tensor:
+        hidden = functional.conv2d(image[None], filters, last[0, :2], stride=2, padding=1, groups=2)
+        hidden = functional.batch_norm(hidden, last[1, :2].detach(), last[2, :2].detach().square(), last[3, :2])
+        hidden = functional.max_pool2d(functional.relu(hidden), 2)
+        back = functional.conv_transpose2d(hidden, filters, stride=2, output_padding=1)
+        return functional.cross_entropy(hidden.flatten(1) @ last, torch.tensor([1])) + back.sin().mean()
+
+    slopes = vmap(grad(network, argnums=(0, 1)), (None, None, 0))(filters, last, images_of(model, x))
+    return sum(((1 + slope.sin()).mean() for slope in slopes), start=torch.zeros(()))
+
+
+def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
+    weight, images = model.layers[0].weight.double(), images_of(model, x)
+    functions = [
+        lambda image: functional.max_pool1d(image[0], 3, 2),
+        lambda image: functional.adaptive_max_pool2d(image, 3),
+        lambda image: functional.lp_pool2d(image, 2, 2),
+        lambda image: functional.pad(functional.pad(image, (1, 2, -1, 1), "circular"), (1, 1), "reflect"),
+        lambda image: functional.avg_pool2d(image, 3, 2, 1),
+        lambda image: functional.adaptive_avg_pool2d(image, 3),
+        lambda image: functional.interpolate(image[None], size=(5, 9), mode="bilinear"),
+        lambda image: functional.instance_norm(image[None]),
+        lambda image: functional.unfold(image[None], 3),
+        lambda image: functional.prelu(functional.glu(image[None], -2), weight[3, :2]),
+        lambda image: functional.binary_cross_entropy(image.sigmoid(), image[0].sigmoid().detach().expand(2, 8, 7)),
+        lambda image: functional.embedding((image[0] > 0).long(), image[1, :2]),
+        lambda image: image[0].diagonal(1) * 2,
+        lambda image: functional.triplet_margin_loss(*image.unbind(), image[0].sin()),
+    ]
+    values = [vmap(lambda image, f=f: f(image).sin().mean())(images) for f in functions]
+    slopes = [vmap(grad(lambda image, f=f: f(image).sin().mean()))(images) for f in functions[:4]]
+    return sum(((1 + tensor.sin()).mean() for tensor in (*values, *slopes)), start=torch.zeros(()))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch, without a rule for a loss
 @pytest.mark.parametrize(
     ("loss", "dynamic"),
     [
@@ -133,6 +179,8 @@ def filtered(model: nn.Module, x: Tensor) -> Tensor:
         (diagonals, True),
         (of_each_sample, True),
         (filtered, True),
+        (of_each_image, True),
+        pytest.param(layers_of_images, True, marks=pytest.mark.full),
     ],
 )
 def test_steps_are_those_of_pytorch(loss: Callable[..., Tensor], dynamic: bool) -> None:

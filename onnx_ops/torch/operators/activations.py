@@ -40,6 +40,12 @@ decomposed_by_pytorch(
 )
 
 
+@translates(aten._prelu_kernel.default)
+def _prelu_kernel(self: Any, weight: Any) -> Any:
+    """PyTorch has reshaped the weight, which torch.onnx does anew, for channels that are the second axis."""
+    return op.PRelu(self, weight)
+
+
 def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """A function with the parameters of an activation of torch.nn.functional, which may work in place."""
 

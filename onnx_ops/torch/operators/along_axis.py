@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import Extent, integers, op
+from onnx_ops.torch.base.transforms import within_transforms
 
 WIDTH = 2
 """Width of the images from which `matrix_of` reads an operator; with 1, PyTorch's antialiasing is wrong."""
@@ -39,10 +40,14 @@ def _fake(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
     return self.new_empty(shape)
 
 
+def _product(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    return torch.movedim(torch.movedim(self, axis, -1) @ matrix.T, -1, axis)
+
+
 @custom_operator(_nodes, _fake)
 def along_axis(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
     """Multiply by a matrix (after, before) along an axis; `axis` is negative."""
-    return torch.movedim(torch.movedim(self, axis, -1) @ matrix.T, -1, axis).contiguous()
+    return _product(self, matrix, axis).contiguous()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -78,7 +83,8 @@ def resampled(x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, d
         else:
             matrix, changes = matrix_of(operator, size, axis, x.dtype)
         if changes:
-            x = along_axis(x, matrix, axis - rank)
+            # The transforms of torch.func have no rules for operators with gradients of their own.
+            x = (_product if within_transforms() else along_axis)(x, matrix, axis - rank)
     return x
 
 

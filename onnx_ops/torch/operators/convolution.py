@@ -163,7 +163,7 @@ def _forward(x: Any, weight: Any, window: Window) -> Any:
     # onnxruntime has no float64 Conv: im2col, times the weights.
     outputs, inputs = sizes(weight)[0], sizes(weight)[1]
     columns, out = _columns(x, window)
-    width = inputs * math.prod(window.kernel)
+    width = inputs * math.prod(window.kernel) if inputs >= 0 else -1  # a dynamic size, in second derivatives
     columns = op.Reshape(columns, integers([_rows(x, out), window.groups, width, out.product]))
     rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
     return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))

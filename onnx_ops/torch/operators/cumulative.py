@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.return_types import cummax, cummin
 
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.recurrences import running_products
 
 
 @replaces(torch.cumprod, torch.Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Each round doubles the number of factors."""
     rows = (input if dtype is None else input.to(dtype)).clone()
+    if rows.dim() and is_symbolic(rows.shape[dim]):
+        return running_products(rows.movedim(dim, 0)).movedim(0, dim)
     size = int(rows.shape[dim]) if rows.dim() else 1
     step = 1
     while step < size:
@@ -33,12 +37,11 @@ def _running(name: str, kind: Any) -> Callable[..., Any]:
         if input.dim() == 0:
             return kind((input.clone(), torch.zeros_like(input, dtype=torch.int64)))
         rows = input.movedim(dim, -1)
-        size = int(rows.shape[-1])
-        seen = torch.ones(size, size, dtype=torch.bool, device=input.device).tril()
+        order = torch.arange(rows.shape[-1], device=input.device)
+        seen = order.unsqueeze(1) >= order
         unseen = float("-inf") if name == "amax" else float("inf")
         values = torch.where(seen, rows.detach().unsqueeze(-2), unseen)
         best = getattr(values, name)(-1, keepdim=True)
-        order = torch.arange(size, device=input.device)
         chosen = (values == best) | (best.isnan() & values.isnan())
         indices = torch.where(chosen & seen, order, -1).amax(-1)
         return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))

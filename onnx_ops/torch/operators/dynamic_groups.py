@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,28 @@ def _each(values: Numbers, rank: int) -> list[int]:
     return [values] * rank if isinstance(values, int) else list(values) * (rank // len(values))
 
 
+def _pixels(
+    x: Tensor, kernel: Sequence[int], after: Sequence[Any], stride: Sequence[int], dilation: Sequence[int], groups: Any
+) -> Tensor:
+    """The pixels that each element of a kernel meets, (N, G, C * elements of the kernel, places).
+
+    Args:
+        x: (N, G * C, *space).
+        kernel: its sizes.
+        after: the number of places of the kernel along each axis of space.
+        stride, dilation: of each axis of space.
+        groups: G.
+    """
+    taps = []
+    for offsets in itertools.product(*map(range, kernel)):
+        tap = x
+        for axis, (offset, d, s, n) in enumerate(zip(offsets, dilation, stride, after, strict=True), 2):
+            tap = tap.narrow(axis, offset * d, (n - 1) * s + 1)
+            tap = tap[(slice(None),) * axis + (slice(None, None, s),)] if s > 1 else tap
+        taps.append(tap.reshape(x.shape[0], groups, -1, math.prod(after)))
+    return torch.stack(taps, 3).flatten(2, 3)
+
+
 def _convolved(
     x: Tensor, weight: Tensor, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int], groups: Any
 ) -> Tensor:
@@ -36,20 +59,43 @@ def _convolved(
     Returns:
         (N, G * O, *space).
     """
-    kernel, channels = weight.shape[2:], weight.shape[1]
+    kernel = weight.shape[2:]
     x = functional.pad(x, pads) if any(pads) else x
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     after = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
-    taps = []
-    for offsets in itertools.product(*map(range, kernel)):
-        tap = x
-        for axis, (offset, d, s, n) in enumerate(zip(offsets, dilation, stride, after, strict=True), 2):
-            tap = tap.narrow(axis, offset * d, (n - 1) * s + 1)
-            tap = tap[(slice(None),) * axis + (slice(None, None, s),)] if s > 1 else tap
-        taps.append(tap.reshape(x.shape[0], groups, channels, -1))
-    pixels = torch.stack(taps, 3).flatten(2, 3)
-    result = weight.reshape(groups, -1, channels * len(taps)) @ pixels
+    pixels = _pixels(x, kernel, after, stride, dilation, groups)
+    result = weight.reshape(groups, -1, weight.shape[1] * math.prod(kernel)) @ pixels
     return result.reshape(x.shape[0], weight.shape[0], *after)
+
+
+def gradient_of_weight(
+    x: Tensor,
+    grad: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: Any,
+) -> Tensor:
+    """The gradient of a convolution with respect to its weight; of a transposed one with `x` and `grad` exchanged.
+
+    Args:
+        x: (N, G * C, *space), the input.
+        grad: (N, G * O, *space), the gradient with respect to the output.
+        kernel: the sizes of the kernel.
+        stride, padding, dilation: of the convolution.
+        groups: G, which may be a dynamic size.
+
+    Returns:
+        (G * O, C, *kernel).
+    """
+    rank = len(kernel)
+    steps, gaps = _each(stride, rank), _each(dilation, rank)
+    pads = [pad for p in reversed(_each(padding, rank)) for pad in (p, p)]
+    x = functional.pad(x, pads) if any(pads) else x
+    pixels = _pixels(x, kernel, grad.shape[2:], steps, gaps, groups)
+    by_tap = (grad.flatten(2).unflatten(1, (groups, -1)) @ pixels.mT).sum(0)
+    return by_tap.flatten(0, 1).unflatten(1, (-1, *kernel))
 
 
 def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:

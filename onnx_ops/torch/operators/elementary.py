@@ -43,6 +43,29 @@ translates(aten.log2.default)(_logarithm(2))
 translates(aten.log10.default)(_logarithm(10))
 
 
+@translates(aten.log1p.default)
+def _log1p(x: Any) -> Any:
+    """log(u) * x / (u - 1) for u = 1 + x, which has the digits of x that u has lost (Kahan)."""
+    whole = op.Add(x, number(1.0, x))
+    kept = op.Sub(whole, number(1.0, x))
+    found = op.Log(whole)
+    lost = op.Not(op.Equal(kept, x))
+    nothing = op.Equal(kept, number(0.0, x))
+    corrected = op.Mul(found, op.Div(x, op.Where(nothing, number(1.0, x), kept)))
+    return op.Where(nothing, x, op.Where(lost, corrected, found))
+
+
+@translates(aten.expm1.default)
+def _expm1(x: Any) -> Any:
+    """(u - 1) * x / log(u) for u = exp(x), as log1p; u - 1 is exact enough away from 0."""
+    power, one = op.Exp(x), number(1.0, x)
+    less = op.Sub(power, one)
+    near = op.LessOrEqual(op.Abs(x), one)
+    nothing = op.Equal(less, number(0.0, x))
+    divisor = op.Where(op.And(near, op.Not(nothing)), op.Log(power), one)
+    return op.Where(nothing, x, op.Where(near, op.Mul(less, op.Div(x, divisor)), less))
+
+
 @replaces(torch.fmax, torch.Tensor.fmax)
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
     """The gradient with respect to equal elements is that of `input` alone."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import aclnn
-from onnx_ops.torch.base.table import replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 
 @replaces(functional.embedding)
@@ -29,7 +30,7 @@ def _embedding(
             "an embedding with max_norm rewrites its weights in the forward pass; normalize the rows in the loss"
             " instead"
         )
-    index = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    index = -1 if padding_idx is None else padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0]
     return torch.embedding(weight, input, index, scale_grad_by_freq, sparse)
 
 
@@ -42,6 +43,27 @@ def _backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, scale
         padding_idx=padding_idx,
         scale_grad_by_freq=int(scale_grad_by_freq),
     )
+
+
+def counts(rows: Tensor, size: Any, dtype: torch.dtype) -> Tensor:
+    """How often each row of a table with `size` rows is chosen, for each of the chosen `rows` (N,)."""
+    return torch.zeros(size, dtype=dtype).index_add(0, rows, torch.ones_like(rows, dtype=dtype))[rows]
+
+
+@decomposes(torch.ops.aten.embedding_dense_backward.default)
+def _dynamic_backward(
+    grad_output: Tensor, indices: Tensor, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+) -> Tensor:
+    """With a dynamic number of rows, which is no attribute of the op."""
+    if not is_symbolic(num_weights):
+        return NotImplemented
+    rows = indices.flatten()
+    grads = grad_output.reshape(-1, grad_output.shape[-1])
+    if is_symbolic(padding_idx) or padding_idx >= 0:
+        grads = torch.where((rows == padding_idx).unsqueeze(-1), 0.0, grads)
+    if scale_grad_by_freq:
+        grads = grads / counts(rows, num_weights, grads.dtype).unsqueeze(-1)
+    return grads.new_zeros(num_weights, grads.shape[-1]).index_add(0, rows, grads)
 
 
 @replaces(functional.embedding_bag)

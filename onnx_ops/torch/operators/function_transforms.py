@@ -52,7 +52,7 @@ def _layer_norm(
 
 
 @replaces(torch.group_norm, within_transforms=True)
-def _group_norm(
+def group_norm(
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -64,3 +64,45 @@ def _group_norm(
     shape = [-1, *[1] * (input.dim() - 2)]
     scales = (None if given is None else given.reshape(shape) for given in (weight, bias))
     return _scaled(values, *scales).to(input.dtype)
+
+
+@replaces(torch.batch_norm, within_transforms=True)
+def batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    if training and running_mean is not None:  # whose update vmap refuses
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+    shape = [-1, *[1] * (input.dim() - 2)]
+    if training or running_mean is None or running_var is None:
+        values = _normalized(input, [0, *range(2, input.dim())], eps)
+    else:
+        values = (input - running_mean.reshape(shape)) * (running_var.reshape(shape) + eps).rsqrt()
+    scales = (None if given is None else given.reshape(shape) for given in (weight, bias))
+    return _scaled(values, *scales).to(input.dtype)
+
+
+@replaces(torch._C._nn.pad, within_transforms=True)
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Circular pads as concatenations: PyTorch writes into an empty tensor, whose gradient is one of strides."""
+    if mode != "circular":
+        result: Tensor = torch._C._nn.pad(input, pad, mode, value)
+        return result
+    for place in range(len(pad) // 2):
+        axis, before, after = -1 - place, pad[2 * place], pad[2 * place + 1]
+        size = input.shape[axis]
+        kept = input.narrow(axis, max(-before, 0), size - max(-before, 0) - max(-after, 0))
+        parts = [
+            *([kept.narrow(axis, kept.shape[axis] - before, before)] if before > 0 else []),
+            kept,
+            *([kept.narrow(axis, 0, after)] if after > 0 else []),
+        ]
+        input = torch.cat(parts, axis)
+    return input

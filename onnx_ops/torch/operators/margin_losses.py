@@ -7,7 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.reduction import reduction_of
-from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.table import decomposes, replaces
 from onnx_ops.torch.operators.labels import checked
 
 
@@ -30,7 +30,7 @@ def _multi_margin_loss(
     rows, labels = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.reshape(1))
     labels, factor = checked(labels, rows.shape[1], rows.dtype)
     own = rows.gather(1, labels.unsqueeze(1))
-    terms = (margin - own + rows).clamp(min=0)
+    terms = (margin - own + rows).relu()  # whose gradient at 0 is 0
     if p == 2:
         terms = terms.square()
     if weight is not None:
@@ -55,7 +55,14 @@ def _multilabel_margin_loss(
     classes = torch.arange(count, device=rows.device)
     is_label = ((places.unsqueeze(2) == classes) & listed.unsqueeze(2)).any(1)
     own = rows.gather(1, places)
-    terms = (1 - own.unsqueeze(2) + rows.unsqueeze(1)).clamp(min=0)
+    terms = (1 - own.unsqueeze(2) + rows.unsqueeze(1)).relu()
     wanted = listed.unsqueeze(2) & ~is_label.unsqueeze(1)
     loss = torch.where(wanted, terms, 0.0).sum((1, 2)) * factor.prod(1) / count
     return _reduced(loss if input.dim() == 2 else loss.reshape(()), reduction, size_average, reduce)
+
+
+@decomposes(torch.ops.aten.soft_margin_loss_backward.default)
+def _soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """PyTorch's decomposition subtracts 1 from a sigmoid, which may be close to it."""
+    grad = -target * grad_output / (1 + (target * self).exp())
+    return grad / self.numel() if reduction == 1 else grad

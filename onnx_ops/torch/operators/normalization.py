@@ -11,6 +11,8 @@ from torch import Tensor
 
 from onnx_ops.torch.base.nodes import double, integers, op
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, replaces
+from onnx_ops.torch.base.transforms import within_transforms
+from onnx_ops.torch.operators.function_transforms import batch_norm, group_norm
 
 aten = torch.ops.aten
 
@@ -63,6 +65,8 @@ def _instance_norm(
 ) -> Tensor:
     """A group norm whose groups are the channels; running statistics are updated with the mean over the batch."""
     if not use_input_stats:
+        if within_transforms():
+            return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
         return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     axes = tuple(range(2, input.dim()))
     if math.prod(input.shape[2:]) == 1:
@@ -72,7 +76,8 @@ def _instance_norm(
             variance, mean = torch.var_mean(input.detach(), axes)
             running_mean.mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
             running_var.mul_(1 - momentum).add_(variance.mean(0), alpha=momentum)
-    return functional.group_norm(input, input.shape[1], weight, bias, eps)
+    of_groups = group_norm if within_transforms() else functional.group_norm
+    return of_groups(input, input.shape[1], weight, bias, eps)
 
 
 @replaces(torch._weight_norm)

@@ -9,9 +9,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.nodes import integers, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces, translates
+from onnx_ops.torch.operators.recurrences import running_products
 
 aten = torch.ops.aten
 
@@ -98,6 +100,9 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
     if input.dim() == 0:
         return rows.clone()
     rows = rows.movedim(dim, -1)
+    if is_symbolic(rows.shape[-1]):
+        product = running_products(rows.movedim(-1, 0))[-1]
+        return product.unsqueeze(dim) if keepdim else product
     size = int(rows.shape[-1])
     if size == 0:
         rows, size = rows.sum(-1, keepdim=True) + 1, 1

@@ -55,8 +55,13 @@ def _atan2(y: Any, x: Any) -> Any:
     slope = op.Where(op.Equal(height, width), diagonal, slope)
     angle = _arc(slope) if y.dtype == ir.DataType.DOUBLE else op.Atan(slope)
     angle = op.Where(steep, op.Sub(right, angle), angle)
-    angle = op.Where(op.Less(x, zero), op.Sub(number(math.pi, y), angle), angle)
-    return op.Where(op.Less(y, zero), op.Neg(angle), angle)
+    angle = op.Where(_is_negative(x), op.Sub(number(math.pi, y), angle), angle)
+    return op.Where(_is_negative(y), op.Neg(angle), angle)
+
+
+def _is_negative(x: Any) -> Any:
+    """Whether a number is below 0, or -0.0, whose reciprocal is."""
+    return op.Less(op.Where(op.Equal(x, number(0.0, x)), op.Reciprocal(x), x), number(0.0, x))
 
 
 @translates(aten.asin.default)
