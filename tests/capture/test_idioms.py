@@ -169,7 +169,7 @@ def covered(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def limited(model: nn.Module, x: Tensor) -> Tensor:
-    """Python's max and min of numbers in tensors, in loss functions of detection, whose batches differ in the larger."""
+    """Python's max and min of numbers in tensors, of which another one is the largest in each batch."""
     rows = model(x)
     count, total = (x > 0.5).sum(), rows.sum()
     largest = max([rows[0].sum(), rows[-1].sum(), 0.1 * total])
