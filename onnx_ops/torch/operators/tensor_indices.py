@@ -1,6 +1,6 @@
 """Indices that are tensors of one number, such as `x[labels[0]]`, and numbers that code has read from tensors.
 
-PyTorch's indexing makes a number of Python of them, which a trace does not have.
+PyTorch's indexing makes a number of Python of them, which a trace does not have. Masks beside other indices.
 """
 
 from __future__ import annotations
@@ -20,14 +20,32 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 @replaces(torch.Tensor.__getitem__)
 def _getitem(self: Tensor, index: Any) -> Tensor:
-    part, rest = _selected(self, index)
+    part, rest = _selected(self, _of_numbers(index))
     return part if rest == () else torch.Tensor.__getitem__(part, rest)
 
 
 @replaces(torch.Tensor.__setitem__)
 def _setitem(self: Tensor, index: Any, value: Any) -> None:
-    part, rest = _selected(self, index)
+    part, rest = _selected(self, _of_numbers(index))
     torch.Tensor.__setitem__(part, ... if rest == () else rest, value)
+
+
+def _of_numbers(index: Any) -> Any:
+    """An index in which masks beside other tensors are the places of what they select.
+
+    PyTorch finds these in the operator, whose shape a trace then does not know.
+    """
+    if not isinstance(index, tuple) or within_transforms():
+        return index
+    tensors = [item for item in index if isinstance(item, Tensor | list) and not _is_scalar(item)]
+    if len(tensors) < 2 or not any(map(_is_mask, tensors)):
+        return index
+    parts = (item.nonzero().unbind(1) if _is_mask(item) else (item,) for item in index)
+    return tuple(part for of_item in parts for part in of_item)
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype is torch.bool and item.dim() > 0
 
 
 def _selected(self: Tensor, index: Any) -> tuple[Tensor, Any]:
