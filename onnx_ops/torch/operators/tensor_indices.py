@@ -5,9 +5,10 @@ PyTorch's indexing makes a number of Python of them, which a trace does not have
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -21,13 +22,18 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 @replaces(torch.Tensor.__getitem__)
 def _getitem(self: Tensor, index: Any) -> Tensor:
     part, rest = _selected(self, _of_numbers(index))
-    return part if rest == () else torch.Tensor.__getitem__(part, rest)
+    return part if _is_empty(rest) else torch.Tensor.__getitem__(part, rest)
 
 
 @replaces(torch.Tensor.__setitem__)
 def _setitem(self: Tensor, index: Any, value: Any) -> None:
     part, rest = _selected(self, _of_numbers(index))
-    torch.Tensor.__setitem__(part, ... if rest == () else rest, value)
+    torch.Tensor.__setitem__(part, ... if _is_empty(rest) else rest, value)
+
+
+def _is_empty(index: Any) -> bool:
+    """Whether this is an index without items; an array is not to be compared."""
+    return isinstance(index, tuple) and not index
 
 
 def _of_numbers(index: Any) -> Any:
@@ -56,8 +62,8 @@ def _selected(self: Tensor, index: Any) -> tuple[Tensor, Any]:
         index = items
     if not any(map(_is_number, items)) or within_transforms():
         return self, index
-    axes = list(_axes(self, items))
-    if None in axes:
+    axes = _axes(self, items)
+    if axes is None:
         return self, index
     part, removed = self, 0
     for item, axis in zip(items, axes, strict=True):
@@ -85,17 +91,13 @@ def _ends(item: slice) -> tuple[Any, Any, Any]:
     return item.start, item.stop, item.step
 
 
-def _axes(self: Tensor, items: tuple[Any, ...]) -> Iterator[int | None]:
+def _axes(self: Tensor, items: tuple[Any, ...]) -> list[int] | None:
     """The first axis of a tensor that each index is of; None if there are indices of other kinds."""
     counts = [_consumed(item) for item in items]
-    known = [count for count in counts if count is not None]
-    axis = 0
-    for item, count in zip(items, counts, strict=True):
-        if count is None and item is not Ellipsis:
-            yield None
-            return
-        yield axis
-        axis += self.dim() - sum(known) if count is None else count
+    if any(count is None and item is not Ellipsis for item, count in zip(items, counts, strict=True)):
+        return None
+    rest = self.dim() - sum(count for count in counts if count is not None)
+    return list(itertools.accumulate((rest if count is None else count for count in counts[:-1]), initial=0))
 
 
 def _consumed(item: Any) -> int | None:
@@ -106,4 +108,4 @@ def _consumed(item: Any) -> int | None:
         return item.dim()
     if isinstance(item, bool) or item is Ellipsis:
         return None
-    return 1 if isinstance(item, int | slice | torch.SymInt | Tensor) else None
+    return 1 if isinstance(item, int | np.integer | slice | torch.SymInt | Tensor) else None
