@@ -63,6 +63,7 @@ TORCH = (
     "row_indices",
     "substitution",
     "data_dependence",
+    "extremes",
     "writes",
     "lowering",
     "translation",

@@ -181,15 +181,17 @@ def _of_each_row(index: Tensor, like: Tensor, dim: int) -> Tensor:
     return index.reshape(shape).expand(like.shape)
 
 
+def _repeated(whole: Tensor, axis: int, count: int) -> Tensor:
+    """The first elements along an axis, `count` times."""
+    return whole.narrow(axis, 0, 1).expand([count if i == axis % whole.dim() else -1 for i in range(whole.dim())])
+
+
 def _index_select(unwrapped: Unwrap, self: Tensor, dim: int, index: Tensor) -> Tensor:
     if unwrapped(index) is None:
         return _shifted(lambda whole, axis: torch.index_select(whole, axis, index), 1)(unwrapped, self, dim)
 
     def select(whole: Tensor, axis: int, places: Tensor) -> Tensor:
-        like = whole.narrow(axis, 0, 1).expand(
-            [places.shape[1] if i == axis % whole.dim() else -1 for i in range(whole.dim())]
-        )
-        return whole.gather(axis, _of_each_row(places, like, axis))
+        return whole.gather(axis, _of_each_row(places, _repeated(whole, axis, places.shape[1]), axis))
 
     return _shifted(select, 1)(unwrapped, self, dim, index)
 
@@ -225,6 +227,17 @@ def _new_empty_strided(
     """In the order of its dimensions, which no operator of a graph depends on."""
     whole = unwrapped(self)
     return self.new_empty(size, **options) if whole is None else whole.new_empty([whole.shape[0], *size], **options)
+
+
+def _index_fill(unwrapped: Unwrap, self: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    if unwrapped(index) is None:
+        return _shifted(lambda whole, axis: torch.index_fill(whole, axis, index, value), 1)(unwrapped, self, dim)
+
+    def fill(whole: Tensor, axis: int, places: Tensor) -> Tensor:
+        rows = places.reshape(places.shape[0], -1)
+        return whole.scatter(axis, _of_each_row(rows, _repeated(whole, axis, rows.shape[1]), axis), value)
+
+    return _shifted(fill, 1)(unwrapped, self, dim, index)
 
 
 def _cross(unwrapped: Unwrap, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
@@ -351,6 +364,7 @@ RULES: dict[str, Rule] = {
     "scatter_add": _shifted(torch.scatter_add, 1),
     "index_select": _index_select,
     "index_add": _index_add,
+    "index_fill.int_Scalar": _index_fill,
     "linalg_cross": _cross,
     "_linalg_solve_ex": _shifted(aten._linalg_solve_ex),
     "convolution": _convolution,

@@ -73,9 +73,9 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if not args:
         return term
     if isinstance(term, FloorDiv):
-        return FloorDiv(*args)
+        return _quotient(*args)
     if isinstance(term, Mod | PythonMod):
-        return sympy.expand(args[0] - args[1] * FloorDiv(*args))
+        return sympy.expand(args[0] - args[1] * _quotient(*args))
     if isinstance(term, ToFloat | CeilToInt) and args[0].is_integer:  # exact, as sizes are below 2**53
         return args[0]
     if isinstance(term, FloatTrueDiv) and args[1].is_number and abs(float(args[1])) == 1:  # of torch.arange(n, 0, -1.0)
@@ -89,3 +89,14 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if isinstance(term, sympy.Add | sympy.Mul | sympy.Pow):
         return sympy.expand(term.func(*args))
     return term.func(*args)
+
+
+def _quotient(dividend: sympy.Expr, divisor: sympy.Expr) -> sympy.Basic:
+    """FloorDiv of polynomials; a number if all sizes have the quotient that the smallest ones have."""
+    if divisor.is_positive and divisor.free_symbols:
+        least = dict.fromkeys(dividend.free_symbols | divisor.free_symbols, 0)
+        number = FloorDiv(dividend.subs(least), divisor.subs(least))
+        rest = sympy.expand(dividend - number * divisor)
+        if rest.is_nonnegative and sympy.expand(divisor - rest).is_positive:
+            return number
+    return FloorDiv(dividend, divisor)

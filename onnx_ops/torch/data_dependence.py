@@ -39,6 +39,9 @@ aten = torch.ops.aten
 READ = aten._local_scalar_dense.default
 """The operator that returns the number in a tensor."""
 
+SLICE = aten.slice.Tensor
+"""The operator whose result has a size that depends on data where its ends are read from data."""
+
 CHECK = aten._linalg_check_errors.default
 """The operator that raises an error if a matrix could not be factorized: if its info, a tensor, is not 0."""
 
@@ -145,6 +148,7 @@ class DataDependence(TorchDispatchMode):
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
+        self._offsets: set[sympy.Symbol] = set()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -166,6 +170,11 @@ class DataDependence(TorchDispatchMode):
             for number, value in zip(numbers, values, strict=True):
                 if isinstance(number, py_sym_types):
                     self._read(number, value, args[0] if func is READ else None)
+        elif func is SLICE:
+            for size in result.shape:
+                if isinstance(size, torch.SymInt):
+                    self._read(size, None, None)
+            self._offsets |= free_unbacked_symbols(result.storage_offset())
         return result
 
     def _check(self, info: torch.Tensor, function: str) -> None:
@@ -215,6 +224,8 @@ class DataDependence(TorchDispatchMode):
             CaptureError: a condition that a graph cannot compute.
         """
         found = {ra.expr: ra for asserts in self._shapes.deferred_runtime_asserts.values() for ra in asserts}
+        # That an offset in memory, which graphs do not have, is not negative, is no condition on data.
+        found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - self._offsets}
         if not found:
             return None
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}

@@ -183,7 +183,7 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_branch, _compiled, _shape_from_data, _specialized, _no_translation, _size):
+    for explain in (_branch, _compiled, _sparse, _shape_from_data, _specialized, _no_translation, _size):
         if text := explain(error, where):
             return text
     return None
@@ -216,6 +216,16 @@ def _compiled(error: BaseException, where: Locations) -> str | None:
     return (
         f"{where.module()} calls a function that torch.compile has compiled{_at(line_of_error(error))}, which cannot be"
         " captured; call the original"
+    )
+
+
+def _sparse(error: BaseException, where: Locations) -> str | None:
+    if not re.search(r"Sparse\w*TensorImpl|Sparse\w* (layout|\w+ tensors do)|compressed tensor instance", str(error)):
+        return None
+    return (
+        f"{where.module()} has a sparse tensor{_at(line_of_error(error))}, which a graph cannot have, but for constant"
+        " matrices of COO layout in products. Compute with its indices and values (rows.index_select(0, columns) *"
+        " values[:, None], added up by index_add), or with to_dense() of it"
     )
 
 

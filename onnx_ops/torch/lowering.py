@@ -213,6 +213,9 @@ class _Promotion(_TypePromotionInterpreter):
     """The pass InsertTypePromotion of torch.onnx, which runs only the operators that it changes."""
 
     def run_node(self, n: Node) -> Any:
+        if n.target is aten.clamp.default and any(isinstance(bound, float) for bound in n.args[1:]):
+            # A bound that is an integer would become a tensor, and the operator takes two numbers or two tensors.
+            n.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in n.args)
         rule = get_type_promotion_rule(n, self.type_promotion_table)
         if rule is not None:
             with self._set_current_node(n):

@@ -39,6 +39,7 @@ from onnx_ops.torch.certainty import largest_size
 from onnx_ops.torch.constants import Constants
 from onnx_ops.torch.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.explanations import Locations, explained
+from onnx_ops.torch.extremes import extremes_of_tensors
 from onnx_ops.torch.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.folding import fold_functions
 from onnx_ops.torch.frames import Line
@@ -246,7 +247,14 @@ def _trace(
 @contextlib.contextmanager
 def _substituted() -> Iterator[None]:
     """Within this context, PyTorch runs the operators of this package that stand for others in a trace."""
-    with _symbolic_distributions(), Float32Computation(), single_reads(), unchanged_conversions(), whole_ops():
+    with (
+        _symbolic_distributions(),
+        Float32Computation(),
+        single_reads(),
+        extremes_of_tensors(),
+        unchanged_conversions(),
+        whole_ops(),
+    ):
         yield
 
 

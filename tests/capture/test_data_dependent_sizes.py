@@ -60,7 +60,29 @@ def written(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return (changed * torch.arange(1.0, CLASSES + 1)).exp().sum()
 
 
-LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, written]
+def at_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Indices and ends of slices that are numbers in tensors; parts are views."""
+    hidden = model(x)
+    label, last = labels[0], labels[-1].item()
+    table = torch.zeros(len(x), CLASSES, CLASSES)
+    table[:, label] = hidden
+    table[labels > 0, last, label - CLASSES] = 0.5
+    table[..., label : last + 1, 1:].mul_(2)
+    part = table[1, label]
+    part += model.weight[label, :CLASSES]
+    return (table * torch.arange(1.0, CLASSES + 1)).exp().sum() + hidden[last - 1].sum() * model.bias[label]
+
+
+def beside_masks(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Masks and other indices together: the logits of labels, and targets of a detector."""
+    hidden, kept = model(x), labels > 0
+    targets = torch.zeros(len(x), 2, CLASSES)
+    targets[kept, :, labels[kept]] = hidden[kept, :2]
+    targets[torch.stack([kept, ~kept], 1), labels.max()] += 0.5
+    return hidden[kept, labels[kept]].square().sum() + (targets * x[:, None, :CLASSES]).exp().sum()
+
+
+LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, written, at_numbers, beside_masks]
 LABELS = [[0, 1, 2, 3, 2, 1], [0, 0, 0], [1, 2], [3, 3, 3, 3], [0, 0, 1, 0], [2, 0, 0, 0, 0], [1, 1]]
 
 

@@ -50,6 +50,26 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_tensors_made_of_sizes() -> None:
+    """As grids of coordinates, shapes of feature maps and pairs of samples are."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, (rows, columns) = model(x), x.shape
+        scale = torch.tensor([[columns, rows], [rows, 2 * rows]]).prod(1) / torch.as_tensor(0.5 * rows)
+        places = (
+            torch.linspace(-1, 1.5, rows)[:, None]
+            + torch.linspace(9, scale[0] - rows, rows, dtype=torch.int32)[:, None]
+        )
+        powers = torch.logspace(0, 1, rows, 2, dtype=torch.float64).float() / y.new_tensor([rows]) + scale.sum()
+        similar = y @ y.T
+        lower, upper = torch.tril_indices(rows, rows, -1), torch.triu_indices(rows, rows, 1)
+        pairs = similar[lower[0], lower[1]].exp().sum() + similar[upper[0], upper[1]].sum()
+        turned = y.roll((rows // 2, -1), (0, 1)) * x + y.roll(rows + 1)
+        return (y * places).square().sum() + (y.T @ powers).exp().mean() + pairs + turned.square().sum()
+
+    compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
+
+
 def test_frequencies() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         by_row = (model(x).square() * torch.fft.fftfreq(x.shape[0], 0.3)[:, None]).sum()

@@ -83,6 +83,7 @@ def of_each_sample(model: nn.Module, x: Tensor) -> Tensor:
         placed = torch.zeros(8).double().scatter(0, order, row.exp()).scatter_add(0, order * 0 + 2, hidden[:3])
         picked = table.gather(-1, (order[:, None] + torch.arange(2)).clamp(max=2)) + row.sum().gather(0, order[0] * 0)
         crossed = torch.linalg.cross(hidden[:3], row) * table[:, 0].scatter(0, order[:1], 0.5)
+        crossed = crossed + table[:, 1].index_fill(0, order[1:], 0.5) + table.index_fill(-1, order[0], 2)[:, 2]
         return (
             rows.sum()
             + (placed * hidden).sum()

@@ -168,7 +168,15 @@ def covered(model: nn.Module, x: Tensor) -> Tensor:
     return both + rows.T.cov().square().sum() + torch.cov(rows.T, correction=0).exp().mean() + correlations
 
 
-@pytest.mark.parametrize("loss", [contrasted, covered])
+def limited(model: nn.Module, x: Tensor) -> Tensor:
+    """Python's max and min of numbers in tensors, of which another one is the largest in each batch."""
+    rows = model(x)
+    count, total = (x > 0.5).sum(), rows.sum()
+    largest = max([rows[0].sum(), rows[-1].sum(), 0.1 * total])
+    return total.square() / max(count, 4) + min(total, 0.5, x.sum()) * largest + max(1, min(rows[1].sum(), 2))
+
+
+@pytest.mark.parametrize("loss", [contrasted, covered, limited])
 def test_dynamic_numbers_of_samples(loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     compared(nn.Linear(4, 4), loss, [torch.randn(n, 4) for n in (3, 5, 2)], {0: Dim("N")})

@@ -234,6 +234,29 @@ def test_sparse_buffers_that_the_step_does_not_use() -> None:
     assert set(capture.state) == {"weight", "bias"}
 
 
+def test_products_with_sparse_constants() -> None:
+    """The adjacency of a graph, a buffer or a tensor outside the model; the check compares with PyTorch."""
+    edges = torch.tensor([[0, 4, 1, 4], [2, 0, 2, 1]])
+    weights = torch.sparse_coo_tensor(edges, torch.tensor([1.0, 0.5, 2.0, 3.0]), (5, 3), check_invariants=True)
+
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = model(torch.sparse.mm(model.marks, x))
+        return (weights @ hidden).square().sum() + torch.mv(weights, hidden[:, 0]).exp().sum()
+
+    gradients(Marked(), loss, (torch.randn(3, 3),))
+
+
+def test_sparse_tensors_are_refused() -> None:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        edges, weights = torch.tensor([[0, 1], [2, 0]]), torch.ones(2)
+        return torch.sparse.mm(torch.sparse_coo_tensor(edges, weights, (3, 3)), model(x)).sum()
+
+    with pytest.raises(CaptureError, match=r"the argument 'x' is a sparse tensor.*index_add"):
+        gradients(Marked(), loss, (torch.eye(3).to_sparse(),))
+    with pytest.raises(CaptureError, match=r"the loss has a sparse tensor at .*test_state\.py, line \d+"):
+        gradients(Marked(), loss, (torch.randn(3, 3),))
+
+
 def test_sparse_buffers_that_the_step_changes_are_refused() -> None:
     def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
         model.marks = (2 * torch.eye(3)).to_sparse()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnx_ops.torch.base.table import decomposes
 
@@ -22,6 +23,10 @@ def _padded(values: Tensor, axis: int, before: Any, after: Any) -> Tensor:
 def _select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
     axis = dim % len(input_sizes)
     size = input_sizes[axis]
+    if free_unbacked_symbols(index):  # its sign is not known
+        chosen = torch.arange(-size, size) == index
+        chosen = (chosen[:size] | chosen[size:]).reshape([-1, *[1] * (len(input_sizes) - 1 - axis)])
+        return torch.where(chosen, grad_output.unsqueeze(axis), 0.0)
     place = index + size if index < 0 else index
     return _padded(grad_output.unsqueeze(axis), axis, place, size - 1 - place)
 

@@ -1,0 +1,111 @@
+"""Tensors made of dynamic sizes, of which PyTorch's functions make numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.types import py_sym_types
+
+from onnx_ops.torch.base.table import decomposes, replaces
+
+
+@replaces(torch.tensor)
+def _tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any) -> Tensor:
+    kinds = _kinds_with_sizes(data)
+    if kinds is None:
+        return torch.tensor(data, dtype=dtype, requires_grad=requires_grad, **options)
+    if dtype is None:
+        dtype = torch.get_default_dtype() if {float, torch.SymFloat} & kinds else torch.int64
+    return _filled(data, dtype).requires_grad_(requires_grad)
+
+
+@replaces(torch.as_tensor, torch.asarray)
+def _as_tensor(data: Any, *args: Any, **options: Any) -> Tensor:
+    if _kinds_with_sizes(data) is None:
+        return torch.as_tensor(data, *args, **options)
+    return _tensor(data, dtype=args[0] if args else options.get("dtype"))
+
+
+@replaces(torch.Tensor.new_tensor)
+def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    if _kinds_with_sizes(data) is None:
+        return self.new_tensor(data, dtype=dtype, **options)
+    return _tensor(data, dtype=dtype or self.dtype, requires_grad=options.get("requires_grad", False))
+
+
+def _kinds_with_sizes(data: Any) -> set[type] | None:
+    """The types of the numbers in nested lists; None if there is no dynamic size, or what is not a number."""
+    kinds = set(map(type, _leaves(data)))
+    return kinds if kinds & set(py_sym_types) and kinds <= {int, float, *py_sym_types} else None
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, list | tuple):
+        for part in data:
+            yield from _leaves(part)
+    else:
+        yield data
+
+
+def _filled(data: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_filled(part, dtype) for part in data])
+    return torch.full((), data, dtype=dtype)
+
+
+@replaces(torch.linspace)
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    if not is_symbolic(steps):
+        return torch.linspace(start, end, steps, dtype=dtype, **options)
+    dtype = dtype or torch.get_default_dtype()
+    wide = dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float64
+    first, last = (_detached(bound, wide) for bound in (start, end))
+    places = torch.arange(steps)
+    step = (last - first) / torch.full((), steps - 1, dtype=wide).clamp(min=1.0)
+    # As PyTorch, from both ends, so that the last element is `end`.
+    from_end = last - (steps - 1 - places).to(wide) * step
+    values = torch.where((2 * places < steps) | (steps == 1), first + places.to(wide) * step, from_end)
+    return values.to(dtype).requires_grad_(options.get("requires_grad", False))
+
+
+@replaces(torch.logspace)
+def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: Any) -> Tensor:
+    if not is_symbolic(steps):
+        return torch.logspace(start, end, steps, base, **options)
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    powers = _linspace(start, end, steps, dtype=torch.float64)
+    return torch.pow(float(base), powers).to(dtype).requires_grad_(options.get("requires_grad", False))
+
+
+def _detached(bound: Any, dtype: torch.dtype) -> Tensor:
+    return bound.detach().to(dtype) if isinstance(bound, Tensor) else torch.full((), bound, dtype=dtype)
+
+
+@replaces(torch.tril_indices)
+def _tril_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+    if not is_symbolic(row) and not is_symbolic(col):
+        return torch.tril_indices(row, col, offset, dtype=dtype, **options)
+    return torch.ones(row, col, dtype=torch.bool).tril(offset).nonzero().T.to(dtype)
+
+
+@replaces(torch.triu_indices)
+def _triu_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+    if not is_symbolic(row) and not is_symbolic(col):
+        return torch.triu_indices(row, col, offset, dtype=dtype, **options)
+    return torch.ones(row, col, dtype=torch.bool).triu(offset).nonzero().T.to(dtype)
+
+
+@decomposes(torch.ops.aten.roll.default)
+def _roll(self: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    if not any(map(is_symbolic, shifts)):
+        return NotImplemented
+    if not dims:
+        return _roll(self.flatten(), shifts, [0]).view(self.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = self.shape[dim]
+        self = self.index_select(dim, (torch.arange(size) - shift) % size)
+    return self
