@@ -49,3 +49,12 @@ def test_the_least_size() -> None:
     assert is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(5, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(4, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {})
+
+
+def test_the_largest_size() -> None:
+    """As a loop over the chunks of a sequence computes their number."""
+    assert is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(9, 12)})
+    assert not is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(9, 13)})
+    assert not is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(8, 12)})
+    assert is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 48), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})
+    assert not is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 47), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})

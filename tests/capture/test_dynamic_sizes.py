@@ -50,6 +50,52 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_min_and_max_of_sizes() -> None:
+    """As of the last block of a sequence, and of elements that are not more than there are."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, size = model(x), x.shape[0]
+        most = y.topk(min(3, size), 0).values.sum() / max(size, 4, 2) + min(x.shape) * max((size, 2 * size)) * y.mean()
+        return most + sum((y[i : min(i + 4, size)] * (min(i + 4, size) - i)).square().sum() for i in range(0, 9, 4))
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8), (9, 8)], Dim("N", max=12))
+
+
+def test_reshapes_of_slices() -> None:
+    """As logits and labels of the next tokens are flattened: of two tokens one is left."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        logits, labels = model(x)[:, :-1], x.argmax(-1)[:, 1:]
+        return F.cross_entropy(logits.reshape(-1, 3), labels.reshape(-1)) + logits.flatten().cos().mean()
+
+    for first in (5, 2):
+        compared(nn.Linear(3, 3), loss, [(4, first, 3), (2, 2, 3), (3, 7, 3)], Dim("B"), Dim("T"))
+
+
+def test_slices_from_the_end_that_may_be_empty() -> None:
+    """PyTorch takes -0 for the start."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x)[:, 4 - x.shape[1] :] * torch.arange(8)).square().mean()
+
+    with pytest.raises(CaptureError, match="right only where it is 5 or more"):
+        compared(nn.Linear(8, 8), loss, [(4, 7, 8)], Dim("B"), Dim("T"))
+    compared(nn.Linear(8, 8), loss, [(4, 7, 8), (2, 5, 8), (3, 8, 8)], Dim("B"), Dim("T", min=5, max=8))
+
+
+def test_running_extremes() -> None:
+    """Of integers too that are no float32."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        far = (1 << 24) + x.argsort(0)
+        values, indices = far.cummax(0)
+        counted = (values - (1 << 24) + indices + torch.cummin(-far, 0).indices) * (x > 0).cummax(0).values
+        return (y * counted).mean() + y.cummax(1).values.square().mean() + y.cummin(0)[0].sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8)], Dim("N"))
+
+
 def test_frequencies() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         by_row = (model(x).square() * torch.fft.fftfreq(x.shape[0], 0.3)[:, None]).sum()
