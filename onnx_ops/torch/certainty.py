@@ -74,9 +74,9 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if not args:
         return term
     if isinstance(term, FloorDiv):
-        return FloorDiv(*args)
+        return _quotient(*args)
     if isinstance(term, Mod | PythonMod):
-        return sympy.expand(args[0] - args[1] * FloorDiv(*args))
+        return sympy.expand(args[0] - args[1] * _quotient(*args))
     if isinstance(term, ToFloat | CeilToInt) and args[0].is_integer:  # exact, as sizes are below 2**53
         return args[0]
     if isinstance(term, FloatTrueDiv) and args[1].is_number and abs(float(args[1])) == 1:  # of torch.arange(n, 0, -1.0)
@@ -90,3 +90,15 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if isinstance(term, sympy.Add | sympy.Mul | sympy.Pow):
         return sympy.expand(term.func(*args))
     return term.func(*args)
+
+
+def _quotient(dividend: sympy.Basic, divisor: sympy.Basic) -> sympy.Basic:
+    """FloorDiv; a number if it is the same one for all counts, as the number of chunks that torch.chunk returns."""
+    free = dividend.free_symbols | divisor.free_symbols
+    least = divisor.subs(dict.fromkeys(free, 0))
+    if divisor.free_symbols and least.is_positive:
+        found = FloorDiv(dividend.subs(dict.fromkeys(free, 0)), least)
+        rest = sympy.expand(dividend - found * divisor)
+        if rest.is_nonnegative and sympy.expand(divisor - rest).is_positive:
+            return found
+    return FloorDiv(dividend, divisor)

@@ -23,6 +23,7 @@ CERTAIN = [
     sympy.Eq(Mod(4 * B * PADDED, 16 * B), 0),
     sympy.Eq(B * S * FloorDiv(64 * Min(S, 4 * CHUNKS), S), 64 * B * S),
     sympy.Ne(CHUNKS, 0),
+    sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 1, 2), FloorDiv(S + 1, 2)), 2),
     sympy.Lt(4 * CHUNKS - S, 4),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
@@ -30,6 +31,7 @@ UNCERTAIN = [
     sympy.Gt(Mod(4 - Mod(S, 4), 4), 0),  # not of multiples of 4
     sympy.Ne(CHUNKS, 1),  # not of sizes up to 4
     sympy.Eq(4 * CHUNKS, S),
+    sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 2, 3), FloorDiv(S + 2, 3)), 3),  # three chunks of 4 are two
     sympy.Ge(CHUNKS, 2),
     sympy.Ge(S, 4),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),

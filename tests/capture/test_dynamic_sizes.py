@@ -189,6 +189,13 @@ def test_chunks_of_a_batch(chunks: int) -> None:
     compared(nn.Linear(5, 2), loss, samples, chunks * Dim("samples"))
 
 
+def test_halves_of_any_batch() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return sum((model(half).exp().mean() for half in x.chunk(2)), torch.zeros(()))
+
+    compared(nn.Linear(5, 2), loss, [(5, 5), (2, 5), (8, 5)], Dim("N"))
+
+
 def test_einsum_with_the_package_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the package, which makes numbers of sizes."""
 
