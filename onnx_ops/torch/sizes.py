@@ -142,8 +142,6 @@ def symbolic_sizes() -> Iterator[None]:
         stack.enter_context(mock.patch.object(builtins, "len", _length))
         stack.enter_context(mock.patch.object(builtins, "min", _extreme(builtins.min, torch.sym_min)))
         stack.enter_context(mock.patch.object(builtins, "max", _extreme(builtins.max, torch.sym_max)))
-        stack.enter_context(mock.patch.object(SymNode, "guard_bool", _condition))
-        stack.enter_context(mock.patch.object(fake_impls, "_compute_slice_index", _slice_index))
         stack.enter_context(symbolic_batches())
         for kind in (torch.SymInt, torch.SymFloat):  # numpy.sqrt calls a method of that name
             stack.enter_context(mock.patch.object(kind, "sqrt", _square_root, create=True))
@@ -152,6 +150,21 @@ def symbolic_sizes() -> Iterator[None]:
             found = getattr(module, "__dict__", {}).get(ATTENTION)
             if found is _scaled_dot_product_attention and module is not torch._C._nn:
                 stack.enter_context(mock.patch.dict(vars(module), {ATTENTION: _attention}))
+        yield
+
+
+@contextlib.contextmanager
+def size_oblivious() -> Iterator[None]:
+    """PyTorch adds no guards that dynamic sizes, and those computed from them, are neither 0 nor 1.
+
+    A graph that is valid for all other sizes is valid for these. Nor does it add guards of how tensors are stored.
+    """
+    with (
+        symbolic_shapes_config.patch(backed_size_oblivious=True),
+        mock.patch.object(SymNode, "guard_bool", _condition),
+        mock.patch.object(fake_impls, "_compute_slice_index", _slice_index),
+        mock.patch.object(torch, "_debug_has_internal_overlap", _internal_overlap),
+    ):
         yield
 
 
@@ -174,6 +187,7 @@ def _in_example(size: int | torch.SymInt) -> int:
 ATTENTION = "scaled_dot_product_attention"
 _len = builtins.len
 _guard_bool = SymNode.guard_bool
+_debug_has_internal_overlap = torch._debug_has_internal_overlap
 _compute_slice_index = fake_impls._compute_slice_index
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
 
@@ -223,13 +237,27 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
     """The value of a condition on sizes, which becomes a guard.
 
     Not if PyTorch's C++ code compares a size with 0 or 1, as that of a reshape does to find out whether its result is a
-    view: a graph that is valid for all other sizes is valid for these.
+    view, and the gradient of rfft to find out whether to pad.
     """
     condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
-    if in_code_of_torch and isinstance(condition, sympy.Eq | sympy.Ne) and condition.rhs in (0, 1) and node.has_hint():
-        decide = guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true
-        return decide(torch.SymBool(node))
+    if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
+        if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
+            return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
+        above = condition.rel_op == ">" and condition.rhs in (0, 1)
+        if above and is_certain(condition.lhs >= condition.rhs, node.shape_env.var_to_range):
+            return True
     return _guard_bool(node, file, line)
+
+
+def _of_0_or_1(condition: sympy.Rel) -> bool:
+    """Whether a size is compared with 0 or 1, or strides that are equal where a size is 1, as 8 * size with 8."""
+    if condition.rhs in (0, 1):
+        return True
+    if not (condition.rhs.is_Integer and condition.rhs > 0):
+        return False
+    return all(
+        factor.is_Integer for factor in sympy.expand(condition.lhs / condition.rhs).as_coefficients_dict().values()
+    )
 
 
 def _slice_index(size: Any, index: Any) -> Any:
@@ -242,6 +270,18 @@ def _slice_index(size: Any, index: Any) -> Any:
         with symbolic_shapes_config.patch(backed_size_oblivious=False):
             return _compute_slice_index(size, index)
     return found
+
+
+def _internal_overlap(tensor: Tensor) -> int:
+    """Whether elements of a tensor that is written to are the same: 1 if so, 2 if that is not known for all sizes."""
+    if not any(isinstance(size, torch.SymInt) for size in (*tensor.shape, *tensor.stride())):
+        return _debug_has_internal_overlap(tensor)
+    strides = [
+        stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if not (isinstance(size, int) and size == 1)
+    ]
+    return 1 if any(isinstance(stride, int) and stride == 0 for stride in strides) else 2
 
 
 def _attention(

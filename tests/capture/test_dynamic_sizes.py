@@ -72,6 +72,47 @@ def test_reshapes_of_slices() -> None:
         compared(nn.Linear(3, 3), loss, [(4, first, 3), (2, 2, 3), (3, 7, 3)], Dim("B"), Dim("T"))
 
 
+def test_attention_on_all_but_the_last_token() -> None:
+    """As decoders are trained; its strides are those of a contiguous tensor where one token is left."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x[:, :-1], x[:, 1:], x[:, :-1], need_weights=False)[0].square().mean()
+
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    compared(model, loss, [(4, 7, 4), (2, 2, 4), (3, 3, 4)], Dim("B"), Dim("T"))
+
+
+def test_pairs_of_rows() -> None:
+    """A reshape whose result is a view for even sizes only; and the spectrum of rows, whose halves are mirrored."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        pairs = y[:, : x.shape[1] // 2 * 2].reshape(x.shape[0], -1, 2, 3)
+        whole = y[:, : x.shape[1] // 2 * 2].flatten(1).square().sum() + pairs.flatten(2).cos().sum()
+        return (pairs[:, :, 0] * pairs[:, :, 1].cos()).sum() + whole + torch.fft.rfft(y, dim=1).abs().sum()
+
+    compared(nn.Linear(3, 3), loss, [(4, 7, 3), (2, 4, 3), (3, 2, 3)], Dim("B"), Dim("T"))
+
+
+def test_writes_to_slices() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        moved = torch.zeros_like(y)
+        moved[:, 0] = y[:, -1]
+        moved[:, 1:] += 2 * y[:, :-1]
+        return (moved * y).mean()
+
+    compared(nn.Linear(3, 3), loss, [(4, 5, 3), (2, 2, 3), (3, 7, 3)], Dim("B"), Dim("T"))
+
+
+def test_linspace() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        ends = torch.linspace(x[0, 0], x[0, 1], x.shape[0], dtype=torch.float64)
+        return (model(x) * (torch.linspace(-1, 2.5, x.shape[0]) * ends)[:, None]).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(7, 3), (2, 3), (4, 3)], Dim("N"))
+
+
 def test_slices_from_the_end_that_may_be_empty() -> None:
     """PyTorch takes -0 for the start."""
 
