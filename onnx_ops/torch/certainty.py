@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sympy
 from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
@@ -12,17 +12,20 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 REMAINDERS = 256
 """Combinations of remainders that are tried."""
+COUNTS = 64
+"""Combinations of counts that are tried, of one remainder, where polynomials decide nothing."""
 
 
 def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
     """Whether a condition holds for all sizes in the ranges of its symbols, as far as a proof is found.
 
     A size that is divided is written as `period * count + remainder`, for each remainder. Quotients and remainders are
-    then polynomials in the counts, whose coefficients decide the condition.
+    then polynomials in the counts, whose coefficients decide the condition. Where they do not, it is computed for each
+    count, if those are few: there is one chunk of 64 in sizes up to 64.
 
     Args:
         condition: of integer symbols.
-        ranges: of its symbols, of which the lower bounds are used.
+        ranges: of its symbols.
     """
     symbols = sorted(condition.free_symbols, key=str)
     if not symbols or not all(symbol in ranges and ranges[symbol].lower.is_Integer for symbol in symbols):
@@ -32,12 +35,13 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
     if math.prod(periods) > REMAINDERS:
         return False
     for remainders in itertools.product(*map(range, periods)):
-        sizes = {}
+        sizes, few = {}, []
         for symbol, period, remainder in zip(symbols, periods, remainders, strict=True):
             least = -(-(int(ranges[symbol].lower) - remainder) // period)
             more = sympy.Symbol(f"more_{symbol}", integer=True, nonnegative=True)
             sizes[symbol] = period * (more + least) + remainder
-        if _evaluated(condition, sizes) is not sympy.true:
+            few.append(_few(remainder, period, ranges[symbol]))
+        if _evaluated(condition, sizes) is not sympy.true and not _holds(condition, symbols, few):
             return False
     return True
 
@@ -63,6 +67,26 @@ def largest_size(condition: sympy.Basic) -> int | None:
         middle = (holds + fails) // 2
         holds, fails = (middle, fails) if condition.subs(symbol, middle) is sympy.true else (holds, middle)
     return holds
+
+
+def _few(remainder: int, period: int, bounds: ValueRanges[sympy.Expr]) -> range | None:
+    """The sizes with a remainder, None if they are many."""
+    if not bounds.upper.is_Integer:
+        return None
+    found = range(int(bounds.lower), int(bounds.upper) + 1)
+    found = found[(remainder - found.start) % period :: period]
+    return found if len(found) <= COUNTS else None
+
+
+def _holds(condition: sympy.Basic, symbols: Sequence[sympy.Symbol], sizes: Sequence[range | None]) -> bool:
+    """Whether a condition holds for all combinations of sizes of its symbols, if those are few."""
+    few = [each for each in sizes if each is not None]
+    if len(few) < len(sizes) or math.prod(map(len, few)) > COUNTS:
+        return False
+    return all(
+        _evaluated(condition, dict(zip(symbols, map(sympy.Integer, each), strict=True))) is sympy.true
+        for each in itertools.product(*few)
+    )
 
 
 def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Basic:
@@ -91,12 +115,13 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     return term.func(*args)
 
 
-def _quotient(dividend: sympy.Expr, divisor: sympy.Expr) -> sympy.Basic:
-    """FloorDiv of polynomials; a number if all sizes have the quotient that the smallest ones have."""
-    if divisor.is_positive and divisor.free_symbols:
-        least = dict.fromkeys(dividend.free_symbols | divisor.free_symbols, 0)
-        number = FloorDiv(dividend.subs(least), divisor.subs(least))
-        rest = sympy.expand(dividend - number * divisor)
+def _quotient(dividend: sympy.Basic, divisor: sympy.Basic) -> sympy.Basic:
+    """FloorDiv; a number if it is the same one for all counts, as the number of chunks that torch.chunk returns."""
+    free = dividend.free_symbols | divisor.free_symbols
+    least = divisor.subs(dict.fromkeys(free, 0))
+    if divisor.free_symbols and least.is_positive:
+        found = FloorDiv(dividend.subs(dict.fromkeys(free, 0)), least)
+        rest = sympy.expand(dividend - found * divisor)
         if rest.is_nonnegative and sympy.expand(divisor - rest).is_positive:
-            return number
+            return found
     return FloorDiv(dividend, divisor)

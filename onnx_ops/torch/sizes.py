@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch._subclasses import fake_impls
+from torch.fx.experimental import _config as symbolic_shapes_config
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+    guard_or_false,
+    guard_or_true,
+)
 from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -122,8 +132,8 @@ class Roots:
 def symbolic_sizes() -> Iterator[None]:
     """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
-    Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
-    `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
+    Python's own len() makes a number of the size, min() and max() make conditions of it, PyTorch's attention takes no
+    SymBool, such as `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
     """
     with contextlib.ExitStack() as stack:
         if torch.backends.opt_einsum.is_available():
@@ -133,6 +143,8 @@ def symbolic_sizes() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
             stack.enter_context(mock.patch.object(module, "contract_path", paths.contract_path))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
+        stack.enter_context(mock.patch.object(builtins, "min", _extreme(builtins.min, torch.sym_min)))
+        stack.enter_context(mock.patch.object(builtins, "max", _extreme(builtins.max, torch.sym_max)))
         stack.enter_context(symbolic_batches())
         for kind in (torch.SymInt, torch.SymFloat):  # numpy.sqrt calls a method of that name
             stack.enter_context(mock.patch.object(kind, "sqrt", _square_root, create=True))
@@ -141,6 +153,21 @@ def symbolic_sizes() -> Iterator[None]:
             found = getattr(module, "__dict__", {}).get(ATTENTION)
             if found is _scaled_dot_product_attention and module is not torch._C._nn:
                 stack.enter_context(mock.patch.dict(vars(module), {ATTENTION: _attention}))
+        yield
+
+
+@contextlib.contextmanager
+def size_oblivious() -> Iterator[None]:
+    """PyTorch adds no guards that dynamic sizes, and those computed from them, are neither 0 nor 1.
+
+    A graph that is valid for all other sizes is valid for these. Nor does it add guards of how tensors are stored.
+    """
+    with (
+        symbolic_shapes_config.patch(backed_size_oblivious=True),
+        mock.patch.object(SymNode, "guard_bool", _condition),
+        mock.patch.object(fake_impls, "_compute_slice_index", _slice_index),
+        mock.patch.object(torch, "_debug_has_internal_overlap", _internal_overlap),
+    ):
         yield
 
 
@@ -168,6 +195,9 @@ def _in_example(size: int | torch.SymInt) -> int:
 
 ATTENTION = "scaled_dot_product_attention"
 _len = builtins.len
+_guard_bool = SymNode.guard_bool
+_debug_has_internal_overlap = torch._debug_has_internal_overlap
+_compute_slice_index = fake_impls._compute_slice_index
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
 
 
@@ -181,6 +211,86 @@ def _length(container: Any, /) -> Any:
     if isinstance(container, torch.Tensor) and container.dim() and isinstance(container.shape[0], torch.SymInt):
         return container.shape[0]
     return _len(container)
+
+
+def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+    """min or max, of dynamic sizes without a condition on them where the code is not PyTorch's."""
+
+    def extreme(*args: Any, **options: Any) -> Any:
+        values = args if _len(args) > 1 else args[0] if args and isinstance(args[0], tuple | list) else ()
+        if (
+            options
+            or not any(isinstance(value, torch.SymInt) for value in values)
+            or not all(isinstance(value, int | torch.SymInt) for value in values)
+            or sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+        ):
+            return function(*args, **options)
+        return functools.reduce(both, values)
+
+    def both(first: Any, second: Any) -> Any:
+        least, most = (second, first) if symbolic is torch.sym_max else (first, second)
+        if _certain(least <= most):
+            return first
+        return second if _certain(most <= least) else symbolic(first, second)
+
+    return extreme
+
+
+def _certain(condition: bool | torch.SymBool) -> bool:
+    if isinstance(condition, bool):
+        return condition
+    return is_certain(condition.node.expr, condition.node.shape_env.var_to_range)
+
+
+def _condition(node: SymNode, file: str, line: int) -> bool:
+    """The value of a condition on sizes, which becomes a guard.
+
+    Not if PyTorch's C++ code compares a size with 0 or 1, as that of a reshape does to find out whether its result is a
+    view, and the gradient of rfft to find out whether to pad.
+    """
+    condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
+    if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
+        if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
+            return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
+        above = condition.rel_op == ">" and condition.rhs in (0, 1)
+        if above and is_certain(condition.lhs >= condition.rhs, node.shape_env.var_to_range):
+            return True
+    return _guard_bool(node, file, line)
+
+
+def _of_0_or_1(condition: sympy.Rel) -> bool:
+    """Whether a size is compared with 0 or 1, or strides that are equal where a size is 1, as 8 * size with 8."""
+    if condition.rhs in (0, 1):
+        return True
+    if not (condition.rhs.is_Integer and condition.rhs > 0):
+        return False
+    return all(
+        factor.is_Integer for factor in sympy.expand(condition.lhs / condition.rhs).as_coefficients_dict().values()
+    )
+
+
+def _slice_index(size: Any, index: Any) -> Any:
+    """The place of an element from the start, which is a guard where sizes decide from which end it is counted.
+
+    If it is not to add guards, PyTorch takes the place for a number that depends on data.
+    """
+    found = _compute_slice_index(size, index)
+    if found is None and all(isinstance(each, int) or each.node.has_hint() for each in (size, index)):
+        with symbolic_shapes_config.patch(backed_size_oblivious=False):
+            return _compute_slice_index(size, index)
+    return found
+
+
+def _internal_overlap(tensor: Tensor) -> int:
+    """Whether elements of a tensor that is written to are the same: 1 if so, 2 if that is not known for all sizes."""
+    if not any(isinstance(size, torch.SymInt) for size in (*tensor.shape, *tensor.stride())):
+        return _debug_has_internal_overlap(tensor)
+    strides = [
+        stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if not (isinstance(size, int) and size == 1)
+    ]
+    return 1 if any(isinstance(stride, int) and stride == 0 for stride in strides) else 2
 
 
 def _attention(

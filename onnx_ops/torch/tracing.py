@@ -18,7 +18,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
-from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -53,7 +52,7 @@ from onnx_ops.torch.preserving import preserved
 from onnx_ops.torch.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.row_indices import index_rows
 from onnx_ops.torch.simplifying import simplify
-from onnx_ops.torch.sizes import RecordedShapes, Roots, allowed_sizes, symbolic_sizes
+from onnx_ops.torch.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
 from onnx_ops.torch.substitution import Substitution, whole_ops
 from onnx_ops.torch.translation import check_translations, registry, translated
 from onnx_ops.training.conditions import Condition
@@ -102,15 +101,6 @@ def _symbolic_distributions() -> Iterator[None]:
         mock.patch.object(torch._C, "_infer_size", torch.broadcast_shapes),
     ):
         yield
-
-
-def _size_oblivious() -> contextlib.AbstractContextManager[None]:
-    """PyTorch adds no guards that dynamic sizes, and those computed from them, are neither 0 nor 1.
-
-    A graph that is valid for all other sizes is valid for these.
-    """
-    patched: contextlib.AbstractContextManager[None] = symbolic_shapes_config.patch(backed_size_oblivious=True)
-    return patched
 
 
 @dataclass(frozen=True)
@@ -209,7 +199,7 @@ def _trace(
             mode,
             enable_python_dispatcher(),
             portable_kernels(),
-            _size_oblivious(),
+            size_oblivious(),
             _without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
@@ -435,7 +425,7 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     Raises:
         CaptureError: an operator has no translation to ONNX.
     """
-    with explained(where), _quiet(), _size_oblivious(), without_code():
+    with explained(where), _quiet(), size_oblivious(), without_code():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
         graph = lowered(traced.graph, translations, traced.mode)

@@ -24,6 +24,7 @@ CERTAIN = [
     sympy.Eq(B * S * FloorDiv(64 * Min(S, 4 * CHUNKS), S), 64 * B * S),
     sympy.Ne(CHUNKS, 0),
     sympy.Eq(FloorDiv(3 * B - 1, B), 2),
+    sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 1, 2), FloorDiv(S + 1, 2)), 2),
     sympy.Lt(4 * CHUNKS - S, 4),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
@@ -32,6 +33,7 @@ UNCERTAIN = [
     sympy.Ne(CHUNKS, 1),  # not of sizes up to 4
     sympy.Eq(4 * CHUNKS, S),
     sympy.Eq(FloorDiv(3 * B + 2, B), 4),  # of the size 2 alone
+    sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 2, 3), FloorDiv(S + 2, 3)), 3),  # three chunks of 4 are two
     sympy.Ge(CHUNKS, 2),
     sympy.Ge(S, 4),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
@@ -51,3 +53,12 @@ def test_the_least_size() -> None:
     assert is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(5, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(4, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {})
+
+
+def test_the_largest_size() -> None:
+    """As a loop over the chunks of a sequence computes their number."""
+    assert is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(9, 12)})
+    assert not is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(9, 13)})
+    assert not is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(8, 12)})
+    assert is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 48), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})
+    assert not is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 47), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})

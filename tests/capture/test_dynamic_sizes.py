@@ -70,6 +70,93 @@ def test_tensors_made_of_sizes() -> None:
     compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
 
 
+def test_min_and_max_of_sizes() -> None:
+    """As of the last block of a sequence, and of elements that are not more than there are."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, size = model(x), x.shape[0]
+        most = y.topk(min(3, size), 0).values.sum() / max(size, 4, 2) + min(x.shape) * max((size, 2 * size)) * y.mean()
+        return most + sum((y[i : min(i + 4, size)] * (min(i + 4, size) - i)).square().sum() for i in range(0, 9, 4))
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8), (9, 8)], Dim("N", max=12))
+
+
+def test_reshapes_of_slices() -> None:
+    """As logits and labels of the next tokens are flattened: of two tokens one is left."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        logits, labels = model(x)[:, :-1], x.argmax(-1)[:, 1:]
+        return F.cross_entropy(logits.reshape(-1, 3), labels.reshape(-1)) + logits.flatten().cos().mean()
+
+    for first in (5, 2):
+        compared(nn.Linear(3, 3), loss, [(4, first, 3), (2, 2, 3), (3, 7, 3)], Dim("B"), Dim("T"))
+
+
+def test_attention_on_all_but_the_last_token() -> None:
+    """As decoders are trained; its strides are those of a contiguous tensor where one token is left."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x[:, :-1], x[:, 1:], x[:, :-1], need_weights=False)[0].square().mean()
+
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    compared(model, loss, [(4, 7, 4), (2, 2, 4), (3, 3, 4)], Dim("B"), Dim("T"))
+
+
+def test_pairs_of_rows() -> None:
+    """A reshape whose result is a view for even sizes only; and the spectrum of rows, whose halves are mirrored."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        pairs = y[:, : x.shape[1] // 2 * 2].reshape(x.shape[0], -1, 2, 3)
+        whole = y[:, : x.shape[1] // 2 * 2].flatten(1).square().sum() + pairs.flatten(2).cos().sum()
+        return (pairs[:, :, 0] * pairs[:, :, 1].cos()).sum() + whole + torch.fft.rfft(y, dim=1).abs().sum()
+
+    compared(nn.Linear(3, 3), loss, [(4, 7, 3), (2, 4, 3), (3, 2, 3)], Dim("B"), Dim("T"))
+
+
+def test_writes_to_slices() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        moved = torch.zeros_like(y)
+        moved[:, 0] = y[:, -1]
+        moved[:, 1:] += 2 * y[:, :-1]
+        return (moved * y).mean()
+
+    compared(nn.Linear(3, 3), loss, [(4, 5, 3), (2, 2, 3), (3, 7, 3)], Dim("B"), Dim("T"))
+
+
+def test_linspace() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        ends = torch.linspace(x[0, 0], x[0, 1], x.shape[0], dtype=torch.float64)
+        return (model(x) * (torch.linspace(-1, 2.5, x.shape[0]) * ends)[:, None]).square().mean()
+
+    compared(nn.Linear(3, 2), loss, [(7, 3), (2, 3), (4, 3)], Dim("N"))
+
+
+def test_slices_from_the_end_that_may_be_empty() -> None:
+    """PyTorch takes -0 for the start."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x)[:, 4 - x.shape[1] :] * torch.arange(8)).square().mean()
+
+    with pytest.raises(CaptureError, match="right only where it is 5 or more"):
+        compared(nn.Linear(8, 8), loss, [(4, 7, 8)], Dim("B"), Dim("T"))
+    compared(nn.Linear(8, 8), loss, [(4, 7, 8), (2, 5, 8), (3, 8, 8)], Dim("B"), Dim("T", min=5, max=8))
+
+
+def test_running_extremes() -> None:
+    """Of integers too that are no float32."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        far = (1 << 24) + x.argsort(0)
+        values, indices = far.cummax(0)
+        counted = (values - (1 << 24) + indices + torch.cummin(-far, 0).indices) * (x > 0).cummax(0).values
+        return (y * counted).mean() + y.cummax(1).values.square().mean() + y.cummin(0)[0].sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8)], Dim("N"))
+
+
 def test_frequencies() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         by_row = (model(x).square() * torch.fft.fftfreq(x.shape[0], 0.3)[:, None]).sum()
@@ -200,6 +287,13 @@ def test_chunks_of_a_batch(chunks: int) -> None:
 
     samples = [(chunks * n, 5) for n in (4, 2, 7)]
     compared(nn.Linear(5, 2), loss, samples, chunks * Dim("samples"))
+
+
+def test_halves_of_any_batch() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return sum((model(half).exp().mean() for half in x.chunk(2)), torch.zeros(()))
+
+    compared(nn.Linear(5, 2), loss, [(5, 5), (2, 5), (8, 5)], Dim("N"))
 
 
 def test_einsum_with_the_package_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:

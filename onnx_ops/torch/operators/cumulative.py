@@ -39,14 +39,23 @@ def _running(name: str, kind: Any) -> Callable[..., Any]:
         rows = input.movedim(dim, -1)
         order = torch.arange(rows.shape[-1], device=input.device)
         seen = order.unsqueeze(1) >= order
-        unseen = float("-inf") if name == "amax" else float("inf")
-        values = torch.where(seen, rows.detach().unsqueeze(-2), unseen)
+        compared = rows.detach().to(torch.uint8) if input.dtype == torch.bool else rows.detach()
+        values = torch.where(seen, compared.unsqueeze(-2), _extreme(compared.dtype, least=name == "amax"))
         best = getattr(values, name)(-1, keepdim=True)
-        chosen = (values == best) | (best.isnan() & values.isnan())
+        chosen = values == best
+        if input.dtype.is_floating_point:
+            chosen |= best.isnan() & values.isnan()
         indices = torch.where(chosen & seen, order, -1).amax(-1)
         return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))
 
     return running
+
+
+def _extreme(dtype: torch.dtype, *, least: bool) -> float:
+    """The least or the largest number of a dtype; an infinity among integers would make floats of them."""
+    if dtype.is_floating_point:
+        return -math.inf if least else math.inf
+    return torch.iinfo(dtype).min if least else torch.iinfo(dtype).max
 
 
 replaces(torch.cummax, torch.Tensor.cummax)(_running("amax", cummax))

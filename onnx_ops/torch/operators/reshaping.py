@@ -1,0 +1,45 @@
+"""Reshapes of tensors with dynamic sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import infer_size, is_contiguous_or_false
+from torch._subclasses.fake_impls import _compute_stride
+
+from onnx_ops.torch.base.table import replaces
+
+
+@replaces(torch.reshape, torch.Tensor.reshape)
+def _reshape(input: Tensor, *shape: Any, **named: Any) -> Tensor:
+    """A view only where it is one for all sizes; PyTorch's own makes a condition of it, such as that a size is even."""
+    given = named.get("shape", shape)
+    sizes: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
+    dynamic = any(isinstance(size, torch.SymInt) for size in (*input.shape, *input.stride()))
+    if not dynamic or is_contiguous_or_false(input) or not all(isinstance(size, int | torch.SymInt) for size in sizes):
+        return input.reshape(*shape, **named)
+    sizes = infer_size(sizes, input.numel())
+    if _compute_stride(input.shape, input.stride(), sizes, size_oblivious=True) is None:
+        input = input.clone(memory_format=torch.contiguous_format)
+    return input.view(sizes)
+
+
+@replaces(torch.flatten, torch.Tensor.flatten)
+def _flatten(input: Tensor, *args: Any, **named: Any) -> Tensor:
+    axes = _axes(input.dim(), *args, **named)
+    if axes is None or not any(isinstance(size, torch.SymInt) for size in input.shape):
+        return input.flatten(*args, **named)
+    first, last = axes
+    return _reshape(input, (*input.shape[:first], math.prod(input.shape[first : last + 1]), *input.shape[last + 1 :]))
+
+
+def _axes(rank: int, start_dim: Any = 0, end_dim: Any = -1, **named: Any) -> tuple[int, int] | None:
+    """The first and the last axis that are made one; None if there is none, or if they have names."""
+    if named or not rank or not (isinstance(start_dim, int) and isinstance(end_dim, int)):
+        return None
+    first, last = start_dim % rank, end_dim % rank
+    return (first, last) if first < last else None
