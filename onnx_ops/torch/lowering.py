@@ -34,6 +34,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from onnx_ops.torch.operators.sigmoid import refine_sigmoids
+from onnx_ops.torch.sparse_products import multiply_sparse
 from onnx_ops.torch.writes import signature, without_writes
 
 aten = torch.ops.aten
@@ -63,6 +64,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
         decompositions = decompositions_of(registry)
         for module in _graphs(graph):
             _enter_constants(module)
+            multiply_sparse(module)
             refine_sigmoids(module)
             _decompose(module, decompositions)
             _name_dtypes(module)

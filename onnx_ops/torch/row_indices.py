@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,55 +50,63 @@ def _may_be_replaced(node: Node) -> bool:
 
 def _selected(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
     """gather as index_select; None if it selects no rows."""
-    axis %= max(len(_sizes(index)), 1)
-    if (places := _places(graph, given, axis, index)) is None:
+    axis %= max(len(sizes_of(index)), 1)
+    if (places := row_index(graph, given, axis, index)) is None:
         return None
-    return _call(graph, aten.index_select.default, (given, axis, places))
+    return added_call(graph, aten.index_select.default, (given, axis, places))
 
 
 def _summed(graph: Graph, start: Node, axis: int, index: Node, rows: Node) -> Node | None:
     """scatter_add as the sums of the rows with the same index, added to `start`; None if it adds up no rows."""
-    shape = list(_sizes(start))
+    shape = list(sizes_of(start))
     axis %= max(len(shape), 1)
     if not start.meta["val"].is_floating_point() or not all(isinstance(size, int) and size for size in shape):
         return None
-    if _sizes(rows) != _sizes(index) or (places := _places(graph, start, axis, index)) is None:
+    if sizes_of(rows) != sizes_of(index) or (places := row_index(graph, start, axis, index)) is None:
         return None
     others = [i for i in range(len(shape)) if i != axis]
-    flat = rows if axis == 0 else _call(graph, aten.permute.default, (rows, [axis, *others]))
+    flat = rows if axis == 0 else added_call(graph, aten.permute.default, (rows, [axis, *others]))
     width = math.prod(shape[i] for i in others)
     if len(shape) > 2:
-        flat = _call(graph, aten.reshape.default, (flat, [-1, width]))
-    total = _call(graph, aten.embedding_dense_backward.default, (flat, places, shape[axis], -1, False))
+        flat = added_call(graph, aten.reshape.default, (flat, [-1, width]))
+    total = added_call(graph, aten.embedding_dense_backward.default, (flat, places, shape[axis], -1, False))
     if len(shape) > 2:
-        total = _call(graph, aten.reshape.default, (total, [shape[axis], *(shape[i] for i in others)]))
+        total = added_call(graph, aten.reshape.default, (total, [shape[axis], *(shape[i] for i in others)]))
     if axis != 0:
         back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
-        total = _call(graph, aten.permute.default, (total, back))
-    return total if start.target in ZEROS else _call(graph, aten.add.Tensor, (start, total))
+        total = added_call(graph, aten.permute.default, (total, back))
+    return total if is_zeros(start) else added_call(graph, aten.add.Tensor, (start, total))
 
 
-def _places(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
+def is_zeros(node: Node) -> bool:
+    while node.target in (aten.view.default, aten.permute.default, aten.reshape.default):
+        node = node.args[0]
+    return node.target in ZEROS
+
+
+def row_index(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
     """The 1-D index of rows of `given` along an axis; None if `index` is not one that was expanded to whole rows."""
-    sizes, shape = _sizes(index), _sizes(given)
+    sizes, shape = sizes_of(index), sizes_of(given)
     if index.target is not aten.expand.default or len(sizes) != len(shape) or len(sizes) < 2:
         return None
     base = index.args[0]
-    before = (1,) * (len(sizes) - len(_sizes(base))) + _sizes(base)
+    before = (1,) * (len(sizes) - len(sizes_of(base))) + sizes_of(base)
     rows = before[axis] == sizes[axis] and all(size == 1 for i, size in enumerate(before) if i != axis)
     if not rows or any(one != other for i, (one, other) in enumerate(zip(sizes, shape, strict=True)) if i != axis):
         return None
-    return _call(graph, aten.reshape.default, (base, [-1]))
+    return added_call(graph, aten.reshape.default, (base, [-1]))
 
 
-def _call(graph: Graph, target: Any, arguments: tuple[Any, ...]) -> Node:
+def added_call(
+    graph: Graph, target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any] = MappingProxyType({})
+) -> Node:
     """A call of an operator, with its FakeTensor."""
-    node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*map_arg(arguments, lambda argument: argument.meta["val"]))
+    node = graph.call_function(target, arguments, dict(options))
+    node.meta["val"] = target(*map_arg(arguments, lambda argument: argument.meta["val"]), **options)
     return node
 
 
-def _sizes(node: Node) -> tuple[Any, ...]:
+def sizes_of(node: Node) -> tuple[Any, ...]:
     """The shape of a tensor; expressions of its symbols, which can be compared without guards, for dynamic sizes."""
     sizes = node.meta["val"].shape
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)

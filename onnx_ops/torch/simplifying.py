@@ -19,6 +19,7 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.joining import join_pads
+from onnx_ops.torch.narrow_tensors import flatten_narrow
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.softmaxes import write_out_softmaxes
 from onnx_ops.torch.summing import split_sums
@@ -59,6 +60,7 @@ def simplify(model: ir.Model) -> None:
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
     write_out_softmaxes(model)
+    flatten_narrow(model)
     split_sums(model)
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -32,9 +32,15 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.primitives import helper
 from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
 from onnx_ops.loops.shapes import same_sizes, size_of
+from onnx_ops.ops.indices import (
+    INDICES,
+    check_indices,
+    indices_fit,
+    widened,
+    widened_bytes,
+    write_widened,
+)
 from onnx_ops.ops.references import rounded
-
-INDICES = (TensorProto.INT64, TensorProto.INT32)
 
 SIGNATURE = Signature(
     "EmbeddingDenseBackward",
@@ -108,25 +114,26 @@ def reference(
 
 GRAD, INDEX = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-INT64 = int(TensorProto.INT64)
 COLUMNS = 256
 """Columns that a task sums up at most."""
 WORK = 16384
 """Numbers that a task reads and writes, if all rows are looked up equally often."""
+NARROW = 8
+"""Up to this length of rows all sums are made at once, in the order of `indices`, if there are few."""
+FEW = 1 << 18
+"""Numbers that are read and written, up to which one task makes all narrow sums."""
 NONE = -1
-
-
-@helper
-def index_at(kernel: Any, job: Any, i: int, count: int) -> int:
-    """The i-th of `count` indices."""
-    if kernel.element_type[INDEX] == INT64:
-        return int(array_at(job.data[INDEX], count, np.int64)[i])
-    return int(array_at(job.data[INDEX], count, np.int32)[i])
 
 
 @helper
 def rows_per_task(rows: int, width: int, count: int) -> int:
     return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
+
+
+@helper
+def is_narrow(kernel: Any, rows: int, width: int, count: int) -> bool:
+    scaled = record_at(kernel.attributes, ATTRIBUTES).scale_grad_by_freq != 0
+    return bool(width <= NARROW and (rows + count) * width <= FEW and not scaled)
 
 
 def plan(kernel_address: int, job_address: int) -> int:
@@ -136,17 +143,18 @@ def plan(kernel_address: int, job_address: int) -> int:
     if job.rank[GRAD] != job.rank[INDEX] + 1 or not same_sizes(job, GRAD, INDEX, job.rank[INDEX]):
         return REFUSED
     count, width = size_of(job, INDEX), job.dims[GRAD, job.rank[INDEX]]
-    lowest, highest = 0, -1
-    for i in range(count):
-        index = index_at(kernel, job, i, count)
-        lowest, highest = min(lowest, index), max(highest, index)
-    if lowest < 0 or highest >= rows:
+    if not indices_fit(kernel, job, INDEX, count, rows):
         return REFUSED
     job.output_rank[0] = 2
     job.output_dims[0, 0], job.output_dims[0, 1] = rows, width
     step = rows_per_task(rows, width, count)
     job.tasks = (rows + step - 1) // step * ((width + COLUMNS - 1) // COLUMNS)
-    job.scratch_bytes = 8 * (rows + count) if job.tasks > 0 else 0
+    if job.tasks == 0:
+        job.scratch_bytes = 0
+    elif is_narrow(kernel, rows, width, count):
+        job.tasks, job.scratch_bytes = 1, widened_bytes(kernel, INDEX, count) + 8 * rows * width
+    else:
+        job.scratch_bytes = widened_bytes(kernel, INDEX, count) + 8 * (rows + count)
     return OK
 
 
@@ -155,14 +163,42 @@ def begin(kernel_address: int, job_address: int) -> None:
     kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.scratch_bytes == 0:
         return
-    rows, count = job.output_dims[0, 0], size_of(job, INDEX)
-    first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
+    rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
+    write_widened(kernel, job, INDEX, count, job.scratch)
+    if is_narrow(kernel, rows, width, count):
+        return
+    memory = job.scratch + widened_bytes(kernel, INDEX, count)
+    first, following = array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
+    indices = widened(kernel, job, INDEX, count, job.scratch)
     for v in range(rows):
         first[v] = NONE
     for i in range(count - 1, -1, -1):
-        v = index_at(kernel, job, i, count)
+        v = indices[i]
         following[i] = first[v]
         first[v] = i
+
+
+@helper
+def add_all(kernel: Any, job: Any, count: int, width: int, indices: Any, sums: Any, numbers: Any) -> None:
+    """All narrow sums, but for rows of padding."""
+    element_type = kernel.element_type[GRAD]
+    for i in range(job.output_dims[0, 0] * width):
+        sums[i] = 0.0
+    if element_type == FLOAT:
+        grad = array_at(job.data[GRAD], 1, np.float32)
+        for i in range(count):
+            place, source = indices[i] * width, i * width
+            for j in range(width):
+                sums[place + j] += grad[source + j]
+        return
+    for start in range(0, count, COLUMNS // NARROW):
+        own = min(count - start, COLUMNS // NARROW)
+        source = job.data[GRAD] + start * width * item_size(element_type)
+        read_numbers(kernel.read, source, element_type, own * width, address_of(numbers))
+        for i in range(own):
+            place = indices[start + i] * width
+            for j in range(width):
+                sums[place + j] += numbers[i * width + j]
 
 
 def task(job_address: int, number: int) -> None:
@@ -172,7 +208,8 @@ def task(job_address: int, number: int) -> None:
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, size = kernel.element_type[GRAD], item_size(kernel.element_type[GRAD])
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
-    first, following = array_at(job.scratch, rows, np.int64), array_at(job.scratch + 8 * rows, count, np.int64)
+    scratch = job.scratch + widened_bytes(kernel, INDEX, count)
+    first, following = array_at(scratch, rows, np.int64), array_at(scratch + 8 * rows, count, np.int64)
     parts, step = (width + COLUMNS - 1) // COLUMNS, rows_per_task(rows, width, count)
     start, column = number // parts * step, number % parts * COLUMNS
     columns = min(COLUMNS, width - column)
@@ -181,6 +218,15 @@ def task(job_address: int, number: int) -> None:
     memory, sums, numbers = allocate((COLUMNS, np.float64), (COLUMNS, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
+        return
+    if is_narrow(kernel, rows, width, count):
+        all_sums = array_at(scratch, rows * width, np.float64)
+        add_all(kernel, job, count, width, widened(kernel, job, INDEX, count, job.scratch), all_sums, numbers)
+        if attributes.padding_idx != NONE:
+            for j in range(width):
+                all_sums[attributes.padding_idx * width + j] = 0.0
+        write_numbers(kernel.write, scratch, element_type, rows * width, job.output[0])
+        free(memory)
         return
     for v in range(start, min(start + step, rows)):
         target = job.output[0] + (v * width + column) * size
@@ -277,10 +323,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 def check_values(call: Call, arrays: Sequence[np.ndarray | None]) -> None:
     rows = call.attributes["num_weights"]
-    indices = np.asarray(arrays[INDEX])
-    for place in np.argwhere((indices < 0) | (indices >= rows)):
-        value, where = indices[tuple(place)], ", ".join(map(str, place.tolist()))
-        raise call.error(f"input 'indices' has {value} at ({where}), expected rows in [0, {rows})")
+    check_indices(call, "indices", arrays[INDEX], rows, "rows")
 
 
 OP = Op(
