@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -299,16 +301,18 @@ def test_halves_of_any_batch() -> None:
 def test_einsum_with_the_package_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the package, which makes numbers of sizes."""
 
-    class Package:
-        @staticmethod
-        def contract_path(equation: str, *operands: Any, optimize: Any, shapes: bool = False) -> Any:
-            for operand in operands:
-                assert all(int(size) for size in (operand if shapes else operand.shape))
-            return [(1, 2), (0, 1)], None
+    def contract_path(equation: str, *operands: Any, optimize: Any, shapes: bool = False) -> Any:
+        for operand in operands:
+            assert all(int(size) for size in (operand if shapes else operand.shape))
+        return [(1, 2), (0, 1)], None
 
+    package = types.ModuleType("stand_in_for_opt_einsum")
+    package.contract_path = package.contract = contract_path  # type: ignore[attr-defined]
+    contract_path.__module__ = package.__name__
+    monkeypatch.setitem(sys.modules, package.__name__, package)
     module = torch.backends.opt_einsum.m
     monkeypatch.setattr(module, "is_available", lambda: True)
-    monkeypatch.setattr(module, "get_opt_einsum", lambda: Package)
+    monkeypatch.setattr(module, "get_opt_einsum", lambda: package)
     monkeypatch.setattr(module, "enabled", True)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
