@@ -227,9 +227,7 @@ def _tolerances(matrix: Tensor, atol: Tensor | None, rtol: Tensor | None) -> Ten
 
 
 @replaces(torch.linalg.lstsq)
-def _lstsq_with_residuals(
-    input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
-) -> Any:
+def _lstsq_with_residuals(input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """With residuals that are differentiated here, as the gradient in PyTorch knows no dynamic sizes.
 
     The solution minimizes them, so that they do not change with it.
