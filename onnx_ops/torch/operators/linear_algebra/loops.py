@@ -351,14 +351,6 @@ def substitution(matrix: Tensor, given: Tensor, unit: bool) -> Tensor:
 # --- Householder reflections ------------------------------------------------------------------------------------------
 
 
-def _norm(vectors: Any, like: Any) -> Any:
-    """(..., 1), the Euclidean norms of vectors (..., n), whose squares may overflow."""
-    most = op.ReduceMax(op.Abs(vectors), integers([-1]))
-    divisor = op.Where(op.Equal(most, number(0.0, like)), number(1.0, like), most)
-    scaled = op.Div(vectors, divisor)
-    return op.Mul(op.Sqrt(op.ReduceSum(op.Mul(scaled, scaled), integers([-1]))), divisor)
-
-
 def _reflected(rest: Any, vector: Any, factor: Any) -> Any:
     """A matrix (..., m, n) less the product factor * vector * (vector.T @ matrix)."""
     across = op.MatMul(_row(vector), rest)
@@ -374,13 +366,19 @@ def _qr(name: str, matrix: Any, like: Any) -> tuple[Any, Any]:
     def step(j: Any, rest: Any) -> tuple[Any, ...]:
         own = op.Gather(rest, j, axis=-1)
         below, here = op.Greater(rows, j), op.Equal(rows, j)
-        diagonal = op.Gather(own, _vector(j), axis=-1)
-        is_reduced = op.Equal(_norm(op.Where(below, own, zero), like), zero)
-        size = _norm(op.Where(op.Or(below, here), own, zero), like)
-        found = op.Where(is_reduced, diagonal, op.Where(op.Less(diagonal, zero), size, op.Neg(size)))
-        difference = op.Where(is_reduced, one, op.Sub(diagonal, found))
-        tail = op.Where(below, op.Div(own, difference), zero)
-        factor = op.Where(is_reduced, zero, op.Div(op.Neg(difference), op.Where(is_reduced, one, found)))
+        is_reduced = op.Equal(op.ReduceMax(op.Where(below, op.Abs(own), zero), integers([-1])), zero)
+        # Divided by its largest element: squares neither overflow, nor do they vanish where columns are parallel.
+        part = op.Where(op.Less(rows, j), zero, own)
+        largest = op.ReduceMax(op.Abs(part), integers([-1]))
+        divisor = op.Where(op.Equal(largest, zero), one, largest)
+        scaled = op.Div(part, divisor)
+        diagonal = op.Gather(scaled, _vector(j), axis=-1)
+        size = op.Sqrt(op.ReduceSum(op.Mul(scaled, scaled), integers([-1])))
+        opposite = op.Where(op.Less(diagonal, zero), size, op.Neg(size))
+        difference = op.Where(is_reduced, one, op.Sub(diagonal, opposite))
+        tail = op.Where(below, op.Div(scaled, difference), zero)
+        factor = op.Where(is_reduced, zero, op.Div(op.Neg(difference), op.Where(is_reduced, one, opposite)))
+        found = op.Where(is_reduced, op.Gather(own, _vector(j), axis=-1), op.Mul(opposite, divisor))
         others = _reflected(rest, op.Where(here, one, tail), factor)
         kept = _column(op.Where(below, tail, op.Where(here, found, own)))
         changed = op.Where(op.Equal(across, j), kept, rest)
