@@ -302,7 +302,7 @@ def _convolution_backward(
         gradients[0] = found.unflatten(1, (size, -1)).movedim(1, 0)
     if of_weight:
         pixels = [tensor.movedim(0, 1).flatten(1, 2) for tensor in ((grads, x) if transposed else (x, grads))]
-        found = gradient_of_weight(*pixels, weight.shape[2:], stride, padding, dilation, size * groups)
+        found = gradient_of_weight(pixels[0], pixels[1], weight.shape[2:], stride, padding, dilation, size * groups)
         gradients[1] = found.unflatten(0, (size, -1))
     if of_bias:
         gradients[2] = grads.sum([1, *range(3, grads.dim())])

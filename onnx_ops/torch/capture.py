@@ -28,7 +28,13 @@ from onnx_ops.torch.arguments import DynamicShapes
 from onnx_ops.torch.averaging import Averaging
 from onnx_ops.torch.base.arrays import as_array, to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Locations, refuse_autocast, refuse_compiled, vectors_explained
+from onnx_ops.torch.explanations import (
+    Locations,
+    refuse_autocast,
+    refuse_compiled,
+    refused_control_flow,
+    vectors_explained,
+)
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.loss_scaling import LossScaling
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
@@ -245,7 +251,8 @@ def _captured(
     refuse_compiled(joint.model)
     progress = Progress()
     eager = RunInfo()
-    steps = trials(joint, eager, dict(scale), several=options.specialize)
+    with refused_control_flow():
+        steps = trials(joint, eager, dict(scale), several=options.specialize)
     update = None if update_of is None else update_of(eager.used)
     states = {} if update is None else update.state()
     start = steps[0].make()

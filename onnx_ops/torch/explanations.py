@@ -131,6 +131,22 @@ def refuse_compiled(model: torch.nn.Module) -> None:
             raise CaptureError(f"{text}; capture it before its method compile() is called")
 
 
+@contextlib.contextmanager
+def refused_control_flow() -> Iterator[None]:
+    """Raise PyTorch's error for a control flow operator, such as that of torch.cond, as a CaptureError."""
+    try:
+        yield
+    except NotImplementedError as error:
+        found = re.search(r"no rule registered for HigherOrderOperator (\w+)", str(error))
+        if found is None:
+            raise
+        raise CaptureError(
+            f"the control flow operator {found[1]}{_at(line_of_error(error))} cannot be captured. Write torch.cond as"
+            " torch.where of both results, or as an `if` with specialize=True; scan and while_loop as a loop of Python"
+            " over a static number of steps, or, of a linear recurrence, by cumsum and cumprod"
+        ) from error
+
+
 def _bare(operator: OpOverload) -> str:
     """The name of an operator without namespace and overload: `add_` for aten.add_.Tensor."""
     return str(operator).removeprefix("aten.").split(".")[0].split("::")[-1]

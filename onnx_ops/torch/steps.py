@@ -382,7 +382,12 @@ class JointStep:
     def _check_names(self) -> None:
         if not self.parameters:
             raise CaptureError("the model has no parameters")
-        for name in self.arguments:
+        for name, tensor in self.arguments.items():
+            if tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"argument '{name}' is sparse: pass its indices and values, and make a matrix of them in the loss,"
+                    " by torch.sparse_coo_tensor(indices, values, size)"
+                )
             if name in self.parameters or name in self.buffers:
                 raise CaptureError(f"'{name}' is an argument of the loss and a name in the model; rename one of them")
 

@@ -61,6 +61,10 @@ REFUSED = {
         lambda x: x if x.sum() > 0 else -x,
         rf"{WHERE} decides by the numbers in a tensor .* {LINE}.*torch\.where",
     ),
+    "control flow": (
+        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        rf"the control flow operator cond {LINE} cannot be captured.*torch\.where",
+    ),
     "max_norm": (
         lambda x: torch.nn.functional.embedding(torch.tensor([1]), x, max_norm=1.0),
         "max_norm rewrites its weights",

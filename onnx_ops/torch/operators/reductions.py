@@ -12,13 +12,24 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.nodes import integers, number, op
-from onnx_ops.torch.base.table import decomposed_by_pytorch, replaces, translates
+from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.operators.recurrences import running_products
 
 aten = torch.ops.aten
 
 decomposed_by_pytorch(aten.logsumexp.default)  # onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf
-decomposed_by_pytorch(aten.linalg_vector_norm.default, only=torch.float64)  # onnxruntime has no float64 ReduceL2
+
+
+@decomposes(aten.linalg_vector_norm.default)
+def _vector_norm(
+    self: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """onnxruntime has no float64 ReduceL2, and torch.onnx keeps no dimensions of a norm over all of them."""
+    if self.dtype is torch.float64:
+        return torch._decomp.decomposition_table[aten.linalg_vector_norm.default](self, ord, dim, keepdim, dtype=dtype)
+    if keepdim and not dim and self.dim():
+        return aten.linalg_vector_norm(self, ord, list(range(self.dim())), keepdim, dtype=dtype)
+    return NotImplemented
 
 
 def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
