@@ -248,6 +248,7 @@ def test_conditions_on_constants_are_none() -> None:
 
 def test_comparisons_of_whole_tensors() -> None:
     def compared(model: nn.Module, x: Tensor) -> Tensor:
+        torch._check_tensor_all(x < 100)  # as in transformers, of the number of image tokens
         scale = 2 if torch.equal(x, x.abs()) else 3
         return model(x).square().mean() * scale * (5 if x.allclose(x[:1]) else 7)
 
@@ -269,3 +270,5 @@ def test_comparisons_of_whole_tensors() -> None:
     for other in (x.abs(), x[:1].expand(8, 4)):
         with pytest.raises(StepError, match="reads True from tensors, and read False in the example"):
             trainer.step(x=other.numpy())
+    with pytest.raises(StepError, match="reads False from tensors, and read True in the example"):
+        trainer.step(x=x.numpy() + 200)

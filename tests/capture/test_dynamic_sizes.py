@@ -111,6 +111,7 @@ def test_pairs_of_rows() -> None:
         y = model(x)
         pairs = y[:, : x.shape[1] // 2 * 2].reshape(x.shape[0], -1, 2, 3)
         whole = y[:, : x.shape[1] // 2 * 2].flatten(1).square().sum() + pairs.flatten(2).cos().sum()
+        whole = whole + y[:, : x.shape[1] // 2 * 2].contiguous().view(x.shape[0], -1, 6).sin().sum()
         return (pairs[:, :, 0] * pairs[:, :, 1].cos()).sum() + whole + torch.fft.rfft(y, dim=1).abs().sum()
 
     compared(nn.Linear(3, 3), loss, [(4, 7, 3), (2, 4, 3), (3, 2, 3)], Dim("B"), Dim("T"))
@@ -293,9 +294,10 @@ def test_chunks_of_a_batch(chunks: int) -> None:
 
 def test_halves_of_any_batch() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        return sum((model(half).exp().mean() for half in x.chunk(2)), torch.zeros(()))
+        parts = (*x.chunk(2), *model(x).tensor_split(3)[::2], *torch.tensor_split(x, [2, 4], dim=1)[2:])
+        return sum((part[..., :1].exp().sum() for part in parts), model(x.chunk(2)[1]).cos().sum())
 
-    compared(nn.Linear(5, 2), loss, [(5, 5), (2, 5), (8, 5)], Dim("N"))
+    compared(nn.Linear(5, 2), loss, [(5, 5), (3, 5), (8, 5), (6, 5)], Dim("N"))
 
 
 def test_einsum_with_the_package_opt_einsum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ from onnx_ops.torch.base.table import decomposes, replaces
 def _chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """One chunk is the whole tensor, whose dynamic size PyTorch compares with that of chunks."""
     return (input.view(input.shape),) if chunks == 1 else torch.chunk(input, chunks, dim)
+
+
+@replaces(torch.tensor_split, torch.Tensor.tensor_split)
+def _tensor_split(input: Tensor, sections: Any = None, dim: int = 0, **named: Any) -> tuple[Tensor, ...]:
+    """The first parts have one element more; PyTorch makes a condition of their number."""
+    if sections is None:
+        return torch.tensor_split(input, dim=dim, **named)
+    if not isinstance(sections, int) or sections < 1 or not input.dim() or not is_symbolic(input.shape[dim]):
+        return torch.tensor_split(input, sections, dim)
+    size, longer = input.shape[dim] // sections, input.shape[dim] % sections
+    starts = [size * i + torch.sym_min(i, longer) for i in range(sections + 1)]
+    return tuple(input.narrow(dim, start, end - start) for start, end in itertools.pairwise(starts))
 
 
 @decomposes(torch.ops.aten.split.Tensor)

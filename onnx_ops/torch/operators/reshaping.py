@@ -1,4 +1,4 @@
-"""Reshapes of tensors with dynamic sizes."""
+"""Reshapes and contiguous copies of tensors with dynamic sizes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def _reshape(input: Tensor, *shape: Any, **named: Any) -> Tensor:
     if _compute_stride(input.shape, input.stride(), sizes, size_oblivious=True) is None:
         input = input.clone(memory_format=torch.contiguous_format)
     return input.view(sizes)
+
+
+@replaces(torch.Tensor.contiguous)
+def _contiguous(input: Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A copy of a tensor that is not contiguous for all sizes."""
+    dynamic = any(isinstance(size, torch.SymInt) for size in (*input.shape, *input.stride()))
+    if not dynamic or memory_format != torch.contiguous_format or is_contiguous_or_false(input):
+        return input.contiguous(memory_format=memory_format)
+    return input.clone(memory_format=memory_format)
 
 
 @replaces(torch.flatten, torch.Tensor.flatten)
