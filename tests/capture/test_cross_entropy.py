@@ -69,3 +69,23 @@ def test_a_gradient_of_the_gradient() -> None:
     torch.manual_seed(0)
     args = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
     gradients(nn.Linear(3, 4).double(), penalized, args)  # which compares it with PyTorch
+
+
+@pytest.mark.parametrize("classes", [3, 20])
+def test_labels_of_pixels(classes: int) -> None:
+    """Few classes are compared with the labels, without ScatterElements."""
+    torch.manual_seed(0)
+    network, weight = nn.Conv2d(2, classes, 1).double(), torch.linspace(0.5, 2, classes, dtype=torch.float64)
+    args = torch.randn(2, 2, 3, 4, dtype=torch.float64), torch.randint(classes, (2, 3, 4))
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(model(x), labels, weight, ignore_index=1)
+
+    capture = gradients(network, loss, args)
+    assert any(node.op_type == "ScatterElements" for node in capture.model.graph.node) == (classes > 16)
+    x, labels = torch.randn(2, 2, 3, 4, dtype=torch.float64), torch.randint(classes, (2, 3, 4))
+    loss(network, x, labels).backward()
+    session = onnx_ops.InferenceSession(capture.model)
+    (got,) = session.run(["grad.weight"], capture.state | {"x": x.numpy(), "labels": labels.numpy()})
+    assert network.weight.grad is not None
+    np.testing.assert_allclose(got, network.weight.grad.numpy(), rtol=0, atol=1e-10)

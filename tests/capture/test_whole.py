@@ -359,6 +359,22 @@ def test_batch_norm_in_evaluation_while_the_rest_trains(dtype: torch.dtype) -> N
     norms_same_as_torch(model.eval(), numbers(4, 3, 2, 3, 2, dtype=dtype).requires_grad_(), dynamic=({0: N},))
 
 
+def test_instance_norm_is_a_batch_norm_of_the_channels_of_each_sample() -> None:
+    """Sizes are dynamic, and the running statistics have a step."""
+    model = nn.InstanceNorm1d(3, affine=True, track_running_stats=True).double()
+    x, more = numbers(4, 3, 5, dtype=torch.float64), numbers(2, 3, 7, seed=1, dtype=torch.float64)
+    space = Dim("space", min=2)
+    captured = gradients(model, lambda model, x: (model(x) * x).sum(), (x,), dynamic_shapes=({0: N, 2: space},))
+    trained = TRAINED - {"BatchNormElemtBackward"} | {"BatchNormGatherStatsWithCounts"}  # x has no gradient
+    assert nodes(captured.model) == dict.fromkeys(trained, 1)
+    got = run(captured.model, captured.state | {"x": more.numpy()})
+    ((model(more) * more).sum()).backward()
+    for name in ("running_mean", "running_var"):
+        close(got[f"next.{name}"], getattr(model, name))
+    for name in ("weight", "bias"):
+        close(got[f"grad.{name}"], getattr(model, name).grad)
+
+
 def test_batch_norm_of_half_precision() -> None:
     """Statistics are float, those of the running values have the dtype of their buffers."""
     model = nn.BatchNorm1d(3).half()

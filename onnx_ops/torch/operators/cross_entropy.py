@@ -16,9 +16,12 @@ from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.labels import checked, known_or_ignored, scaled
 
+FEW_CLASSES = 16
+"""Up to this number of classes, those of pixels are compared with the labels: ScatterElements takes longer."""
+
 
 class _CrossEntropy(torch.autograd.Function):
-    """From logits (N, C), labels (N,) and weights of the samples (N,) to their losses (N,)."""
+    """From logits (N, C, ...), labels (N, ...) and weights of the samples (N, ...) to their losses (N, ...)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -32,6 +35,10 @@ class _CrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again
             logarithms = logits.log_softmax(1)
         scale = (gradient * weights)[:, None]
+        count = logits.shape[1]
+        if logits.dim() > 2 and isinstance(count, int) and count <= FEW_CLASSES:
+            classes = torch.arange(count).reshape(-1, *[1] * (logits.dim() - 2))
+            return (logarithms.exp() - (labels[:, None] == classes).to(logits.dtype)) * scale, None, None
         return (logarithms.exp() * scale).scatter_add(1, labels[:, None], -scale), None, None
 
 
@@ -47,7 +54,7 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     transformed = within_transforms()  # which take no autograd function of this form
-    plain = input.dim() == 2 and not label_smoothing and (size_average, reduce) == (None, None)
+    plain = input.dim() >= 2 and not label_smoothing and (size_average, reduce) == (None, None)
     if target.is_floating_point() or transformed or not plain:
         options = size_average, ignore_index, reduce, reduction, label_smoothing
         if target.is_floating_point() or not (label_smoothing or transformed):

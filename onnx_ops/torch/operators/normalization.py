@@ -63,21 +63,34 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """A group norm whose groups are the channels; running statistics are updated with the mean over the batch."""
+    """A batch norm whose channels are those of each sample; running statistics are updated with their mean."""
     if not use_input_stats:
         if within_transforms():
             return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
         return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    axes = tuple(range(2, input.dim()))
     if math.prod(input.shape[2:]) == 1:
         raise ValueError(f"an instance norm needs more than one place of space in training, got {tuple(input.shape)}")
-    if running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            variance, mean = torch.var_mean(input.detach(), axes)
-            running_mean.mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
-            running_var.mul_(1 - momentum).add_(variance.mean(0), alpha=momentum)
-    of_groups = group_norm if within_transforms() else functional.group_norm
-    return of_groups(input, input.shape[1], weight, bias, eps)
+    if within_transforms():
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                variance, mean = torch.var_mean(input.detach(), tuple(range(2, input.dim())))
+                running_mean.mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
+                running_var.mul_(1 - momentum).add_(variance.mean(0), alpha=momentum)
+        return group_norm(input, input.shape[1], weight, bias, eps)
+    samples, channels = input.shape[:2]
+
+    def repeated(given: Tensor | None) -> Tensor | None:
+        return None if given is None else given.repeat(samples)
+
+    with torch.no_grad():
+        running = repeated(running_mean), repeated(running_var)
+    rows = input.reshape(1, -1, *input.shape[2:])
+    normal = functional.batch_norm(rows, *running, repeated(weight), repeated(bias), True, momentum, eps)
+    with torch.no_grad():
+        for given, updated in zip((running_mean, running_var), running, strict=True):
+            if given is not None and updated is not None:
+                given.copy_(updated.reshape(samples, channels).mean(0))
+    return normal.reshape(input.shape)
 
 
 @replaces(torch._weight_norm)
