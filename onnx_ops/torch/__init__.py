@@ -14,11 +14,11 @@ for _package in ("torch", "onnxscript"):
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.capture import Capture, gradients, training_step
 from onnx_ops.torch.exchange import load_into_torch, state_from_torch
+from onnx_ops.torch.lowering.translation import translation_table
 from onnx_ops.torch.migration import migrate
 from onnx_ops.torch.optimizers.master_weights import MasterWeights
 from onnx_ops.torch.optimizers.rules import register_optimizer
-from onnx_ops.torch.substitution import whole_ops
-from onnx_ops.torch.translation import translation_table
+from onnx_ops.torch.tracing.substitution import whole_ops
 
 __all__ = [
     "Capture",

@@ -24,26 +24,27 @@ from onnx_ops.core.step_format import (
     SEED,
     InputRole,
 )
-from onnx_ops.torch.arguments import DynamicShapes
-from onnx_ops.torch.averaging import Averaging
+from onnx_ops.torch.base.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import as_array, to_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import (
+from onnx_ops.torch.forward import Forward, make_constant, model_proto
+from onnx_ops.torch.lowering.export import to_onnx
+from onnx_ops.torch.optimizers.plan import Optimizers, Plan
+from onnx_ops.torch.progress import Progress
+from onnx_ops.torch.rewriting.renormalizing import renormalize
+from onnx_ops.torch.rewriting.selecting import select_by_op
+from onnx_ops.torch.steps.averaging import Averaging
+from onnx_ops.torch.steps.loss_scaling import LossScaling
+from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.update import Update
+from onnx_ops.torch.tracing.explanations import (
     Locations,
     refuse_autocast,
     refuse_compiled,
     refused_control_flow,
     vectors_explained,
 )
-from onnx_ops.torch.forward import Forward, make_constant, model_proto
-from onnx_ops.torch.loss_scaling import LossScaling
-from onnx_ops.torch.optimizers.plan import Optimizers, Plan
-from onnx_ops.torch.progress import Progress
-from onnx_ops.torch.renormalizing import renormalize
-from onnx_ops.torch.selecting import select_by_op
-from onnx_ops.torch.steps import JointStep, RunInfo
-from onnx_ops.torch.tracing import Dynamic, Tensors, to_onnx, trace
-from onnx_ops.torch.update import Update
+from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
 from onnx_ops.torch.verification.trials import Trial, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
 from onnx_ops.training.freed_memory import return_freed_memory

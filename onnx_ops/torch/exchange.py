@@ -10,12 +10,12 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from onnx_ops.core.step_format import AVERAGED, AVERAGES_COUNT, average_name, learning_rate_name, optimizer_name
-from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Optimizers, ParameterGroup, groups_of, named_parameters
-from onnx_ops.torch.steps import named_tensors
+from onnx_ops.torch.steps.averaging import averages_of
+from onnx_ops.torch.steps.step import named_tensors
 
 State = Mapping[str, np.ndarray]
 

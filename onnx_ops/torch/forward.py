@@ -16,14 +16,15 @@ from torch.types import py_sym_types
 from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.neutral import protect_constants
-from onnx_ops.torch.arguments import leaves, tensors
+from onnx_ops.torch.base.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Locations
-from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.randomness import Random
-from onnx_ops.torch.steps import FunctionCall, JointStep, ModelCall, RunInfo
-from onnx_ops.torch.tracing import Dynamic, Tensors, Traced, eager_mode, to_onnx, trace
+from onnx_ops.torch.lowering.export import to_onnx
+from onnx_ops.torch.steps.step import FunctionCall, JointStep, ModelCall, RunInfo
+from onnx_ops.torch.tracing.explanations import Locations
+from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.randomness import Random
+from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
 from onnx_ops.torch.verification.verify import Graph, arrays
 from onnx_ops.torch.verification.widening import rounds_to_16_bits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onnx_ops.core.step_format import optimizer_name
-from onnx_ops.torch.arguments import tensors
+from onnx_ops.torch.base.arguments import tensors
 from onnx_ops.torch.base.pairs import as_real
 from onnx_ops.torch.verification.widening import Float64Computation
 from scripts.zoo.entries import Case, Entry

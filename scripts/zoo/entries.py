@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from onnx_ops.torch.arguments import DynamicShapes
+from onnx_ops.torch.base.arguments import DynamicShapes
 
 SAMPLES = 3
 """Samples of the batch that a step is captured with; other batches have one more or less."""

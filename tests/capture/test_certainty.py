@@ -9,7 +9,7 @@ import sympy
 from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from onnx_ops.torch.certainty import is_certain
+from onnx_ops.torch.tracing.certainty import is_certain
 
 S, B = (sympy.Symbol(name, integer=True, positive=True) for name in "sb")
 PADDED = S + Mod(4 - Mod(S, 4), 4)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import Dim
 
-from onnx_ops.torch import writes
-from onnx_ops.torch.explanations import Locations
-from onnx_ops.torch.lowering import lowered
-from onnx_ops.torch.tracing import trace
-from onnx_ops.torch.translation import registry, translated
+from onnx_ops.torch.lowering import writes
+from onnx_ops.torch.lowering.lower import lowered
+from onnx_ops.torch.lowering.translation import registry, translated
+from onnx_ops.torch.tracing.explanations import Locations
+from onnx_ops.torch.tracing.trace import trace
 
 aten = torch.ops.aten
 INTEGERS = torch.arange(1, 5)

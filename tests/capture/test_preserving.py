@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onnx_ops.torch import CaptureError, gradients
-from onnx_ops.torch.preserving import preserved
+from onnx_ops.torch.tracing.preserving import preserved
 
 
 class Attention(nn.Module):

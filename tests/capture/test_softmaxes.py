@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
-from onnx_ops.torch.softmaxes import write_out_softmaxes
+from onnx_ops.torch.rewriting.softmaxes import write_out_softmaxes
 
 SHAPE = (2, 3, 8, 9)
 TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}

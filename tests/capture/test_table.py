@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onnx_ops.torch import gradients, operators, translation, translation_table
+from onnx_ops.torch import gradients, operators, translation_table
 from onnx_ops.torch.base import table
+from onnx_ops.torch.lowering import translation
 from onnx_ops.torch.operators import TABLE
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from onnx_ops.torch.base.custom_ops import domain_ops
-from onnx_ops.torch.mixed_precision import NARROW
 from onnx_ops.torch.optimizers.rule import Group
+from onnx_ops.torch.tracing.mixed_precision import NARROW
 
 Number: TypeAlias = float | torch.Tensor
 """A Python number, or a scalar."""

@@ -13,8 +13,8 @@ import torch
 
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.randomness import Draw
-from onnx_ops.torch.tracing import Tensors
+from onnx_ops.torch.tracing.randomness import Draw
+from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.verification.tolerances import compare
 
 

@@ -15,10 +15,10 @@ import torch
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.effects import Effects, Unregistered, storage_of, storages
-from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.steps import JointStep, RunInfo
-from onnx_ops.torch.tracing import Dynamic, Tensors, eager_mode
+from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, storages
+from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
 from onnx_ops.training.freed_memory import return_freed_memory
 

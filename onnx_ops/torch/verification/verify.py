@@ -18,15 +18,15 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 from onnx_ops.linking.link import link
-from onnx_ops.torch.averaging import averages_of
 from onnx_ops.torch.base.arrays import as_array, as_tensor, to_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Member
-from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.steps import JointStep, RunInfo
-from onnx_ops.torch.tracing import Tensors, eager_mode
-from onnx_ops.torch.update import Update
+from onnx_ops.torch.steps.averaging import averages_of
+from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.update import Update
+from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.trace import Tensors, eager_mode
 from onnx_ops.torch.verification.tolerances import (
     SIXTEEN_BITS,
     WIDENED,

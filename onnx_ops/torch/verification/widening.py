@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from onnx_ops.graph.walk import all_nodes
-from onnx_ops.torch.effects import written
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.effects import written
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 ROUNDING = (TensorProto.FLOAT, *NARROW)

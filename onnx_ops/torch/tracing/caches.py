@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.types import py_sym_types
 from torch.utils._pytree import tree_leaves
 
-from onnx_ops.torch.frames import is_library
+from onnx_ops.torch.tracing.frames import is_library
 
 Cache = functools._lru_cache_wrapper  # functools.cache and functools.lru_cache make it
 

@@ -29,9 +29,9 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
-from onnx_ops.torch.constants import DATA_DEPENDENT
-from onnx_ops.torch.effects import storages, written
-from onnx_ops.torch.frames import Line, line_now, line_of_stack
+from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
+from onnx_ops.torch.tracing.effects import storages, written
+from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
 from onnx_ops.training.conditions import Condition, Number
 
 aten = torch.ops.aten

@@ -6,7 +6,6 @@ the few operators that have a decomposition in place of a translation.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.onnx._internal.exporter import _decomp, _fx_passes
@@ -33,9 +31,9 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from onnx_ops.torch.lowering.sparse_products import multiply_sparse
+from onnx_ops.torch.lowering.writes import signature, without_writes
 from onnx_ops.torch.operators.sigmoid import refine_sigmoids
-from onnx_ops.torch.sparse_products import multiply_sparse
-from onnx_ops.torch.writes import signature, without_writes
 
 aten = torch.ops.aten
 
@@ -43,11 +41,6 @@ OF_TENSORS = (aten.sym_numel.default, aten.sym_stride.int, aten.sym_storage_offs
 """Numbers that have no translation."""
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
-
-
-def without_code() -> contextlib.AbstractContextManager[None]:
-    """A context in which graphs are not compiled to Python, as only their nodes are used."""
-    return _use_lazy_graph_module(True)
 
 
 def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) -> GraphModule:

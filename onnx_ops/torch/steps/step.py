@@ -14,13 +14,13 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
-from onnx_ops.torch.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
+from onnx_ops.torch.base.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
-from onnx_ops.torch.effects import Effects, storage_of
-from onnx_ops.torch.randomness import Draw, Random
-from onnx_ops.torch.recomputation import ordered_recomputation
-from onnx_ops.torch.tracing import Tensors
+from onnx_ops.torch.steps.recomputation import ordered_recomputation
+from onnx_ops.torch.tracing.effects import Effects, storage_of
+from onnx_ops.torch.tracing.randomness import Draw, Random
+from onnx_ops.torch.tracing.trace import Tensors
 
 EXCHANGED = 2**18
 """Elements that are copied at a time where two tensors exchange theirs."""

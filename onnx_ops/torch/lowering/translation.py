@@ -20,9 +20,9 @@ from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.explanations import Locations, untranslated
-from onnx_ops.torch.lowering import decompositions_of
+from onnx_ops.torch.lowering.lower import decompositions_of
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.explanations import Locations, untranslated
 
 
 def translation_table() -> dict[OpOverload, Callable[..., Any]]:

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_any, tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import Pair, is_complex, parts
-from onnx_ops.torch.explanations import Locations
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.explanations import Locations
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from onnx_ops.torch.effects import written
+from onnx_ops.torch.tracing.effects import written
 
 aten = torch.ops.aten
 

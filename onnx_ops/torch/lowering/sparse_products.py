@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from onnx_ops.torch.base.custom_ops import domain_ops
-from onnx_ops.torch.row_indices import ZEROS, added_call, is_zeros, row_index, sizes_of
+from onnx_ops.torch.tracing.row_indices import ZEROS, added_call, is_zeros, row_index, sizes_of
 
 aten = torch.ops.aten
 VIEWS = (

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.frames import Line, line_now, line_of_error
-from onnx_ops.torch.sizes import LARGEST
+from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error
+from onnx_ops.torch.tracing.sizes import LARGEST
 
 
 @dataclass(frozen=True)

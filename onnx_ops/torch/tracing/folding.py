@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
-from onnx_ops.torch.constants import MAX_NUMEL
+from onnx_ops.torch.tracing.constants import MAX_NUMEL
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.table import is_decomposed
-from onnx_ops.torch.effects import storages
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.effects import storages
 
 aten = torch.ops.aten
 

@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from onnx_ops.torch.arguments import tensors
-from onnx_ops.torch.effects import Storages, storage_of, storages, written
+from onnx_ops.torch.base.arguments import tensors
 from onnx_ops.torch.operators.barriers import barrier
-from onnx_ops.torch.randomness import Random
+from onnx_ops.torch.tracing.effects import Storages, storage_of, storages, written
+from onnx_ops.torch.tracing.randomness import Random
 
 
 @contextlib.contextmanager

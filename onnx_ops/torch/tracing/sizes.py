@@ -32,9 +32,9 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.batching import symbolic_batches
-from onnx_ops.torch.certainty import is_certain
-from onnx_ops.torch.frames import Line
+from onnx_ops.torch.tracing.batching import symbolic_batches
+from onnx_ops.torch.tracing.certainty import is_certain
+from onnx_ops.torch.tracing.frames import Line
 
 LARGEST = 2**48
 """Bound on dynamic sizes without one: multiples of them are integers of 64 bits, as PyTorch requires of all sizes."""

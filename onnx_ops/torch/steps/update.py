@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
-from onnx_ops.torch.averaging import Averaging
-from onnx_ops.torch.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers.plan import Plan, clipped
-from onnx_ops.torch.steps import RunInfo
-from onnx_ops.torch.tracing import Tensors
+from onnx_ops.torch.steps.averaging import Averaging
+from onnx_ops.torch.steps.loss_scaling import LossScaling, all_finite
+from onnx_ops.torch.steps.step import RunInfo
+from onnx_ops.torch.tracing.trace import Tensors
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,22 @@
-"""Traces a function of tensors to a graph of ATen operators, and exports that graph to ONNX."""
+"""Traces a function of tensors to a graph of ATen operators."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import onnx_ir as ir
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -31,30 +30,24 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
-from onnx_ops.torch.arguments import Dimension
-from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.caches import bypassed_caches, hashes_a_size, without_traced_values
-from onnx_ops.torch.certainty import largest_size
-from onnx_ops.torch.constants import Constants
-from onnx_ops.torch.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
-from onnx_ops.torch.explanations import Locations, explained
-from onnx_ops.torch.extremes import extremes_of_tensors
-from onnx_ops.torch.fake_tensors import FakeTensors, unchanged_conversions
-from onnx_ops.torch.folding import fold_functions
-from onnx_ops.torch.frames import Line
-from onnx_ops.torch.indices import index_ranges
-from onnx_ops.torch.lowering import lowered, without_code
-from onnx_ops.torch.mixed_precision import Float32Computation
+from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.operators import TABLE
-from onnx_ops.torch.operators.barriers import lower_barriers
-from onnx_ops.torch.operators.gradient_marks import take_out_marks
-from onnx_ops.torch.preserving import preserved
-from onnx_ops.torch.real_parts import RealParts, has_complex_numbers
-from onnx_ops.torch.row_indices import index_rows
-from onnx_ops.torch.simplifying import simplify
-from onnx_ops.torch.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
-from onnx_ops.torch.substitution import Substitution, whole_ops
-from onnx_ops.torch.translation import check_translations, registry, translated
+from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
+from onnx_ops.torch.tracing.certainty import largest_size
+from onnx_ops.torch.tracing.constants import Constants
+from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
+from onnx_ops.torch.tracing.explanations import Locations, explained
+from onnx_ops.torch.tracing.extremes import extremes_of_tensors
+from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
+from onnx_ops.torch.tracing.folding import fold_functions
+from onnx_ops.torch.tracing.frames import Line
+from onnx_ops.torch.tracing.indices import index_ranges
+from onnx_ops.torch.tracing.mixed_precision import Float32Computation
+from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
+from onnx_ops.torch.tracing.row_indices import index_rows
+from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
+from onnx_ops.torch.tracing.substitution import Substitution, whole_ops
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
 
@@ -101,6 +94,25 @@ def _symbolic_distributions() -> Iterator[None]:
         mock.patch.object(torch._C, "_infer_size", torch.broadcast_shapes),
     ):
         yield
+
+
+@contextlib.contextmanager
+def without_logs(*names: str) -> Iterator[None]:
+    """Without the logs of some loggers, except for critical ones."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def without_code() -> contextlib.AbstractContextManager[None]:
+    """A context in which graphs are not compiled to Python, as only their nodes are used."""
+    return _use_lazy_graph_module(True)
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ def _trace(
             enable_python_dispatcher(),
             portable_kernels(),
             size_oblivious(),
-            _without_logs(ShapeEnv.__module__),
+            without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
             _unify_sizes(inputs)
@@ -389,122 +401,3 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
             warn_only=False,
         ),
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without logs and warnings of the exporter about itself, such as packages that are not installed."""
-    with _without_logs("torch.onnx", "torch.export", "onnxscript", "onnx_ir"), warnings.catch_warnings(action="ignore"):
-        yield
-
-
-@contextlib.contextmanager
-def _without_logs(*names: str) -> Iterator[None]:
-    """Without the logs of some loggers, except for critical ones."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version: int, where: Locations) -> ir.Model:
-    """Export a graph to standard ONNX operators and ops of this domain.
-
-    Args:
-        traced: the graph.
-        examples: its inputs, by the names that they get in ONNX.
-        outputs: the names of its outputs.
-        opset_version: of the standard operators.
-        where: the locations of the operators, for error messages.
-
-    Raises:
-        CaptureError: an operator has no translation to ONNX.
-    """
-    with explained(where), _quiet(), size_oblivious(), without_code():
-        translations = registry(opset_version)
-        check_translations(traced.graph, translations, where)
-        graph = lowered(traced.graph, translations, traced.mode)
-        _check_kept(traced)
-        model = translated(graph, translations, opset_version)
-        simplify(model)
-    rename(model.graph, list(examples), outputs)
-    take_out_marks(model)
-    lower_barriers(model)
-    _rename_dimensions(model.graph, traced.dynamic)
-    return model
-
-
-def _check_kept(traced: Traced) -> None:
-    """Check that no dynamic size has become a number while the graph was lowered."""
-    replaced = traced.mode.shape_env.replace
-    for symbol, dim in traced.symbols.items():
-        if replaced(symbol).is_number and not symbol.is_number:
-            name = getattr(dim, "__name__", symbol)
-            raise CaptureError(
-                f"an operator that writes to a part of a tensor makes the number {replaced(symbol)} of the dynamic size"
-                f" {name}: make a new tensor, such as by torch.cat, or let dynamic_shapes not name that dimension"
-            )
-
-
-def rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
-    """Name inputs and outputs; other values with these names, and duplicate names, get a suffix."""
-    for value, name in zip(graph.inputs, inputs, strict=True):
-        value.name = name
-    taken = {*inputs, *outputs}
-    for i, (value, name) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
-        if value.is_graph_input() or value.is_initializer() or value in graph.outputs[:i]:
-            node = ir.node("Identity", [value])
-            graph.append(node)
-            graph.outputs[i], shape, kind = node.outputs[0], value.shape, value.type
-            value = node.outputs[0]
-            value.shape, value.type = shape, kind
-        value.name = name
-    kept = {*graph.inputs, *graph.outputs}
-    used, present = set(taken), {value.name for value in _inner(graph)}
-    for value in _inner(graph):
-        if value in kept or not value.name:
-            continue
-        name, count = value.name, 0
-        while name in used or (count and name in present):
-            count += 1
-            name = f"{value.name}_{count}"
-        used.add(name)
-        if name != value.name:
-            value.name = name
-
-
-def _rename_dimensions(graph: ir.Graph, dynamic: Dynamic) -> None:
-    """Name dynamic dimensions as dynamic_shapes does, or by the first input and axis that have them."""
-    names: dict[str, str] = {}
-    for value in graph.inputs:
-        for axis, dim in dynamic.get(value.name or "", {}).items():
-            size = value.shape[axis] if value.shape is not None else None
-            if isinstance(size, ir.SymbolicDim) and size.value:
-                names.setdefault(size.value, getattr(dim, "__name__", f"{value.name}_{axis}"))
-    if not names:
-        return
-    old = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-    for value in (*graph.inputs, *graph.outputs, *_inner(graph)):
-        if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
-            value.shape = ir.Shape(
-                old.sub(lambda found: names[found.group()], str(size.value))
-                if isinstance(size, ir.SymbolicDim)
-                else size
-                for size in value.shape
-            )
-
-
-def _inner(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value of a graph and its subgraphs, except for the graph's inputs."""
-    yield from list(graph.initializers.values())
-    for node in graph.all_nodes():
-        yield from node.outputs
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from attribute.as_graph().inputs
-                yield from list(attribute.as_graph().initializers.values())

@@ -18,12 +18,12 @@ from onnxscript.rewriter.rules import common as common_rules
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
-from onnx_ops.torch.joining import join_pads
-from onnx_ops.torch.narrow_tensors import flatten_narrow
 from onnx_ops.torch.operators import TABLE
-from onnx_ops.torch.softmaxes import write_out_softmaxes
-from onnx_ops.torch.summing import split_sums
-from onnx_ops.torch.transposing import fuse_transposes
+from onnx_ops.torch.rewriting.joining import join_pads
+from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
+from onnx_ops.torch.rewriting.softmaxes import write_out_softmaxes
+from onnx_ops.torch.rewriting.summing import split_sums
+from onnx_ops.torch.rewriting.transposing import fuse_transposes
 
 # The rules that compare no floating constants.
 RULES = {

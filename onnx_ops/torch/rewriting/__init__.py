@@ -1,0 +1,1 @@
+"""Rewrites of captured ONNX graphs: the same results in less time or memory."""
