@@ -34,8 +34,9 @@ from onnx_ops.torch.progress import Progress
 from onnx_ops.torch.rewriting.renormalizing import renormalize
 from onnx_ops.torch.rewriting.selecting import select_by_op
 from onnx_ops.torch.steps.averaging import Averaging
+from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling
-from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
 from onnx_ops.torch.tracing.explanations import (
     Locations,

@@ -20,7 +20,8 @@ from onnx_ops.torch.base.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.lowering.export import to_onnx
-from onnx_ops.torch.steps.step import FunctionCall, JointStep, ModelCall, RunInfo
+from onnx_ops.torch.steps.calls import FunctionCall, ModelCall, RunInfo
+from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.tracing.explanations import Locations
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random

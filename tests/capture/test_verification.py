@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
-from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.calls import RunInfo
+from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.verification import verify
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.widening import Float64Computation, to_float64

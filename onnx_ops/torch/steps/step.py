@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
-from onnx_ops.torch.base.arguments import DynamicShapes, bound, children, dimensions, replaced, shapes_by_name, tensors
+from onnx_ops.torch.base.arguments import DynamicShapes, bound, dimensions, replaced, shapes_by_name, tensors
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
+from onnx_ops.torch.steps.calls import FirstCall, FunctionCall, ModelCall, RunInfo
+from onnx_ops.torch.steps.differentiation import follow_hooks, gradients, loss_and_outputs
 from onnx_ops.torch.steps.recomputation import ordered_recomputation
-from onnx_ops.torch.tracing.effects import Effects, storage_of
-from onnx_ops.torch.tracing.randomness import Draw, Random
+from onnx_ops.torch.tracing.effects import storage_of
+from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Tensors
 
 EXCHANGED = 2**18
@@ -39,67 +38,6 @@ class _Call(torch.nn.Module):
     def forward(self, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
         result = then(self._loss(self.model, *args))
         return result, named_tensors(self.model)
-
-
-@dataclass(frozen=True)
-class ModelCall:
-    """A call of a model.
-
-    Attributes:
-        arguments: by the names of the parameters of the model's `forward`, the positional ones first.
-        positional: the number of positional arguments.
-    """
-
-    arguments: dict[str, Any]
-    positional: int
-
-    def run(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
-        """The result of the call with other arguments."""
-        values = list(arguments.items())
-        return model(*(value for _, value in values[: self.positional]), **dict(values[self.positional :]))
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """A call of a function of a model and of arguments of the loss.
-
-    Attributes:
-        function: `function(model, ...)`.
-        arguments: by the names of its further parameters.
-    """
-
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-
-    def run(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
-        """The result of the call with other arguments."""
-        signature = inspect.signature(self.function)
-        call = inspect.BoundArguments(signature, OrderedDict({next(iter(signature.parameters)): model, **arguments}))
-        call.apply_defaults()
-        return self.function(*call.args, **call.kwargs)
-
-
-@dataclass
-class RunInfo:
-    """Information about a run of the step.
-
-    Attributes:
-        used: the parameters that have a gradient.
-        changed: the buffers and parameters that the loss changes.
-        draws: the number of draws of random numbers.
-        call: the first call of the model outside the transforms of torch.func; None if the loss does not call it.
-        returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
-        effects: the storages that operators read and wrote; empty in a run with FakeTensors.
-        seeded: the draws from generators of the model, or from PyTorch's after the model has seeded that.
-    """
-
-    used: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    draws: int = 0
-    call: ModelCall | None = None
-    returns_loss: bool = False
-    effects: Effects = field(default_factory=Effects)
-    seeded: list[Draw] = field(default_factory=list)
 
 
 class JointStep:
@@ -196,7 +134,7 @@ class JointStep:
             leaves[name].requires_grad_(tensor.requires_grad)
         given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)
         for name, parameter in self.parameters.items():
-            _follow_hooks(name, parameter, given[name])
+            follow_hooks(name, parameter, given[name])
         arguments = {name: leaves[name] for name in self.arguments}
         wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
@@ -205,14 +143,14 @@ class JointStep:
         random = Random(values[SEED])
         scale = values.get(GRAD_SCALE)
 
-        first = _FirstCall(self.model, info)
+        first = FirstCall(self.model, info)
 
         def differentiated(result: Any) -> Tensors:
-            loss, reported = _outputs(result)
+            loss, reported = loss_and_outputs(result)
             info.returns_loss = first.returned(loss)
             outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
-            found = _gradients(loss if scale is None else loss * scale, wanted)
+            found = gradients(loss if scale is None else loss * scale, wanted)
             info.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
             filled = {n: torch.zeros_like(wanted[n]) if g is None else g for n, g in found.items()}
             if scale is not None:
@@ -336,7 +274,7 @@ class JointStep:
             (lambda result: result, *replaced(self._given, leaves).values()),
             tie_weights=True,
         )
-        value, reported = _outputs(result)
+        value, reported = loss_and_outputs(result)
         return {LOSS: value.detach()} | {name: tensor.detach() for name, tensor in reported.items()}
 
     def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
@@ -424,108 +362,3 @@ def _constants(graph: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
             value = operator.attrgetter(node.target)(module) if node.op == "get_attr" else None
             if isinstance(value, torch.Tensor):
                 yield value
-
-
-def _follow_hooks(name: str, parameter: torch.Tensor, leaf: torch.Tensor) -> None:
-    """Let the hooks of a parameter change the gradient with respect to the tensor that is differentiated in its place.
-
-    Args:
-        name: of the parameter, for errors.
-    """
-    if getattr(parameter, "_post_accumulate_grad_hooks", None):
-        raise CaptureError(
-            f"the parameter '{name}' has a hook of register_post_accumulate_grad_hook, which a capture does not follow:"
-            " remove it. A hook of register_hook may change the gradient, and the optimizer is captured with the step"
-        )
-    if leaf.requires_grad:
-        for hook in (parameter._backward_hooks or {}).values():
-            leaf.register_hook(hook)
-
-
-def _gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
-    """The gradient with respect to each leaf; None if the loss does not depend on it.
-
-    What the backward of an autograd function adds to the `grad` of a leaf, as that of reversible layers does, which
-    differentiates the layers that it computes again, is part of it.
-    """
-    try:
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
-    except RuntimeError as error:
-        if "backward through the graph a second time" in str(error):
-            raise CaptureError(
-                "the loss is differentiated before the step differentiates it: return it without a call of backward(),"
-                " as the capture takes the gradients and updates the parameters"
-            ) from error
-        if "use_reentrant" not in str(error):
-            raise
-        raise CaptureError(
-            "the model recomputes activations by torch.utils.checkpoint with use_reentrant=True, which a capture cannot"
-            " differentiate: pass use_reentrant=False (in transformers: gradient_checkpointing_enable("
-            "gradient_checkpointing_kwargs={'use_reentrant': False}))"
-        ) from error
-    gradients = dict(zip(wanted, found, strict=True))
-    for name, leaf in wanted.items():
-        gradient = gradients[name]
-        if leaf.grad is not None:
-            gradient = gradients[name] = leaf.grad if gradient is None else gradient + leaf.grad
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise CaptureError(f"the gradient of '{name}' is sparse; capture needs dense ones (sparse=False)")
-    return gradients
-
-
-def _outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
-    """The loss, and the further tensors of the loss function's result, by name."""
-    if isinstance(result, torch.Tensor):
-        loss, rest = result, {}
-    else:
-        inner = children(result)
-        if not inner:
-            raise CaptureError(f"the loss returned {type(result).__name__}, expected a scalar, a tuple or a dict")
-        prefix = "" if isinstance(result, Mapping) else f"{OUTPUT}."
-        (_, loss), *others = inner.items()
-        rest = {n: t for key, value in others for n, t in tensors(value, f"{prefix}{key}")}
-    if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.is_floating_point():
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise CaptureError(f"the loss is {what}, expected a floating scalar: end it with .mean() or .sum()")
-    if not loss.requires_grad:
-        raise CaptureError("the loss depends on no parameter that requires a gradient")
-    return loss, rest
-
-
-class _FirstCall:
-    """Records the arguments of the first call of a model in `info.call`.
-
-    Tensors within a transform of torch.func do not exist after it, so calls with these do not count.
-    """
-
-    def __init__(self, model: torch.nn.Module, info: RunInfo) -> None:
-        self._model, self._info = model, info
-        self._returned: list[torch.Tensor] | None = None
-
-    def __enter__(self) -> None:
-        self._hooks = [
-            self._model.register_forward_pre_hook(self._record, with_kwargs=True),
-            self._model.register_forward_hook(self._record_result),
-        ]
-
-    def __exit__(self, *error: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._returned = None
-
-    def returned(self, loss: torch.Tensor) -> bool:
-        """Whether the call has returned a loss, and otherwise nothing but floating numbers."""
-        found = self._returned or []
-        return any(tensor is loss for tensor in found) and all(
-            not tensor.dim() and tensor.is_floating_point() for tensor in found
-        )
-
-    def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._info.call is None:
-            arguments = bound(model.forward, args) | kwargs
-            if not any(is_functorch_wrapped_tensor(tensor) for _, tensor in tensors(arguments)):
-                self._info.call = ModelCall(arguments, len(args))
-
-    def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        if self._returned is None and self._info.call is not None:
-            self._returned = [tensor for _, tensor in tensors(result)]

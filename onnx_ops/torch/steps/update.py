@@ -10,8 +10,8 @@ from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.torch.operators.gradient_marks import gradient
 from onnx_ops.torch.optimizers.plan import Plan, clipped
 from onnx_ops.torch.steps.averaging import Averaging
+from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling, all_finite
-from onnx_ops.torch.steps.step import RunInfo
 from onnx_ops.torch.tracing.trace import Tensors
 
 

@@ -15,7 +15,8 @@ import torch
 
 from onnx_ops.core.step_format import NEXT
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.calls import RunInfo
+from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode

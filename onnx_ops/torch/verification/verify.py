@@ -23,7 +23,8 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.steps.averaging import averages_of
-from onnx_ops.torch.steps.step import JointStep, RunInfo
+from onnx_ops.torch.steps.calls import RunInfo
+from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.trace import Tensors, eager_mode
