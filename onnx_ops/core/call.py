@@ -121,6 +121,14 @@ class Call:
             if too_large(tensor.shape):
                 raise self.shape_error(parameter.name, f"at most {MAX_ELEMENTS} elements, a 0 taken for a 1")
 
+    def same_dtype(self, name: str, other: str) -> None:
+        """Raise OpError if an input does not have the dtype of another one."""
+        own, expected = self.dtype(name), self.dtype(other)
+        if own is not None and expected is not None and own != expected:
+            raise self.error(
+                f"input '{name}' has dtype {dtype_name(own)}, expected {dtype_name(expected)}, the dtype of '{other}'"
+            )
+
     def check_choice(self, attribute: str, choices: Mapping[int, str]) -> None:
         """Raise OpError if an enumerated attribute has none of `choices`."""
         value = self.attributes[attribute]

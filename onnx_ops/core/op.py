@@ -166,6 +166,9 @@ class Op:
         for name, choices in self.signature.choices.items():
             call.check_choice(name, choices)
         call.check()
+        for given in self.signature.inputs:
+            if given.like is not None:
+                call.same_dtype(given.name, given.like)
         outputs = self.output_types(call)
         for declared in self.signature.outputs:
             if declared.requires and call.wants(declared.name) and not call.present(declared.requires):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnx_ops.core.call import Call
-from onnx_ops.core.types import MAX_RANK, Dim, dtype_name
+from onnx_ops.core.types import MAX_RANK, Dim
 from onnx_ops.graph.builder import Value
 
 
@@ -24,15 +24,6 @@ def check_dense(call: Call, name: str) -> None:
     shape = call.shape(name)
     if shape is not None and len(shape) < 2:
         raise call.shape_error(name, f"2 to {MAX_RANK} dimensions")
-
-
-def check_dtype(call: Call, name: str, other: str) -> None:
-    """Refuse an input that has not the dtype of another one."""
-    own, expected = call.dtype(name), call.dtype(other)
-    if own is not None and expected is not None and own != expected:
-        raise call.error(
-            f"input '{name}' has dtype {dtype_name(own)}, expected {dtype_name(expected)}, the dtype of '{other}'"
-        )
 
 
 def fits(indices: Value, size: Value, name: str) -> Value:

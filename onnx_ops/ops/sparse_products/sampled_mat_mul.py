@@ -38,7 +38,7 @@ from onnx_ops.ops.indices import (
     write_widened,
 )
 from onnx_ops.ops.references import rounded
-from onnx_ops.ops.sparse_products._coordinates import check_coordinates, check_dense, check_dtype, fits
+from onnx_ops.ops.sparse_products._coordinates import check_coordinates, check_dense, fits
 
 SIGNATURE = Signature(
     "SampledMatMul",
@@ -213,7 +213,6 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     check_dense(call, "left")
     check_dense(call, "right")
-    check_dtype(call, "right", "left")
     count, left, right = check_coordinates(call), call.shape("left"), call.shape("right")
     call.same_shape("right", None if left is None else (None, *left[1:]), "rows as in 'left'")
     shape = left or right

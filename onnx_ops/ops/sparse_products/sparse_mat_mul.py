@@ -40,7 +40,7 @@ from onnx_ops.ops.indices import (
     write_widened,
 )
 from onnx_ops.ops.references import rounded
-from onnx_ops.ops.sparse_products._coordinates import check_coordinates, check_dense, check_dtype, fits
+from onnx_ops.ops.sparse_products._coordinates import check_coordinates, check_dense, fits
 
 SIGNATURE = Signature(
     "SparseMatMul",
@@ -437,7 +437,6 @@ def body(b: Body) -> None:
 def infer(call: Call) -> tuple[TensorType, ...]:
     call.check_range("num_rows", -1)
     check_dense(call, "dense")
-    check_dtype(call, "values", "dense")
     count, dense = check_coordinates(call), call.shape("dense")
     if call.shape("values") != ():
         call.same_shape("values", None if dense is None else (count, *dense[1:-1]), "or a scalar")

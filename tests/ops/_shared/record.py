@@ -388,7 +388,12 @@ class Record:
     def wrong_calls(self) -> Iterator[tuple[Refusal, Call]]:
         """The calls to refuse: inputs left out, of a wrong dtype or rank, wrong attributes, and those of the record."""
         plain = self.plain
-        for refusal in (*self._wrong_inputs(plain), *self._wrong_attributes(), *self.refusals(plain)):
+        for refusal in (
+            *self._wrong_inputs(plain),
+            *self._mixed_dtypes(plain),
+            *self._wrong_attributes(),
+            *self.refusals(plain),
+        ):
             attributes = {**plain.attributes, **refusal.attributes}
             attributes = {name: value for name, value in attributes.items() if value is not None}
             changed = replace(plain, attributes=attributes, outputs=refusal.outputs)
@@ -409,6 +414,17 @@ class Record:
                 words = (f"'{name}'", "(1, 1, 1, 1, 1, 1, 1, 1, 1)", "expected")
                 nine = np.zeros([1] * 9, array.dtype)
                 yield Refusal(f"{name}_of_rank_9", words, {name: nine}, by_rank=True)
+
+    def _mixed_dtypes(self, plain: Call) -> Iterator[Refusal]:
+        """Of each two inputs that always have one dtype, the second with another one that the op takes by itself."""
+        first: dict[str, str] = {}
+        for name, given in self.inputs.items():
+            if not given.variable or first.setdefault(given.variable, name) == name:
+                continue
+            array = plain.given[name]
+            other = next(dtype for dtype in reversed(given.dtypes) if dtype != array.dtype)
+            words = (f"'{name}'", onnx_name(other), "expected", onnx_name(array.dtype), "the dtype of")
+            yield Refusal(f"{name}_of_{other.name}", words, {name: array.astype(other)})
 
     def _wrong_attributes(self) -> Iterator[Refusal]:
         for name, attribute in self.attributes.items():
