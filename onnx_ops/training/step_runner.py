@@ -15,6 +15,7 @@ from onnx import TensorProto
 from onnx_ops.core.errors import is_of_onnxruntime
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, NEXT
 from onnx_ops.core.types import FLOATS, TensorType
+from onnx_ops.graph.slices import part
 from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
 from onnx_ops.integrations.sessions import kernels_complete
@@ -137,6 +138,7 @@ class UpdateSession:
         checks: Checks,
     ) -> None:
         self._checks = checks
+        self._conditions = _Conditions(model, session, [inputs(tensors) for tensors in state.sets], checks)
         reported = reported_dtypes(model)
         self._order = list(reported)
         self._checked: dict[str, Tensor] = {}
@@ -180,15 +182,47 @@ class UpdateSession:
         try:
             found = self._bound.run(turn, batch)
         except Exception as error:
-            if self._passed is None or not is_of_onnxruntime(error):
+            if not is_of_onnxruntime(error):
                 raise
-            if self._passed.array[0]:
+            if self._passed is not None and self._passed.array[0]:
                 raise UpdateFailedError from error
             self._checks.check({name: tensor.array for name, tensor in self._checked.items()})
+            self._conditions.check(turn, batch)
             raise
         found |= {name: tensor.array.copy() for name, tensor in self._checked.items()}
         self._checks.check(found)
         return {name: found[name] for name in self._order if name in found}
+
+
+class _Conditions:
+    """Computes the conditions of a step by themselves, after a run in which a node has failed before they were known.
+
+    Args:
+        model: the step, or the part of it with the updates.
+        session: makes the session, when it is first needed.
+        inputs: for each turn the tensors of inputs, by name.
+        checks: the checks of the step.
+    """
+
+    def __init__(self, model: onnx.ModelProto, session: MakeSession, inputs: list[Tensors], checks: Checks) -> None:
+        self._model, self._session, self._inputs, self._checks = model, session, inputs, checks
+        self._bound: BoundSession | None = None
+
+    def check(self, turn: int, batch: Arrays) -> None:
+        """Raise StepError if a condition is violated."""
+        if not self._checks.conditions:
+            return
+        if self._bound is None:
+            outputs = [value for value in self._model.graph.output if value.name in (CONDITIONS, CONDITION_NUMBERS)]
+            model = part(self._model, self._model.graph.input, outputs)
+            self._bound = BoundSession(self._session(model), self._inputs, [{}, {}], reported_dtypes(model))
+        try:
+            found = self._bound.run(turn, batch)
+        except Exception as error:
+            if is_of_onnxruntime(error):  # nor can the conditions be computed
+                return
+            raise
+        self._checks.check(found)
 
 
 def check_loss(name: str, loss: np.ndarray) -> None:

@@ -113,8 +113,3 @@ def test_gradients_are_those_of_pytorch(loss: Callable[..., Tensor], dtype: torc
 def test_refusals(loss: Callable[..., Tensor], said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         gradients(Network(), loss, (torch.randn(4, 4),))
-
-
-def test_a_sparse_argument() -> None:
-    with pytest.raises(CaptureError, match="argument 'matrix' is sparse: pass its indices and values"):
-        gradients(Network(), lambda model, matrix: (matrix @ torch.ones(4, 3) @ model.weight).sum(), (CONSTANT,))

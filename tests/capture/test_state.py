@@ -250,7 +250,7 @@ def test_sparse_arguments_are_refused() -> None:
     def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.sparse.mm(x, model.weight).sum()
 
-    with pytest.raises(CaptureError, match=r"the argument 'x' is a sparse tensor.*index_add"):
+    with pytest.raises(CaptureError, match=r"argument 'x' is sparse: pass its indices and values"):
         gradients(Marked(), loss, (torch.eye(3).to_sparse(),))
 
 

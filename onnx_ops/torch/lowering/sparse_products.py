@@ -62,7 +62,6 @@ def multiply_sparse(module: GraphModule) -> None:
         if replaced is not None:
             node.replace_all_uses_with(replaced)
             graph.erase_node(node)
-    graph.eliminate_dead_code()
 
 
 def _sum_of_lookups(

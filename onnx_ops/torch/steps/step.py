@@ -79,12 +79,6 @@ class JointStep:
         self.tied = _tied(model, self.parameters | self.buffers)
         self._given = bound(loss, args, skip=1)
         self.arguments = {name: tensor for name, tensor in tensors(self._given)}
-        for name, tensor in self.arguments.items():
-            if tensor.layout is not torch.strided:
-                raise CaptureError(
-                    f"the argument '{name}' is a sparse tensor, which a graph cannot have: pass its indices and its"
-                    " values, and compute with index_select and index_add, or pass to_dense() of it"
-                )
         self.dynamic = dict(dimensions(self._given, shapes_by_name(self._given, dynamic_shapes)))
         self._check_names()
 

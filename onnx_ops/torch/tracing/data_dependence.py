@@ -225,7 +225,8 @@ class DataDependence(TorchDispatchMode):
         """
         found = {ra.expr: ra for asserts in self._shapes.deferred_runtime_asserts.values() for ra in asserts}
         # That an offset in memory, which graphs do not have, is not negative, is no condition on data.
-        found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - self._offsets}
+        offsets = self._offsets - self._readings.keys()  # without numbers of the data that are offsets too
+        found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - offsets}
         if not found:
             return None
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}
