@@ -48,16 +48,15 @@ def apply_adam_w_golden(
     **kwargs: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ApplyAdamW, whose powers are those of the steps before this one."""
-    power1, power2 = (
-        power.astype(np.float64) * beta.astype(np.float64)
-        for power, beta in ((beta1_power, beta1), (beta2_power, beta2))
+    beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon = (
+        setting.astype(np.float64) for setting in (beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon)
     )
     new_var, new_m, new_v, _ = apply_adam_w(
         var,
         m,
         v,
-        power1,
-        power2,
+        beta1_power * beta1,
+        beta2_power * beta2,
         lr,
         weight_decay,
         beta1,

@@ -222,7 +222,7 @@ def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Call
             options
             or not any(isinstance(value, torch.SymInt) for value in values)
             or not all(isinstance(value, int | torch.SymInt) for value in values)
-            or sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+            or _is_called_by_pytorch()
         ):
             return function(*args, **options)
         return functools.reduce(both, values)
@@ -234,6 +234,14 @@ def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Call
         return second if _certain(most <= least) else symbolic(first, second)
 
     return extreme
+
+
+def _is_called_by_pytorch() -> bool:
+    """Whether a function that this package puts in the place of a built-in one is called by PyTorch."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("onnx_ops.torch.tracing."):
+        frame = frame.f_back
+    return bool(frame.f_globals.get("__name__", "").startswith("torch."))
 
 
 def _certain(condition: bool | torch.SymBool) -> bool:
