@@ -47,9 +47,9 @@ SPEED = """Times are medians of interleaved steps, ratios medians of the ratios 
 steps above the process before the model exists. "products" is the share of matrix products, convolutions and attention
 in the captured step, by a profile of onnxruntime. Their speed is bound by the processor's multipliers, in PyTorch as
 well, so models whose products take more than three quarters of PyTorch's time cannot be captured at 0.75 of it without
-faster products. On an AMD EPYC (Zen 4), those of GPT-2 run at 75 to 106 GFLOP/s on one thread, PyTorch's at 91 to 100. The
-table is of 2 cores of an Intel Xeon (Emerald Rapids), where both reach 150 GFLOP/s, but for products with a transposed
-first factor, the gradients of weights, which take onnxruntime 1.0 to 1.45 of PyTorch's time.
+faster products. On an AMD EPYC (Zen 4), those of GPT-2 run at 75 to 106 GFLOP/s on one thread, PyTorch's at 91 to 100.
+The table is of 2 cores of an Intel Xeon (Emerald Rapids), where both reach 150 GFLOP/s, but for products with a
+transposed first factor, the gradients of weights, which take onnxruntime 1.0 to 1.45 of PyTorch's time.
 """
 
 
