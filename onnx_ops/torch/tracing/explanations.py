@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.operators.sparse_matrices import REMEDY
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error
 from onnx_ops.torch.tracing.sizes import LARGEST
 
@@ -238,11 +239,7 @@ def _compiled(error: BaseException, where: Locations) -> str | None:
 def _sparse(error: BaseException, where: Locations) -> str | None:
     if not re.search(r"Sparse\w*TensorImpl|Sparse\w* (layout|\w+ tensors do)|compressed tensor instance", str(error)):
         return None
-    return (
-        f"{where.module()} has a sparse tensor{_at(line_of_error(error))}, which a graph cannot have, but for constant"
-        " matrices of COO layout in products. Compute with its indices and values (rows.index_select(0, columns) *"
-        " values[:, None], added up by index_add), or with to_dense() of it"
-    )
+    return f"{where.module()} has a sparse tensor{_at(line_of_error(error))} that is no matrix of a graph: {REMEDY}"
 
 
 def _at(line: Line | None) -> str:
