@@ -34,7 +34,7 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import exp_of_difference
-from onnx_ops.loops.tiles import ROWS, add_outer_products, add_products, correlate, largest, multiply_tile
+from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, add_products, correlate, largest, multiply_tile
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
@@ -424,7 +424,7 @@ def interleave_in_double(sources: int, element_type: int, start: int, count: int
     interleave(lanes, element_type, start, count, array_at(out, LENGTH * LANES, np.float64), 2)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 30])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 16, 30])
 @pytest.mark.parametrize(
     ("given", "out"),
     [
@@ -502,7 +502,7 @@ def separate_doubles(numbers: int, element_type: int, start: int, count: int, ta
     separate(array_at(numbers, LENGTH * LANES, np.float64), 2, count, lanes, element_type, start)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 30])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 16, 30])
 @pytest.mark.parametrize("out", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
 @pytest.mark.parametrize("given", [FLOAT32, FLOAT64], ids=str)
 def test_rows_are_taken_apart(given: Any, out: Any, count: int) -> None:
@@ -629,21 +629,22 @@ def test_kernels_are_in_the_sessions_of_this_onnxruntime() -> None:
 
 def multiply_in_float(image: int, rows: int, weights: int, places: int, out: int) -> None:
     """Two taps of three, of 21 channels: two blocks, which are 80 elements apart."""
-    starts = array_at(rows + 8 * 2 * ROWS, 2, np.int64)
+    starts = array_at(rows + 8 * 2 * ROWS, 3, np.int64)  # and the number of vectors
     numbers, places_of, outs = array_at(image, 160, np.float32), array_at(places, ROWS, np.int64), 2 * ROWS * LANES
     given = numbers, array_at(rows, 2 * ROWS, np.int64), 0, 2, 21, 80, array_at(weights, 2 * 21 * 3 * LANES, np.float32)
-    multiply_tile(*given, starts, 0, 21 * 3 * LANES, 3, array_at(out, outs, np.float32), places_of, 0, ROWS)
+    multiply_tile(*given, starts, 0, 21 * 3 * LANES, 3, array_at(out, outs, np.float32), places_of, 0, ROWS, starts[2])
 
 
 def multiply_in_double(image: int, rows: int, weights: int, places: int, out: int) -> None:
-    starts = array_at(rows + 8 * 2 * ROWS, 2, np.int64)
+    starts = array_at(rows + 8 * 2 * ROWS, 3, np.int64)  # and the number of vectors
     numbers, places_of, outs = array_at(image, 160, np.float64), array_at(places, ROWS, np.int64), 2 * ROWS * LANES
     given = numbers, array_at(rows, 2 * ROWS, np.int64), 0, 2, 21, 80, array_at(weights, 2 * 21 * 3 * LANES, np.float64)
-    multiply_tile(*given, starts, 0, 21 * 3 * LANES, 3, array_at(out, outs, np.float64), places_of, 0, ROWS)
+    multiply_tile(*given, starts, 0, 21 * 3 * LANES, 3, array_at(out, outs, np.float64), places_of, 0, ROWS, starts[2])
 
 
+@pytest.mark.parametrize("vectors", [1, PANEL])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
-def test_tile_of_a_product(dtype: Any) -> None:
+def test_tile_of_a_product(dtype: Any, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(28)
     image, weights = rng.integers(-9, 9, 160).astype(dtype), rng.integers(-9, 9, (2, 21, 3, LANES)).astype(dtype)
@@ -651,41 +652,43 @@ def test_tile_of_a_product(dtype: Any) -> None:
     expected = np.zeros((2, ROWS, LANES), dtype)
     for t, r, k in np.ndindex(2, ROWS, 21):
         expected[:, places[r]] += image[rows[t, r] + k // LANES * 80 + k % LANES] * weights[:, k, starts[t]]
+    expected[vectors:] = 7  # left as they are
     function = multiply_in_float if dtype == FLOAT32 else multiply_in_double
-    indices = np.concatenate([rows.reshape(-1), starts])
+    indices = np.concatenate([rows.reshape(-1), starts, [vectors]])
     for run in (natively(function), function):
         got = np.full((2, ROWS, LANES), 7, dtype)
         run(*(array.ctypes.data for array in (image, indices, weights, places, got)))
         np.testing.assert_array_equal(got, expected)
 
 
-def add_products_in_float(sums: int, image: int, grad: int) -> None:
+def add_products_in_float(sums: int, image: int, grad: int, vectors: int) -> None:
     """Sums for the second of three taps, over three samples and two lines of three places."""
     given = array_at(sums, 2 * ROWS * 3 * LANES, np.float32), 1, 3, array_at(image, 2000, np.float32), 16, 900
     steps = (300, 0, 96, 32), (200, 0, 48, 16)
-    add_outer_products(*given, array_at(grad, 600, np.float32), 8, (3, 1, 2, 3), *steps)
+    add_outer_products(*given, array_at(grad, 600, np.float32), 8, (3, 1, 2, 3), *steps, vectors)
 
 
-def add_products_in_double(sums: int, image: int, grad: int) -> None:
+def add_products_in_double(sums: int, image: int, grad: int, vectors: int) -> None:
     given = array_at(sums, 2 * ROWS * 3 * LANES, np.float64), 1, 3, array_at(image, 2000, np.float64), 16, 900
     steps = (300, 0, 96, 32), (200, 0, 48, 16)
-    add_outer_products(*given, array_at(grad, 600, np.float64), 8, (3, 1, 2, 3), *steps)
+    add_outer_products(*given, array_at(grad, 600, np.float64), 8, (3, 1, 2, 3), *steps, vectors)
 
 
+@pytest.mark.parametrize("vectors", [1, PANEL])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
-def test_sums_of_outer_products(dtype: Any) -> None:
+def test_sums_of_outer_products(dtype: Any, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(29)
     image, grad = rng.integers(-9, 9, 2000).astype(dtype), rng.integers(-9, 9, 600).astype(dtype)
     expected = np.ones((ROWS, 2, 3, LANES), dtype)
     for n, i, j in np.ndindex(3, 2, 3):
         x, g = 16 + 300 * n + 96 * i + 32 * j, 8 + 200 * n + 48 * i + 16 * j
-        for r, v in np.ndindex(ROWS, 2):
+        for r, v in np.ndindex(ROWS, vectors):
             expected[r, v, 1] += grad[g + r] * image[x + 900 * v : x + 900 * v + LANES]
     function = add_products_in_float if dtype == FLOAT32 else add_products_in_double
-    for run in (natively(function, 3), function):
+    for run in (natively(function, 4), function):
         got = np.ones((ROWS, 2, 3, LANES), dtype)
-        run(*(array.ctypes.data for array in (got, image, grad)))
+        run(*(array.ctypes.data for array in (got, image, grad)), vectors)
         np.testing.assert_array_equal(got, expected)
 
 

@@ -34,8 +34,9 @@ def multiply_tile(
     places: Any,
     place: int,
     apart: int,
+    vectors: int,
 ) -> None:
-    """Sums of products of ROWS rows with PANEL vectors of weights: for each row r, vector v and lane
+    """Sums of products of ROWS rows with `vectors` vectors of weights, 1 or PANEL: for each row r, vector v and lane
 
         out[(places[place + r] + v*apart)*LANES + lane] = sum over t in [0, terms) and k in [0, channels) of
 
@@ -45,16 +46,16 @@ def multiply_tile(
     image, weights and out have one dtype, float32 or float64.
     """
     for r in range(ROWS):
-        total = np.zeros((PANEL, LANES), out.dtype)
+        total = np.zeros((vectors, LANES), out.dtype)
         for b in range(-(-channels // LANES)):
             for t in range(terms):
                 for lane in range(min(LANES, channels - b * LANES)):
                     x = image[int(rows[row_start + t * ROWS + r]) + b * block + lane]
                     at = (int(starts[start + t]) + (b * LANES + lane) * step) * LANES
-                    for v in range(PANEL):
+                    for v in range(vectors):
                         with np.errstate(all="ignore"):
                             total[v] += x * weights[v * panel + at : v * panel + at + LANES]
-        for v in range(PANEL):
+        for v in range(vectors):
             at = (int(places[place + r]) + v * apart) * LANES
             out[at : at + LANES] = total[v]
 
@@ -71,8 +72,10 @@ def add_outer_products(
     counts: tuple[int, int, int, int],
     image_steps: tuple[int, int, int, int],
     grad_steps: tuple[int, int, int, int],
+    vectors: int,
 ) -> None:
-    """Add sums of products of LANES channels of `image` with single ones of `grad`: for each row r, vector v and lane
+    """Add sums of products of `vectors` blocks of LANES channels of `image`, 1 or PANEL, with ROWS channels of `grad`:
+    for each row r, vector v and lane
 
         sums[(start + (r*PANEL + v)*step)*LANES + lane] += sum over four indices i, i[axis] in [0, counts[axis]), of
 
@@ -80,15 +83,15 @@ def add_outer_products(
 
     sums, image and grad have one dtype, float32 or float64.
     """
-    total = np.zeros((ROWS, PANEL, LANES), sums.dtype)
+    total = np.zeros((ROWS, vectors, LANES), sums.dtype)
     for index in np.ndindex(*counts):
         x = image_start + int(np.dot(index, image_steps))
         g = grad_start + int(np.dot(index, grad_steps))
-        seen = np.array([image[x + v * block : x + v * block + LANES] for v in range(PANEL)])
+        seen = np.array([image[x + v * block : x + v * block + LANES] for v in range(vectors)])
         with np.errstate(all="ignore"):
             total += grad[g : g + ROWS][:, None, None] * seen
     for r in range(ROWS):
-        for v in range(PANEL):
+        for v in range(vectors):
             at = (start + (r * PANEL + v) * step) * LANES
             with np.errstate(all="ignore"):
                 sums[at : at + LANES] += total[r, v]

@@ -32,7 +32,7 @@ from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.core.typing import Signature
 
-from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, tiles, vectors
+from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, target, tiles, vectors
 from onnx_ops.runtime.process import STATE, keep
 
 IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
@@ -180,7 +180,8 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
             )
             callback._cache = _Cache(function)
             start = time.monotonic()
-            callback.compile()
+            with target.widest_vectors():
+                callback.compile()
             if not callback.cache_hits:
                 progress.spent(time.monotonic() - start)
             keep(callback)

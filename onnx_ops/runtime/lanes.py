@@ -30,25 +30,74 @@ def plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
     return builder.fadd(total, builder.fmul(x, y, flags=("contract",)), flags=("contract",))
 
 
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """The columns of LANES rows of LANES elements, by shuffles that are one instruction each."""
+    quads = range(0, LANES, QUAD)
+
+    def paired(rows: list[Any], width: int) -> list[Any]:
+        """In each quad, `width` elements of one row and of the other: of the first half of the quad, of the second."""
+        begins = [[quad + half + k for quad in quads for k in range(0, 2, width)] for half in (0, 2)]
+        places = [[own + at + k for at in half for own in (0, LANES) for k in range(width)] for half in begins]
+        return [shuffled(builder, rows[0], rows[1], half) for half in places]
+
+    def alternate(rows: list[Any]) -> list[Any]:
+        """The even quads of one row and of the other, and the odd ones."""
+        begins = [[own + quad for own in (0, LANES) for quad in quads[odd::2]] for odd in (0, 1)]
+        return [shuffled(builder, rows[0], rows[1], [at + k for at in half for k in range(QUAD)]) for half in begins]
+
+    blocks = []  # by quad of rows, and by column of a quad
+    for q in quads:
+        first, second = paired(rows[q : q + 2], 1), paired(rows[q + 2 : q + 4], 1)
+        blocks.append([column for halves in zip(first, second, strict=True) for column in paired(list(halves), 2)])
+    columns = [[alternate(list(pair)) for pair in (of_quad[:2], of_quad[2:])] for of_quad in zip(*blocks, strict=True)]
+    parts = [[alternate([one[odd], other[odd]]) for odd in (0, 1)] for one, other in columns]
+    return [parts[k % QUAD][k // QUAD % 2][k // QUAD // 2] for k in range(LANES)]
+
+
+def _read(builder: Any, context: Any, given: Any, wanted: Any, address: Any, count: int) -> Any:
+    """`count` elements at an address, of the type of Numba array `given`, converted to LLVM type `wanted`."""
+    if isinstance(given, Numbers16):
+        vector = ir.VectorType(ir.IntType(16), count)
+        value = widened(builder, given.element_type, _loaded(builder, address, vector))
+    else:
+        value = _loaded(builder, address, ir.VectorType(context.get_value_type(given.dtype), count))
+    if value.type.element == wanted:
+        return value
+    return (builder.fptrunc if isinstance(wanted, ir.FloatType) else builder.fpext)(value, ir.VectorType(wanted, count))
+
+
+@intrinsic
+def _interleave_lines(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
+    """Interleave LANES elements of each row, so that lines of cache which rows share a set of are read once."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sources, offset, _, out, place = args
+        wanted = context.get_value_type(signature.args[3].dtype)
+        addresses = [load(builder, element_at(builder, sources, WORD, WORD(lane)), WORD) for lane in range(LANES)]
+        rows = [
+            _read(builder, context, signature.args[2], wanted, builder.add(address, offset), LANES)
+            for address in addresses
+        ]
+        for k, column in enumerate(_transposed(builder, rows)):
+            target = _lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
+            store(builder, column, target, align=alignment(wanted))
+        return context.get_dummy_value()
+
+    return types.none(sources, types.int64, numbers, out, types.int64), codegen
+
+
 @intrinsic
 def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
     """Interleave QUAD elements of each row, `offset` bytes after its source; `numbers` has their type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sources, offset, _, out, place = args
-        given, wanted = signature.args[2], context.get_value_type(signature.args[3].dtype)
-        vector = ir.VectorType(wanted, QUAD)
+        wanted = context.get_value_type(signature.args[3].dtype)
 
         def quad(lane: int) -> Any:
             """QUAD elements of a row."""
             address = builder.add(load(builder, element_at(builder, sources, WORD, WORD(lane)), WORD), offset)
-            if isinstance(given, Numbers16):
-                value = widened(builder, given.element_type, _loaded(builder, address, ir.IntType(16)))
-            else:
-                value = _loaded(builder, address, context.get_value_type(given.dtype))
-            if value.type == vector:
-                return value
-            return (builder.fptrunc if isinstance(wanted, ir.FloatType) else builder.fpext)(value, vector)
+            return _read(builder, context, signature.args[2], wanted, address, QUAD)
 
         # Transpose four rows at a time.
         blocks = [
@@ -65,10 +114,9 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
     return types.none(sources, types.int64, numbers, out, types.int64), codegen
 
 
-def _loaded(builder: Any, address: Any, number: Any) -> Any:
-    """QUAD elements at an address."""
-    vector = ir.VectorType(number, QUAD)
-    return load(builder, pointer_at(builder, address, vector), vector, align=alignment(number))
+def _loaded(builder: Any, address: Any, vector: Any) -> Any:
+    """A vector at an address."""
+    return load(builder, pointer_at(builder, address, vector), vector, align=alignment(vector.element))
 
 
 def alignment(number: Any) -> int:
@@ -78,6 +126,14 @@ def alignment(number: Any) -> int:
 
 @njit(**OPTIONS)
 def _interleave(sources, size, start, count, out, place, at):
+    if count >= LANES:
+        whole = count - count % LANES
+        for j in range(0, whole, LANES):
+            _interleave_lines(sources, (start + j) * size, at(0), out, place + j)
+        if whole < count:  # overlaps the previous step
+            last = count - LANES
+            _interleave_lines(sources, (start + last) * size, at(0), out, place + last)
+        return
     whole = count - count % QUAD
     for j in range(0, whole, QUAD):
         _interleave_quads(sources, (start + j) * size, at(0), out, place + j)
@@ -179,6 +235,24 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
     return types.none(numbers, types.int64, targets, types.int64), codegen
 
 
+@intrinsic
+def _separate_lines(typing: Any, numbers: Any, place: Any, targets: Any, offset: Any) -> Any:
+    """Write LANES elements of each lane to a row."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, place, targets, offset = args
+        number = context.get_value_type(signature.args[0].dtype)
+        lanes, align = ir.VectorType(number, LANES), alignment(number)
+        places = [builder.add(place, WORD(k)) for k in range(LANES)]
+        columns = [load(builder, _lanes_at(builder, numbers, number, at), lanes, align=align) for at in places]
+        for lane, row in enumerate(_transposed(builder, columns)):
+            target = load(builder, element_at(builder, targets, WORD, WORD(lane)), WORD)
+            store(builder, row, pointer_at(builder, builder.add(target, offset), lanes), align=align)
+        return context.get_dummy_value()
+
+    return types.none(numbers, types.int64, targets, types.int64), codegen
+
+
 @njit(**OPTIONS)
 def _separate_one_by_one(numbers, place, count, targets, start, size, at):
     for j in range(count):
@@ -188,8 +262,10 @@ def _separate_one_by_one(numbers, place, count, targets, start, size, at):
 
 @njit(**OPTIONS)
 def _separate_as_they_are(numbers, place, count, targets, start, size, at):
-    whole = count - count % QUAD
-    for j in range(0, whole, QUAD):
+    lines, whole = count - count % LANES, count - count % QUAD
+    for j in range(0, lines, LANES):
+        _separate_lines(numbers, place + j, targets, (start + j) * size)
+    for j in range(lines, whole, QUAD):
         _separate_quads(numbers, place + j, targets, (start + j) * size)
     _separate_one_by_one(numbers, place + whole, count - whole, targets, start + whole, size, at)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -26,9 +27,15 @@ def _part_of(number: Any) -> tuple[int, int]:
     return (ROWS, PANEL) if isinstance(number, ir.FloatType) else (ROWS, 1)
 
 
-def _parts_of(number: Any) -> list[tuple[range, range]]:
-    rows, vectors = _part_of(number)
-    return [(range(r, r + rows), range(v, v + vectors)) for r in range(0, ROWS, rows) for v in range(0, PANEL, vectors)]
+def _for_parts(builder: Any, number: Any, vectors: Any, emit: Callable[[range, range], None]) -> None:
+    """Emit the code of each part of a tile of 1 or PANEL vectors, a number known at run time."""
+    rows, most = _part_of(number)
+    with builder.if_else(builder.icmp_signed("<", vectors, WORD(PANEL))) as (one, all_of_them):
+        for branch, count in ((one, 1), (all_of_them, PANEL)):
+            with branch:
+                for r in range(0, ROWS, rows):
+                    for v in range(0, count, most):
+                        emit(range(r, r + rows), range(v, min(v + most, count)))
 
 
 class _Sums:
@@ -70,6 +77,7 @@ def _multiply_tile(
     places: Any,
     place: Any,
     apart: Any,
+    vectors: Any,
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (
@@ -88,13 +96,15 @@ def _multiply_tile(
             places,
             place,
             apart,
+            count_of_vectors,
         ) = args
         number = context.get_value_type(signature.args[0].dtype)
         vector, align = ir.VectorType(number, LANES), alignment(number)
         lanes = WORD(LANES)
         blocks = builder.sdiv(builder.add(channels, WORD(LANES - 1)), lanes)
         ahead_of_lane = builder.mul(step, lanes)
-        for own, vectors in _parts_of(number):
+
+        def emit(own: range, vectors: range) -> None:
             sums = _Sums(builder, vector, own, vectors)
             with cgutils.for_range(builder, blocks, intp=WORD) as b:
                 first = builder.mul(b.index, lanes)
@@ -126,37 +136,28 @@ def _multiply_tile(
                 at = load(builder, element_at(builder, places, WORD, builder.add(place, WORD(r))), WORD)
                 at = builder.mul(builder.add(at, builder.mul(apart, WORD(v))), lanes)
                 store(builder, total, element_at(builder, out, number, at), align=align)
+
+        _for_parts(builder, number, count_of_vectors, emit)
         return context.get_dummy_value()
 
     word = types.int64
-    kinds = (image, rows, word, word, word, word, weights, starts, word, word, word, out, places, word, word)
+    kinds = (image, rows, word, word, word, word, weights, starts, word, word, word, out, places, word, word, word)
     return types.none(*kinds), codegen
 
 
 @overload(tiles.multiply_tile, jit_options=OPTIONS)
 def _multiply(
-    image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart
-):
+    image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart,
+    vectors,
+):  # fmt: skip
     def implementation(
-        image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart
-    ):
+        image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart,
+        vectors,
+    ):  # fmt: skip
         _multiply_tile(
-            image,
-            rows,
-            row_start,
-            terms,
-            channels,
-            block,
-            weights,
-            starts,
-            start,
-            panel,
-            step,
-            out,
-            places,
-            place,
-            apart,
-        )
+            image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place,
+            apart, vectors,
+        )  # fmt: skip
 
     return implementation
 
@@ -175,18 +176,18 @@ def _add_outer_products(
     counts: Any,
     image_steps: Any,
     grad_steps: Any,
+    vectors: Any,
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, start, step, image, image_start, block, grad, grad_start, *tuples = args
+        sums, start, step, image, image_start, block, grad, grad_start, *tuples, count_of_vectors = args
         counts, image_steps, grad_steps = (cgutils.unpack_tuple(builder, value) for value in tuples)
         number = context.get_value_type(signature.args[0].dtype)
         vector, align = ir.VectorType(number, LANES), alignment(number)
-        for own, vectors in _parts_of(number):
+
+        def emit(own: range, vectors: range) -> None:
             part = _Sums(builder, vector, own, vectors)
 
-            def add_products(
-                axis: int, x: Any, g: Any, part: Any = part, own: Any = own, vectors: Any = vectors
-            ) -> None:
+            def add_products(axis: int, x: Any, g: Any) -> None:
                 if axis == len(counts):
                     seen = {}
                     for v in vectors:
@@ -205,18 +206,24 @@ def _add_outer_products(
                 at = builder.add(start, builder.mul(step, WORD(r * PANEL + v)))
                 target = element_at(builder, sums, number, builder.mul(at, WORD(LANES)))
                 store(builder, builder.fadd(load(builder, target, vector, align=align), total), target, align=align)
+
+        _for_parts(builder, number, count_of_vectors, emit)
         return context.get_dummy_value()
 
     word = types.int64
-    kinds = (sums, word, word, image, word, word, grad, word, counts, image_steps, grad_steps)
+    kinds = (sums, word, word, image, word, word, grad, word, counts, image_steps, grad_steps, word)
     return types.none(*kinds), codegen
 
 
 @overload(tiles.add_outer_products, jit_options=OPTIONS)
-def _add_products(sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps):
-    def implementation(sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps):
+def _add_products(
+    sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
+):
+    def implementation(
+        sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
+    ):
         _add_outer_products(
-            sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps
+            sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
         )
 
     return implementation

@@ -30,9 +30,11 @@ from onnx_ops.ops.attention._tiles import (
     multiply_by_rows,
     of_keys,
     of_queries,
+    panels_of,
     read_rows,
     seen_keys,
-    whole_panels,
+    vectors_of,
+    whole_vectors,
     write_row,
     write_sizes,
 )
@@ -69,7 +71,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     job.scratch_bytes = whole_lines(size_of(LAYOUT))
     if splits > 1:
         job.tasks = layout.samples * layout.heads
-        numbers = splits * job.tasks * layout.queries * whole_panels(layout.size)
+        numbers = splits * job.tasks * layout.queries * whole_vectors(layout.size)
         job.scratch_bytes += numbers * computing_size(kernel.element_type[QUERY])
     return True
 
@@ -77,7 +79,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
 @helper
 def partial_gradients(job: Any, layout: Any, split: int, sample: int, head: int, dtype: Any) -> Any:
     """The gradients of the queries of a head by a block of keys, in the scratch memory."""
-    count = layout.queries * whole_panels(layout.size)
+    count = layout.queries * whole_vectors(layout.size)
     number = (split * layout.samples + sample) * layout.heads + head
     return array_at(job.scratch + whole_lines(size_of(LAYOUT)) + number * count * size_of(dtype), count, dtype)
 
@@ -94,11 +96,11 @@ def write_query_gradient(job: Any, layout: Any, scale: Any, numbers: Any, sample
 @helper
 def add_by_key(sums: Any, row_size: int, rows: Any, weights: Any, count: int, columns: int) -> None:
     """Add sums of `count` rows with weights to the rows of `columns` keys, [panel, key, WIDTH]."""
-    for panel in range(row_size // WIDTH):
+    for panel in range(panels_of(row_size)):
         for key in range(0, columns, ROWS):
             add_outer_products(
                 sums, (panel * KEYS + key) * PANEL, 1, rows, panel * WIDTH, LANES, weights, key,
-                (1, 1, 1, count), (0, 0, 0, row_size), (0, 0, 0, ROW),
+                (1, 1, 1, count), (0, 0, 0, row_size), (0, 0, 0, ROW), vectors_of(row_size, panel),
             )  # fmt: skip
 
 
@@ -124,7 +126,7 @@ def run_block(job: Any, number: int, dtype: Any) -> None:
     key_head, sample = pair % layout.key_heads, pair // layout.key_heads
     group = layout.heads // layout.key_heads
     queries = layout.queries
-    q_row, v_row = whole_panels(layout.size), whole_panels(layout.value_size)
+    q_row, v_row = whole_vectors(layout.size), whole_vectors(layout.value_size)
 
     words = (QUERIES, np.int64)
     (
@@ -137,8 +139,8 @@ def run_block(job: Any, number: int, dtype: Any) -> None:
         words, words, words, words, words, (1, np.int64), (LANES, np.int64),
         (QUERIES * ROW, dtype), (QUERIES * ROW, dtype), (QUERIES * q_row, dtype), (QUERIES * q_row, dtype),
         (QUERIES * v_row, dtype),
-        (KEYS * layout.size, dtype), (KEYS * layout.value_size, dtype), (KEYS * q_row, dtype), (KEYS * q_row, dtype),
-        (KEYS * v_row, dtype),
+        (KEYS * layout.size, dtype), (KEYS * layout.value_size, dtype), (KEYS * q_row, dtype),
+        (KEYS * panels_of(q_row) * WIDTH, dtype), (KEYS * panels_of(v_row) * WIDTH, dtype),
         (KEYS + q_row + v_row, dtype), (v_row, dtype), (group * queries, dtype),
         (group * queries * q_row if splits == 1 else 0, dtype),
     )  # fmt: skip
@@ -191,9 +193,9 @@ def run_block(job: Any, number: int, dtype: Any) -> None:
         interleave_rows(keys_in, sample, key_head, first_key, key_count, sources, keys)
         interleave_rows(values_in, sample, key_head, first_key, key_count, sources, values)
         read_rows(keys_in, sample, key_head, first_key, key_count, key_rows)
-        for i in range(KEYS * q_row):
+        for i in range(KEYS * panels_of(q_row) * WIDTH):
             by_key[i] = nought
-        for i in range(KEYS * v_row):
+        for i in range(KEYS * panels_of(v_row) * WIDTH):
             by_value[i] = nought
         for h in range(group):
             head = key_head * group + h
@@ -262,7 +264,7 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
     """Add up the gradients of the queries of a head by all blocks of keys."""
     layout = record_at(job.scratch, LAYOUT)
     sample, head = number // layout.heads, number % layout.heads
-    row_size = whole_panels(layout.size)
+    row_size = whole_vectors(layout.size)
     sums = partial_gradients(job, layout, 0, sample, head, dtype)
     for split in range(1, ceil_divide(layout.keys, layout.block)):
         others = partial_gradients(job, layout, split, sample, head, dtype)

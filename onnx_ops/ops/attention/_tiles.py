@@ -67,8 +67,20 @@ LAYOUT = np.dtype(
 
 
 @helper
-def whole_panels(count: int) -> int:
-    return ceil_divide(count, WIDTH) * WIDTH
+def whole_vectors(count: int) -> int:
+    return ceil_divide(count, LANES) * LANES
+
+
+@helper
+def panels_of(row_size: int) -> int:
+    """Panels of a row of whole vectors, of which the last one may be incomplete."""
+    return ceil_divide(row_size, WIDTH)
+
+
+@helper
+def vectors_of(row_size: int, panel: int) -> int:
+    """Vectors of a panel of a row."""
+    return int(min(row_size // LANES - panel * PANEL, PANEL))
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ def read_rows(tensor: Heads, sample: int, head: int, first: int, count: int, tar
     """Convert rows [first, first + count) of a head, padded to whole panels."""
     for i in range(count):
         source = row_at(tensor, sample, head, first + i)
-        read_row(source, tensor.element_type, tensor.size, tail(target, i * whole_panels(tensor.size)))
+        read_row(source, tensor.element_type, tensor.size, tail(target, i * whole_vectors(tensor.size)))
 
 
 @helper
@@ -244,7 +256,9 @@ def multiply_by_interleaved(
         zero[0] = panel * PANEL * terms
         part = tail(out, panel * WIDTH)
         for row in range(0, count, ROWS):
-            multiply_tile(rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, part, places, row, 1)
+            multiply_tile(
+                rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, part, places, row, 1, PANEL
+            )
 
 
 @helper
@@ -259,12 +273,15 @@ def multiply_by_rows(
     places: Any,
     zero: Any,
 ) -> None:
-    """Sums of `terms` rows of `row_size` numbers, whole panels, with the weights of each row of a tile."""
-    for panel in range(row_size // WIDTH):
+    """Sums of `terms` rows of `row_size` numbers, whole vectors, with the weights of each row of a tile."""
+    for panel in range(panels_of(row_size)):
         zero[0] = panel * PANEL
         part, step = tail(out, panel * WIDTH), row_size // LANES
         for row in range(0, count, ROWS):
-            multiply_tile(weights, starts, row, 1, terms, LANES, rows, zero, 0, LANES, step, part, places, row, 1)
+            multiply_tile(
+                weights, starts, row, 1, terms, LANES, rows, zero, 0, LANES, step, part, places, row, 1,
+                vectors_of(row_size, panel),
+            )  # fmt: skip
 
 
 @helper

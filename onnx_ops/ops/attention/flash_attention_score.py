@@ -44,7 +44,7 @@ from onnx_ops.ops.attention._tiles import (
     of_queries,
     read_rows,
     seen_keys,
-    whole_panels,
+    whole_vectors,
     write_row,
     write_sizes,
 )
@@ -207,7 +207,7 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
     key_head = head // (layout.heads // layout.key_heads)
     end = min(begin + layout.block, layout.queries)
     count = end - begin
-    q_row, v_row = whole_panels(layout.size), whole_panels(layout.value_size)
+    q_row, v_row = whole_vectors(layout.size), whole_vectors(layout.value_size)
 
     words = (QUERIES, np.int64)
     (

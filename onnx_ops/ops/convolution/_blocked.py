@@ -3,6 +3,10 @@
 An image of P places and C channels per group becomes blocks [sample, group, block of channels, P + 1, LANES]; the last
 place of a plane is zero, for elements of windows that lie in the padding. Weights become [group, block of channels of
 the result, channel of the source, tap, LANES]. A tap is an element of the kernel.
+
+An input of few channels is packed: [sample, group, line, place of the padded line, channel]. What a window reads of a
+line is contiguous then, and the taps along a line are like channels: weights become [group, block of channels of the
+result, tap along a line, channel of the source, other taps, LANES].
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ from onnx_ops.ops.windows import AXES, LEAD, adds_too_much, volume
 ELEMENTS = 8192
 """Approximate number of elements per lane of a task that interleaves."""
 
+MOST_PACKED = 8
+"""Channels of an input, per group, that are packed."""
+
 i8 = np.int64
 LAYOUT = np.dtype(
     [
@@ -45,6 +52,8 @@ LAYOUT = np.dtype(
         ("image", i8),
         ("windows", i8),
         ("weights", i8),
+        ("packed", i8),  # 1: the input is packed
+        ("infinite", i8),  # 1: a number of the windows is infinite or NaN
         ("alone", i8),  # 1: each place of a product is computed by itself
         # tasks that interleave
         ("image_tasks", i8),
@@ -55,6 +64,7 @@ LAYOUT = np.dtype(
         ("places", i8),  # places of a task of the product
         ("panels", i8),  # panels of a task of the product
         ("product_tasks", i8),
+        ("rows_are_inputs", i8),  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
         ("taps", i8),  # taps of a task of the gradient of the weights
         ("weight_tasks", i8),
         ("bias_tasks", i8),
@@ -75,9 +85,50 @@ def plane_of(sizes: Any) -> int:
 
 
 @helper
-def image_elements(layout: Any, channels: int, sizes: Any) -> int:
-    """Elements of an interleaved image."""
-    return int(layout.samples * layout.groups * blocks_of(channels) * plane_of(sizes))
+def unit_of(layout: Any) -> int:
+    """Elements of a place of the image."""
+    return int(layout.inputs) if layout.packed else LANES
+
+
+@helper
+def width_of(layout: Any) -> int:
+    """Places of a line of the image."""
+    return int(layout.length[2] + 2 * layout.before[2] * layout.packed)
+
+
+@helper
+def image_blocks(layout: Any) -> int:
+    """Planes of a group of a sample of the image."""
+    return 1 if layout.packed else blocks_of(layout.inputs)
+
+
+@helper
+def image_zeros(layout: Any) -> int:
+    """Where the zeros of a plane of the image begin."""
+    return int(layout.length[0] * layout.length[1] * width_of(layout) * unit_of(layout))
+
+
+@helper
+def image_plane(layout: Any) -> int:
+    """Elements of a plane of the image; one that is packed ends with zeros for a line of a window and for tiles."""
+    own = blocks_of(layout.kernel[2] * layout.inputs) + 1 if layout.packed else 1
+    return image_zeros(layout) + own * LANES
+
+
+@helper
+def image_elements(layout: Any) -> int:
+    return int(layout.samples * layout.groups * image_blocks(layout) * image_plane(layout))
+
+
+@helper
+def windows_elements(layout: Any) -> int:
+    return int(layout.samples * layout.groups * blocks_of(layout.outputs) * plane_of(layout.count))
+
+
+@helper
+def taps_of_weights(layout: Any) -> int:
+    """Taps that each channel of the weights has."""
+    return int(layout.kernel[0] * layout.kernel[1]) if layout.packed else volume(layout.kernel)
 
 
 @helper
@@ -124,6 +175,12 @@ def write_windows(layout: Any, attributes: Any, job: Any, image: int, weight: in
         layout.length[i], layout.kernel[i], layout.count[i] = length, kernel, rest // stride + 1
         layout.stride[i], layout.before[i], layout.dilation[i] = stride, before, dilation
         plane, padded = plane * length, padded * (length + 2 * before)
+    layout.packed = int(
+        1 <= layout.inputs <= MOST_PACKED
+        and layout.kernel[2] > 1
+        and layout.dilation[2] == 1
+        and layout.before[2] < layout.kernel[2]
+    )
     return not adds_too_much(plane, padded)
 
 
@@ -133,24 +190,26 @@ def planes_per_task(sizes: Any) -> int:
 
 
 @helper
-def image_tasks(layout: Any, channels: int, sizes: Any) -> int:
-    """Number of tasks that interleave an image."""
-    return ceil_divide(layout.samples * layout.groups * blocks_of(channels), planes_per_task(sizes))
+def image_tasks(layout: Any, blocks: int, sizes: Any) -> int:
+    """Number of tasks that interleave an image of so many blocks of channels."""
+    return ceil_divide(layout.samples * layout.groups * blocks, planes_per_task(sizes))
 
 
 # --- interleaving ----------------------------------------------------------------------------------------------------
 
 
 @helper
-def interleave_image(
-    layout: Any,
-    number: int,
-    channels: int,
-    sizes: Any,
-    source: int,
-    element_type: int,
-    target: int,
-    dtype: Any,
+def is_finite(numbers: Any, count: int) -> bool:
+    """Whether none of `count` numbers is infinite or NaN."""
+    nothing = like(0, numbers[0])
+    for i in range(count):
+        nothing = add_any_order(nothing, numbers[i] * like(0, numbers[0]))
+    return bool(nothing == nothing)
+
+
+@helper
+def interleave_planes(
+    layout: Any, number: int, channels: int, sizes: Any, source: int, element_type: int, target: int, dtype: Any
 ) -> bool:
     """A task: interleave some planes of an image; returns whether there was memory.
 
@@ -180,6 +239,52 @@ def interleave_image(
 
 
 @helper
+def interleave_windows(layout: Any, number: int, source: int, element_type: int, dtype: Any) -> bool:
+    """A task: interleave some planes of the gradient of the output; returns whether there was memory."""
+    if not interleave_planes(layout, number, layout.outputs, layout.count, source, element_type, layout.windows, dtype):
+        return False
+    if layout.packed:  # zeros of padded lines, which are multiplied with the windows
+        plane, per_task = plane_of(layout.count), planes_per_task(layout.count)
+        planes = min(per_task, layout.samples * layout.groups * blocks_of(layout.outputs) - number * per_task)
+        begin = layout.windows + number * per_task * plane * size_of(dtype)
+        if not is_finite(array_at(begin, planes * plane, dtype), planes * plane):
+            layout.infinite = 1
+    return True
+
+
+@helper
+def interleave_image(layout: Any, number: int, source: int, element_type: int, dtype: Any) -> bool:
+    """A task: interleave some planes of the input, or pack them; returns whether there was memory."""
+    if not layout.packed:
+        return interleave_planes(
+            layout, number, layout.inputs, layout.length, source, element_type, layout.image, dtype
+        )
+    channels, length, width, plane = layout.inputs, layout.length[2], width_of(layout), image_plane(layout)
+    memory, rows, line = allocate((LANES, np.int64), (length * LANES, dtype))
+    if memory == 0:
+        return False
+    step, per_task = volume(layout.length) * item_size(element_type), planes_per_task(layout.length)
+    for own in range(number * per_task, min((number + 1) * per_task, layout.samples * layout.groups)):
+        out = array_at(layout.image + own * plane * size_of(dtype), plane, dtype)
+        for lane in range(LANES):
+            rows[lane] = source + (own * channels + min(lane, channels - 1)) * step
+        for i in range(layout.length[0] * layout.length[1]):
+            interleave(rows, element_type, i * length, length, line, 0)
+            begin = i * width * channels
+            for x in range(layout.before[2] * channels):
+                out[begin + x] = like(0, out[0])
+                out[begin + (layout.before[2] + length) * channels + x] = like(0, out[0])
+            begin += layout.before[2] * channels
+            for x in range(length):
+                for k in range(channels):
+                    out[begin + x * channels + k] = line[x * LANES + k]
+        for i in range(image_zeros(layout), plane):
+            out[i] = like(0, out[0])
+    free(memory)
+    return True
+
+
+@helper
 def interleave_weights(
     layout: Any, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
 ) -> bool:
@@ -187,10 +292,11 @@ def interleave_weights(
 
     backward: whether the result is the gradient of the input of the convolution.
     """
-    memory, rows = allocate((LANES, np.int64))
+    taps = volume(layout.kernel)
+    packed = layout.packed and not backward
+    memory, rows, unordered = allocate((LANES, np.int64), (layout.inputs * taps * LANES if packed else 0, dtype))
     if memory == 0:
         return False
-    taps = volume(layout.kernel)
     inputs, outputs = layout.inputs, layout.outputs
     targets, sources = (inputs, outputs) if backward else (outputs, inputs)
     blocks = blocks_of(targets)
@@ -205,12 +311,18 @@ def interleave_weights(
     else:
         for lane in range(LANES):
             rows[lane] = source + (group * outputs + min(block * LANES + lane, outputs - 1)) * inputs * step
-        interleave(rows, element_type, 0, inputs * taps, out, 0)
+        if packed:
+            interleave(rows, element_type, 0, inputs * taps, unordered, 0)
+            lines, row = taps_of_weights(layout), layout.kernel[2]
+            for k in range(inputs):
+                for tap in range(taps):
+                    at, to = (k * taps + tap) * LANES, ((tap % row * inputs + k) * lines + tap // row) * LANES
+                    for lane in range(LANES):
+                        out[to + lane] = unordered[at + lane]
+        else:
+            interleave(rows, element_type, 0, inputs * taps, out, 0)
     free(memory)
     # Zeros of the padding, with which other places of a tile have an element, must not be multiplied with these.
-    nothing = like(0, out[0])
-    for i in range(sources * taps * LANES):
-        nothing = add_any_order(nothing, out[i] * like(0, out[0]))
-    if nothing != nothing:
+    if not is_finite(out, sources * taps * LANES):
         layout.alone = 1
     return True

@@ -24,6 +24,7 @@ from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
     LAYOUT,
     blocks_of,
+    image_blocks,
     image_elements,
     image_tasks,
     interleave_image,
@@ -128,11 +129,11 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
         job.output_dims[0, axis] = layout.count[axis - rank + AXES]
     layout.alone = 0
     split_product(layout, layout.outputs, layout.count)
-    layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
+    layout.image_tasks = image_tasks(layout, image_blocks(layout), layout.length)
     layout.weights_tasks = layout.groups * blocks_of(layout.outputs)
     layout.image = job.scratch + whole_lines(size_of(LAYOUT))
     size = computing_size(kernel.element_type[IMAGE])
-    image_bytes = size * image_elements(layout, layout.inputs, layout.length)
+    image_bytes = size * image_elements(layout)
     layout.weights = layout.image + whole_lines(image_bytes)
     end = layout.weights + size * weights_elements(layout, layout.inputs, layout.outputs)
     job.scratch_bytes = end - job.scratch
@@ -145,8 +146,7 @@ def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of the input, or some weights."""
     layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
     if number < layout.image_tasks:
-        source, inputs = job.data[IMAGE], layout.inputs
-        done = interleave_image(layout, number, inputs, layout.length, source, element_type, layout.image, dtype)
+        done = interleave_image(layout, number, job.data[IMAGE], element_type, dtype)
     else:
         number, source = number - layout.image_tasks, job.data[WEIGHT]
         done = interleave_weights(layout, number, False, source, element_type, layout.weights, dtype)

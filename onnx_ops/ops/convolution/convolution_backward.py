@@ -36,14 +36,17 @@ from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
 from onnx_ops.ops.convolution._blocked import (
     LAYOUT,
     blocks_of,
+    image_blocks,
     image_elements,
     image_tasks,
     interleave_image,
     interleave_weights,
+    interleave_windows,
     weights_elements,
+    windows_elements,
     write_windows,
 )
-from onnx_ops.ops.convolution._products import add_weight_gradient, multiply, split_product, split_weight_gradient
+from onnx_ops.ops.convolution._products import multiply, split_product
 from onnx_ops.ops.convolution._rules import (
     axes_of,
     check_attributes,
@@ -51,6 +54,7 @@ from onnx_ops.ops.convolution._rules import (
     elements_of,
     window_attributes,
 )
+from onnx_ops.ops.convolution._weight_gradient import add_weight_gradient, split_weight_gradient
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.windows import AXES, LEAD, volume
 
@@ -168,14 +172,14 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
         job.output_dims[BY_WEIGHT, axis] = job.dims[WEIGHT, axis]
     job.output_dims[BY_BIAS, 0] = job.dims[WEIGHT, 0]
 
-    layout.alone, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0
+    layout.alone, layout.infinite, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0, 0
     layout.product_tasks, layout.weight_tasks, layout.bias_tasks = 0, 0, 0
     size = computing_size(kernel.element_type[GRAD])
     at = job.scratch + whole_lines(size_of(LAYOUT))
     layout.windows = at
     if kernel.output_type[BY_INPUT] != 0 or kernel.output_type[BY_WEIGHT] != 0:
-        layout.windows_tasks = image_tasks(layout, layout.outputs, layout.count)
-        at += whole_lines(size * image_elements(layout, layout.outputs, layout.count))
+        layout.windows_tasks = image_tasks(layout, blocks_of(layout.outputs), layout.count)
+        at += whole_lines(size * windows_elements(layout))
     layout.weights = at
     if kernel.output_type[BY_INPUT] != 0:
         split_product(layout, layout.inputs, layout.length)
@@ -184,8 +188,8 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     layout.image = at
     if kernel.output_type[BY_WEIGHT] != 0:
         split_weight_gradient(layout)
-        layout.image_tasks = image_tasks(layout, layout.inputs, layout.length)
-        at += size * image_elements(layout, layout.inputs, layout.length)
+        layout.image_tasks = image_tasks(layout, image_blocks(layout), layout.length)
+        at += size * image_elements(layout)
     if kernel.output_type[BY_BIAS] != 0:
         layout.bias_tasks = layout.groups * layout.outputs
     job.scratch_bytes = at - job.scratch
@@ -198,19 +202,16 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
 def prepare_with(job: Any, number: int, dtype: Any) -> None:
     """Interleave some planes of a tensor."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    outputs, inputs = layout.outputs, layout.inputs
     element_type, done = kernel.element_type[GRAD], False
     if number < layout.windows_tasks:
-        source, target = job.data[GRAD], layout.windows
-        done = interleave_image(layout, number, outputs, layout.count, source, element_type, target, dtype)
+        done = interleave_windows(layout, number, job.data[GRAD], element_type, dtype)
     elif number < layout.windows_tasks + layout.weights_tasks:
         number -= layout.windows_tasks
         source, target = job.data[WEIGHT], layout.weights
         done = interleave_weights(layout, number, True, source, element_type, target, dtype)
     else:
         number -= layout.windows_tasks + layout.weights_tasks
-        source, target = job.data[IMAGE], layout.image
-        done = interleave_image(layout, number, inputs, layout.length, source, element_type, target, dtype)
+        done = interleave_image(layout, number, job.data[IMAGE], element_type, dtype)
     if not done:
         job.failed = NO_MEMORY
 

@@ -99,6 +99,9 @@ SHAPES: tuple[tuple[str, Shape, int, Setting], ...] = (
 LARGE: tuple[tuple[str, Shape, int, Setting], ...] = (
     ("several_tasks_of_products", (3, 19, 14, 13), 21, Setting((3, 3), (2, 1), (1, 1))),
     ("several_tasks_of_planes", (5, 1, 43, 41), 3, Setting((3, 3), (2, 1), (1, 1))),
+    ("first_layer", (3, 3, 15, 17), 40, Setting((5, 7), (2, 2), (2, 3))),
+    ("last_layer", (1, 40, 9, 6), 3, Setting((3, 3), (), (1, 1))),
+    ("eight_channels_of_groups", (2, 16, 9, 8), 6, Setting((3, 3), (1, 2), (1, 2), (), 2)),
 )
 
 

@@ -1,0 +1,198 @@
+"""Kernels of the gradient of a convolution with respect to its weights: sums of outer products, in tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate
+from onnx_ops.loops.primitives import ceil_divide, helper, like
+from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
+from onnx_ops.ops.convolution._blocked import (
+    blocks_of,
+    image_blocks,
+    image_plane,
+    plane_of,
+    taps_of_weights,
+    unit_of,
+    width_of,
+)
+from onnx_ops.ops.convolution._products import TASKS
+from onnx_ops.ops.windows import volume
+
+RUN = 2048
+"""Approximate number of windows whose products are added up before they are added to a gradient of weights."""
+
+
+@helper
+def rows_of_tiles(layout: Any) -> int:
+    """Number of rows that all tiles of a group have: channels of the input or the output, by `rows_are_inputs`."""
+    if layout.packed:
+        return int(layout.kernel[2] * layout.inputs)
+    return int(layout.inputs if layout.rows_are_inputs else layout.outputs)
+
+
+@helper
+def columns_of_tiles(layout: Any) -> int:
+    """Number of channels of the other side, which are columns of tiles."""
+    return int(layout.outputs if layout.rows_are_inputs else layout.inputs)
+
+
+@helper
+def split_weight_gradient(layout: Any) -> None:
+    """Split the gradient of the weights into tasks."""
+    by_inputs = ceil_divide(layout.inputs, ROWS) * blocks_of(layout.outputs)
+    by_outputs = ceil_divide(layout.outputs, ROWS) * blocks_of(layout.inputs)
+    layout.rows_are_inputs = int(by_inputs < by_outputs or layout.packed)
+    rows, columns = ceil_divide(rows_of_tiles(layout), ROWS), ceil_divide(columns_of_tiles(layout), PANEL * LANES)
+    tiles, taps = layout.groups * rows * columns, taps_of_weights(layout)
+    layout.taps = max(min(taps, taps * tiles // TASKS), 1)
+    layout.weight_tasks = tiles * ceil_divide(taps, layout.taps)
+
+
+@helper
+def first_window(layout: Any, axis: int, offset: int, least: int) -> int:
+    """First window, not before `least`, whose element at `offset` from its begin is not before the input."""
+    return int(max(ceil_divide(layout.before[axis] - offset, layout.stride[axis]), least))
+
+
+@helper
+def window_count(layout: Any, axis: int, offset: int, first: int, end: int) -> int:
+    """Number of windows from `first` on, before `end`, whose element at `offset` is not behind the input."""
+    last = (layout.length[axis] - 1 + layout.before[axis] - offset) // layout.stride[axis]
+    return int(max(min(last + 1, end) - first, 0))
+
+
+@helper
+def add_products(
+    layout: Any, sums: Any, group: int, row: int, panel: int, first_tap: int, taps: int, along: int, dtype: Any
+) -> None:
+    """Add up the products of all windows for a tile and some taps.
+
+    Args:
+        sums: [row, vector, tap, LANES], of zeros.
+        group, row, panel: of the tile.
+        along: the tap along a line of a packed input whose elements are in the input; -1 for zeros in place of others.
+        dtype: of the sums.
+    """
+    image, grad = array_at(layout.image, 1, dtype), array_at(layout.windows, 1, dtype)
+    vectors = min(blocks_of(columns_of_tiles(layout)) - panel * PANEL, PANEL)
+    plane, grad_plane, unit = image_plane(layout), plane_of(layout.count), unit_of(layout)
+    by_image, by_grad = image_blocks(layout) * plane, blocks_of(layout.outputs) * grad_plane  # distances of groups
+    image_step, grad_step = layout.groups * by_image, layout.groups * by_grad
+    image_begin, grad_begin = group * by_image, group * by_grad
+    if layout.packed:
+        image_begin += row
+        grad_begin += panel * PANEL * grad_plane
+    elif layout.rows_are_inputs:
+        image_begin += row // LANES * plane + row % LANES
+        grad_begin += panel * PANEL * grad_plane
+    else:
+        image_begin += panel * PANEL * plane
+        grad_begin += row // LANES * grad_plane + row % LANES
+    height, width = layout.length[1], width_of(layout)
+    line = width * unit
+    image_steps = (image_step, layout.stride[0] * height * line, layout.stride[1] * line, layout.stride[2] * unit)
+    grad_steps = (grad_step, layout.count[1] * layout.count[2] * LANES, layout.count[2] * LANES, LANES)
+    # Runs of places: some samples, or some of the first axis of one.
+    axis = 0 if layout.count[0] > 1 else 1 if layout.count[1] > 1 else 2
+    places = volume(layout.count)
+    per_run = max(RUN // max(places, 1), 1)
+    long = min(max(RUN // max(places // max(layout.count[axis], 1), 1), 1), layout.count[axis])
+    for sample in range(0, layout.samples, per_run):
+        samples = min(per_run, layout.samples - sample)
+        for low in range(0, layout.count[axis], long):
+            high = min(low + long, layout.count[axis])
+            for tap in range(taps):
+                c, rest = 0, first_tap + tap
+                if not layout.packed:
+                    c, rest = rest % layout.kernel[2] * layout.dilation[2], rest // layout.kernel[2]
+                b, a = rest % layout.kernel[1] * layout.dilation[1], rest // layout.kernel[1] * layout.dilation[0]
+                k = first_window(layout, 0, a, low if axis == 0 else 0)
+                i = first_window(layout, 1, b, low if axis == 1 else 0)
+                j, end = low if axis == 2 else 0, high if axis == 2 else layout.count[2]
+                columns = end - j
+                if not layout.packed or along >= 0:
+                    offset = max(along, c)
+                    j = first_window(layout, 2, offset, j)
+                    columns = window_count(layout, 2, offset, j, end)
+                layers = window_count(layout, 0, a, k, high if axis == 0 else layout.count[0])
+                lines = window_count(layout, 1, b, i, high if axis == 1 else layout.count[1])
+                if layers == 0 or lines == 0 or columns == 0:
+                    continue
+                z, y = k * layout.stride[0] - layout.before[0] + a, i * layout.stride[1] - layout.before[1] + b
+                x = j * layout.stride[2] + c
+                if not layout.packed:
+                    x -= layout.before[2]
+                image_at = image_begin + sample * image_step + (z * height + y) * line + x * unit
+                grad_at = grad_begin + sample * grad_step + ((k * layout.count[1] + i) * layout.count[2] + j) * LANES
+                counts = (samples, layers, lines, columns)
+                if layout.rows_are_inputs:
+                    add_outer_products(
+                        sums, tap, taps, grad, grad_at, grad_plane, image, image_at, counts, grad_steps, image_steps,
+                        vectors,
+                    )  # fmt: skip
+                else:
+                    add_outer_products(
+                        sums, tap, taps, image, image_at, plane, grad, grad_at, counts, image_steps, grad_steps, vectors
+                    )
+
+
+@helper
+def write_row(
+    layout: Any, sums: Any, group: int, row: int, r: int, panel: int, first_tap: int, taps: int, target: int,
+    element_type: int, lanes: Any, unused: Any,
+) -> None:  # fmt: skip
+    """Write row `r` of a tile, whose first one is `row`, to the gradient.
+
+    Args:
+        lanes: for LANES addresses.
+        unused: for what lanes beyond the channels have.
+    """
+    bytes_of, all_taps, columns = item_size(element_type), volume(layout.kernel), columns_of_tiles(layout)
+    by_output, by_input = layout.inputs * all_taps * bytes_of, all_taps * bytes_of  # distances in the result
+    by_row, by_lane = (by_input, by_output) if layout.rows_are_inputs else (by_output, by_input)
+    begin = target + group * layout.outputs * by_output
+    if layout.packed:
+        begin += (row + r) // layout.inputs * bytes_of + (row + r) % layout.inputs * by_row
+    else:
+        begin += (row + r) * by_row
+    # The taps of a row are adjacent in the gradient; those of a packed input are a line of the kernel apart.
+    run, apart = (1, layout.kernel[2]) if layout.packed else (taps, 1)
+    for v in range(min(blocks_of(columns) - panel * PANEL, PANEL)):
+        channel = (panel * PANEL + v) * LANES
+        for tap in range(0, taps, run):
+            to = begin + channel * by_lane + (first_tap + tap) * apart * bytes_of
+            for lane in range(LANES):
+                lanes[lane] = to + lane * by_lane if channel + lane < columns else address_of(unused)
+            separate(sums, (r * PANEL + v) * taps + tap, run, lanes, element_type, 0)
+
+
+@helper
+def add_weight_gradient(layout: Any, number: int, target: int, element_type: int, dtype: Any) -> bool:
+    """A task of the gradient of the weights, a tile of ROWS by PANEL * LANES; returns whether there was memory."""
+    taps, all_rows = taps_of_weights(layout), rows_of_tiles(layout)
+    chunks = ceil_divide(taps, layout.taps)
+    first_tap, tile = number % chunks * layout.taps, number // chunks
+    own_taps = min(layout.taps, taps - first_tap)
+    panels, tiles = ceil_divide(columns_of_tiles(layout), PANEL * LANES), ceil_divide(all_rows, ROWS)
+    panel, tile = tile % panels, tile // panels
+    row, group = tile % tiles * ROWS, tile // tiles
+    rows, numbers = min(ROWS, all_rows - row), ROWS * PANEL * own_taps * LANES
+    memory, sums, lanes, unused = allocate((numbers, dtype), (LANES, np.int64), (own_taps, np.float64))
+    if memory == 0:
+        return False
+    # Zeros of a padded line must not be multiplied with infinite numbers: then each tap along it has a pass of its own.
+    first, last, alone = 0, 0, layout.packed == 1 and layout.infinite == 1
+    if alone:
+        first, last = row // layout.inputs, (row + rows - 1) // layout.inputs
+    for along in range(first, last + 1):
+        for i in range(numbers):
+            sums[i] = like(0, sums[0])
+        add_products(layout, sums, group, row, panel, first_tap, own_taps, along if alone else -1, dtype)
+        for r in range(rows):
+            if not alone or (row + r) // layout.inputs == along:
+                write_row(layout, sums, group, row, r, panel, first_tap, own_taps, target, element_type, lanes, unused)
+    free(memory)
+    return True
