@@ -7,7 +7,7 @@ the result, channel of the source, tap, LANES]. A tap is an element of the kerne
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -22,45 +22,47 @@ from onnx_ops.loops.memory import (
     size_of,
 )
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
+from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, LEAD, adds_too_much, volume
 
 ELEMENTS = 8192
 """Approximate number of elements per lane of a task that interleaves."""
 
-i8 = np.int64
-LAYOUT = np.dtype(
-    [
-        # by spatial axis
-        ("length", i8, (AXES,)),  # of the input of the convolution
-        ("count", i8, (AXES,)),  # windows, the size of its output
-        ("kernel", i8, (AXES,)),
-        ("stride", i8, (AXES,)),
-        ("before", i8, (AXES,)),  # padding
-        ("dilation", i8, (AXES,)),
-        ("samples", i8),
-        ("groups", i8),
-        ("inputs", i8),  # channels per group
-        ("outputs", i8),
-        # addresses of interleaved tensors
-        ("image", i8),
-        ("windows", i8),
-        ("weights", i8),
-        ("alone", i8),  # 1: each place of a product is computed by itself
-        # tasks that interleave
-        ("image_tasks", i8),
-        ("windows_tasks", i8),
-        ("weights_tasks", i8),
-        # tasks that multiply
-        ("per_block", i8),  # samples of a task of the product
-        ("places", i8),  # places of a task of the product
-        ("panels", i8),  # panels of a task of the product
-        ("product_tasks", i8),
-        ("taps", i8),  # taps of a task of the gradient of the weights
-        ("weight_tasks", i8),
-        ("bias_tasks", i8),
-    ],
-    align=True,
-)
+
+class Blocks(Protocol):
+    """The layout of a convolution and its gradients."""
+
+    # by spatial axis
+    length: Annotated[Numbers, AXES]  # of the input of the convolution
+    count: Annotated[Numbers, AXES]  # windows, the size of its output
+    kernel: Annotated[Numbers, AXES]
+    stride: Annotated[Numbers, AXES]
+    before: Annotated[Numbers, AXES]  # padding
+    dilation: Annotated[Numbers, AXES]
+    samples: int
+    groups: int
+    inputs: int  # channels per group
+    outputs: int
+    # addresses of interleaved tensors
+    image: int
+    windows: int
+    weights: int
+    alone: int  # 1: each place of a product is computed by itself
+    # tasks that interleave
+    image_tasks: int
+    windows_tasks: int
+    weights_tasks: int
+    # tasks that multiply
+    per_block: int  # samples of a task of the product
+    places: int  # places of a task of the product
+    panels: int  # panels of a task of the product
+    product_tasks: int
+    taps: int  # taps of a task of the gradient of the weights
+    weight_tasks: int
+    bias_tasks: int
+
+
+LAYOUT = record_of(Blocks)
 
 
 @helper
@@ -75,13 +77,13 @@ def plane_of(sizes: Any) -> int:
 
 
 @helper
-def image_elements(layout: Any, channels: int, sizes: Any) -> int:
+def image_elements(layout: Blocks, channels: int, sizes: Any) -> int:
     """Elements of an interleaved image."""
     return int(layout.samples * layout.groups * blocks_of(channels) * plane_of(sizes))
 
 
 @helper
-def weights_elements(layout: Any, sources: int, targets: int) -> int:
+def weights_elements(layout: Blocks, sources: int, targets: int) -> int:
     """Elements of interleaved weights."""
     return int(layout.groups * blocks_of(targets) * sources * volume(layout.kernel) * LANES)
 
@@ -90,7 +92,7 @@ def weights_elements(layout: Any, sources: int, targets: int) -> int:
 
 
 @helper
-def write_windows(layout: Any, attributes: Any, job: Any, image: int, weight: int) -> bool:
+def write_windows(layout: Blocks, attributes: Any, job: Job, image: int, weight: int) -> bool:
     """Write the sizes of a convolution, and the number of windows; returns whether the shapes fit.
 
     Args:
@@ -133,7 +135,7 @@ def planes_per_task(sizes: Any) -> int:
 
 
 @helper
-def image_tasks(layout: Any, channels: int, sizes: Any) -> int:
+def image_tasks(layout: Blocks, channels: int, sizes: Any) -> int:
     """Number of tasks that interleave an image."""
     return ceil_divide(layout.samples * layout.groups * blocks_of(channels), planes_per_task(sizes))
 
@@ -143,7 +145,7 @@ def image_tasks(layout: Any, channels: int, sizes: Any) -> int:
 
 @helper
 def interleave_image(
-    layout: Any,
+    layout: Blocks,
     number: int,
     channels: int,
     sizes: Any,
@@ -181,7 +183,7 @@ def interleave_image(
 
 @helper
 def interleave_weights(
-    layout: Any, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
+    layout: Blocks, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
 ) -> bool:
     """A task: interleave the weights of a block of channels of the result; returns whether there was memory.
 

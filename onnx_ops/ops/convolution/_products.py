@@ -13,7 +13,7 @@ import numpy as np
 from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, size_of
 from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, multiply_tile
-from onnx_ops.ops.convolution._blocked import blocks_of, plane_of
+from onnx_ops.ops.convolution._blocked import Blocks, blocks_of, plane_of
 from onnx_ops.ops.windows import AXES, volume
 
 PIXELS = 128
@@ -27,7 +27,7 @@ MOST_PHASES = 64
 
 
 @helper
-def split_product(layout: Any, targets: int, sizes: Any) -> None:
+def split_product(layout: Blocks, targets: int, sizes: Any) -> None:
     """Split a product, whose target has so many channels per group, into tasks."""
     places = volume(sizes)
     if layout.samples * places * targets == 0:
@@ -42,7 +42,7 @@ def split_product(layout: Any, targets: int, sizes: Any) -> None:
 
 
 @helper
-def write_order(layout: Any, backward: bool, sizes: Any, first: int, count: int, order: Any) -> None:
+def write_order(layout: Blocks, backward: bool, sizes: Any, first: int, count: int, order: Any) -> None:
     """Write the places [first, first + count) of a target in an order in which adjacent ones have the same taps: where
     the gradient of an input is computed, those that are a multiple of the stride apart."""
     phases = 1
@@ -65,7 +65,7 @@ def write_order(layout: Any, backward: bool, sizes: Any, first: int, count: int,
 
 
 @helper
-def multiply(layout: Any, number: int, backward: bool, target: int, element_type: int, dtype: Any) -> bool:
+def multiply(layout: Blocks, number: int, backward: bool, target: int, element_type: int, dtype: Any) -> bool:
     """A task of the product; returns whether there was memory.
 
     Args:
@@ -171,7 +171,7 @@ def multiply(layout: Any, number: int, backward: bool, target: int, element_type
 
 
 @helper
-def split_weight_gradient(layout: Any) -> None:
+def split_weight_gradient(layout: Blocks) -> None:
     """Split the gradient of the weights into tasks."""
     tiles = layout.groups * ceil_divide(layout.outputs, ROWS) * ceil_divide(layout.inputs, PANEL * LANES)
     taps = volume(layout.kernel)
@@ -180,20 +180,20 @@ def split_weight_gradient(layout: Any) -> None:
 
 
 @helper
-def first_window(layout: Any, axis: int, offset: int, least: int) -> int:
+def first_window(layout: Blocks, axis: int, offset: int, least: int) -> int:
     """First window, not before `least`, whose element at `offset` from its begin is not before the input."""
     return int(max(ceil_divide(layout.before[axis] - offset, layout.stride[axis]), least))
 
 
 @helper
-def window_count(layout: Any, axis: int, offset: int, first: int, end: int) -> int:
+def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -> int:
     """Number of windows from `first` on, before `end`, whose element at `offset` is not behind the input."""
     last = (layout.length[axis] - 1 + layout.before[axis] - offset) // layout.stride[axis]
     return int(max(min(last + 1, end) - first, 0))
 
 
 @helper
-def add_weight_gradient(layout: Any, number: int, target: int, element_type: int, dtype: Any) -> bool:
+def add_weight_gradient(layout: Blocks, number: int, target: int, element_type: int, dtype: Any) -> bool:
     """A task of the gradient of the weights, ROWS outputs by PANEL blocks of inputs; False if there was no memory."""
     inputs, outputs, taps = layout.inputs, layout.outputs, volume(layout.kernel)
     chunks = ceil_divide(taps, layout.taps)
