@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import pickle
 import platform
 import re
@@ -625,6 +626,7 @@ def interrupted(work: Callable[[], object], line: int) -> bool:
             raise KeyboardInterrupt
         return trace
 
+    gc.disable()  # a finalizer, of a session of another test say, would swallow the interrupt
     sys.settrace(trace)
     try:
         work()
@@ -632,6 +634,7 @@ def interrupted(work: Callable[[], object], line: int) -> bool:
         return True
     finally:
         sys.settrace(None)
+        gc.enable()
     return False
 
 
