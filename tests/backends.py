@@ -20,6 +20,8 @@ from unittest import mock
 import built_library
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto
@@ -123,6 +125,16 @@ def _set(options: Options, threads: int, optimise: bool = True) -> Options:
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     return options
+
+
+def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
+    """A session with kernels, one of function bodies, and one of a model without functions."""
+    linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
+    return {
+        "kernel": kernel_session(model),
+        "portable": ort.InferenceSession(linked, options()),
+        "inlined": ort.InferenceSession(inlined, options()),
+    }
 
 
 def kernel_session(model: Any, threads: int = 1) -> onnx_ops.InferenceSession:
@@ -428,7 +440,7 @@ def assert_close(actual: Array, expected: Array, *, rtol: float = 0, atol: float
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=what)
 
 
-def assert_result(actual: Array, expected: Any, dtype: Any, *, signs: bool = True) -> None:
+def assert_result(actual: Array, expected: Any, dtype: npt.DTypeLike, *, signs: bool = True) -> None:
     """Equal to numbers that are exact in `dtype`, NaN included; by default zeros have equal signs."""
     wanted = np.asarray(expected, np.float64)
     assert actual.dtype == np.dtype(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import golden
@@ -80,10 +80,3 @@ def small_shapes(draw: st.DrawFn, min_rank: int = 0, min_side: int = 0) -> Shape
     """Any shape of at most 8 dimensions and a few thousand elements."""
     shape = draw(st.lists(st.integers(min_side, 5), min_size=min_rank, max_size=8).map(tuple))
     return shape if math.prod(shape) <= 5000 else tuple(min(d, 2) for d in shape)
-
-
-def golden_cases(op: str) -> Sequence[golden.Golden]:
-    """PyTorch's stored results for an op, by its snake_case name."""
-    found = [case for case in GOLDEN if case.op == op]
-    assert found
-    return found

@@ -16,6 +16,7 @@ from typing import Any
 import backends
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from backends import FLOAT64, FLOATS, Array, Backend
@@ -66,14 +67,14 @@ def _source(array: Array | None) -> str:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def _moderate(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+def _moderate(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """Normal numbers, among them some 0, 1, small ones."""
     values = rng.normal(size=shape) * np.exp2(rng.integers(-3, 3))
     kinds = rng.choice(4, shape, p=[0.85, 0.05, 0.05, 0.05])
     return np.asarray(np.choose(kinds, [values, 0.0, 1.0, -0.5])).astype(dtype)
 
 
-def _extreme(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+def _extreme(rng: np.random.Generator, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """Numbers of both signs over all exponents, subnormal ones included."""
     limits = ml_dtypes.finfo(dtype)
     low, high = math.log2(float(limits.smallest_subnormal)), math.log2(float(limits.max)) - 0.01

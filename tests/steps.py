@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,16 @@ def averaging_step() -> onnx.ModelProto:
         graph(y=lambda x, weight, _: x * weight),
         graph(loss=lambda x, weight, _: x * weight * weight),
     )
+
+
+def index_batches() -> Iterator[np.ndarray]:
+    """Rows for `indexing_step`, some with too many rows or indices out of range."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        rows = rng.integers(0, 5, size=(rng.integers(1, 6), 3))
+        rows[3:4] = 7
+        rows.reshape(-1)[rng.integers(rows.size)] = rng.integers(-4, 10)
+        yield rows
 
 
 def indexing_step() -> onnx.ModelProto:

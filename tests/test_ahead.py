@@ -204,7 +204,7 @@ def test_a_model_tells_all_that_its_session_needs(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (progress.HINTED, progress.SECONDS):
-        monkeypatch.delitem(STATE.settled, name, raising=False)
+        monkeypatch.delitem(STATE.shared, name, raising=False)
 
 
 @pytest.mark.usefixtures("fresh")

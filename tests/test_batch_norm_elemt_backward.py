@@ -17,7 +17,6 @@ from tests.ops._shared import arrays
 
 OP = "BatchNormElemtBackward"
 INF, NAN = math.inf, math.nan
-PER_CHANNEL = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu")
 COUNTERS = (np.dtype(np.int32), FLOAT16, BFLOAT16, FLOAT32)
 
 

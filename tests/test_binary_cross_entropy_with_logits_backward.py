@@ -8,6 +8,7 @@ from typing import Any
 import backends
 import cases
 import numpy as np
+import numpy.typing as npt
 import pytest
 from backends import FLOATS, KERNEL, PORTABLE, Array, Backend, check
 from hypothesis import given
@@ -83,7 +84,7 @@ def test_infinity_times_a_small_gradient(backend: Backend, place: int) -> None:
 
 
 def extreme_call(
-    dtype: Any, form: str, weighted: bool, pos_weighted: bool, shape: arrays.Shape = (30, 100)
+    dtype: npt.DTypeLike, form: str, weighted: bool, pos_weighted: bool, shape: arrays.Shape = (30, 100)
 ) -> list[Array | None]:
     """Factors of all sizes, against logits near 0, far from it and of all sizes; the last in turn along the columns."""
     factor = () if form == "scalars" else shape

@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
@@ -133,7 +134,7 @@ SUBNORMAL = {np.float16: 2.0**-24, ml_dtypes.bfloat16: 2.0**-133, np.float32: 2.
 
 
 @pytest.mark.parametrize("dtype", SUBNORMAL, ids=lambda dtype: np.dtype(dtype).name)
-def test_constants_hold_all_values(dtype: Any) -> None:
+def test_constants_hold_all_values(dtype: npt.DTypeLike) -> None:
     values = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, SUBNORMAL[dtype], 1 / 3], dtype)
     b = Builder()
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

@@ -37,12 +37,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache with a file in it, in a folder of its own."""
     path = tmp_path / "above" / "cache"
     monkeypatch.setenv(cache.DIRECTORY_VARIABLE, str(path))
-    before = STATE.settled.pop(cache.PROBLEM, None)
+    before = STATE.shared.pop(cache.PROBLEM, None)
     write()
     yield path
-    STATE.settled.pop(cache.PROBLEM, None)
+    STATE.shared.pop(cache.PROBLEM, None)
     if before is not None:
-        STATE.settled[cache.PROBLEM] = before
+        STATE.shared[cache.PROBLEM] = before
 
 
 def write() -> None:
@@ -203,7 +203,7 @@ def test_code_that_others_could_have_planted_is_not_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature, context = types.int64(types.int64), cpu_target.target_context
-    entry, proof = compiler._Cache(callbacks.one), tmp_path / "proof"
+    entry, proof = compiler._Cache(callbacks.one, signature), tmp_path / "proof"
     payload = pickle.dumps(Planted(proof))
     with cache.written(compiler.entry_name((callbacks.one, signature))) as file:
         file.write(compiler.DIGEST(payload).digest() + payload)

@@ -23,8 +23,9 @@ import onnxruntime as ort
 import pytest
 import steps
 import typer
+from linking_cases import CASES, Case, model_of
 from onnx import TensorProto, numpy_helper, parser
-from test_linking import CASES, REFUSED, Case, model_of
+from test_linking import REFUSED
 from typer.testing import CliRunner, Result
 
 import onnx_ops
@@ -136,7 +137,7 @@ def good(tmp_path: Path) -> Path:
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> str:
     """A process in which the kernels cannot be registered; the reason."""
     reason = "no such library here"
-    monkeypatch.setitem(STATE.settled, "library", (None, reason))
+    monkeypatch.setitem(STATE.shared, "library", (None, reason))
     monkeypatch.setattr(sessions, "_warned", set())
     return reason
 

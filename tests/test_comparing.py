@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
@@ -56,7 +57,7 @@ def test_measures_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 @pytest.mark.parametrize("value", [1.0, 1.75, -2.0, 3.5, 2.0**-10, 0.0])
-def test_unit_in_the_last_place(dtype: Any, value: float) -> None:
+def test_unit_in_the_last_place(dtype: npt.DTypeLike, value: float) -> None:
     """The next larger number is one unit off, at 0 the smallest of all; half a unit is what rounding costs."""
     here = np.array([value], dtype)
     after = (here.view(f"u{here.itemsize}") + 1).view(dtype)

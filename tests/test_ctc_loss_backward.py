@@ -11,6 +11,7 @@ from typing import Any
 import backends
 import cases
 import numpy as np
+import numpy.typing as npt
 import pytest
 from backends import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, KERNEL, Array, Backend, check
 from hypothesis import given
@@ -23,8 +24,6 @@ OP = "CtcLossBackward"
 # 1e-12 of the larger term, in units in the last place.
 SUM_ULPS = 1e-12 * 2**52
 INF, NAN = math.inf, math.nan
-TARGET_DTYPES = [np.dtype(t) for t in (np.int64, np.int32, np.bool_, np.float32, np.float16)]
-LENGTH_DTYPES = [np.dtype(t) for t in (np.uint8, np.int8, np.int16, np.int32, np.int64)]
 # (grad_out, log_probs and out; neg_log_likelihood; log_alpha): the same, or wider
 WIDENINGS = [
     (own, loss, alpha)
@@ -40,8 +39,8 @@ def make(
     *,
     steps: int | None = None,
     blank: int = 0,
-    dtype: Any = np.float64,
-    wide: Any = None,
+    dtype: npt.DTypeLike = np.float64,
+    wide: npt.DTypeLike = None,
     flat: bool = False,
     log_probs: Array | None = None,
     grad: Array | None = None,
@@ -474,7 +473,7 @@ def test_large_tables(share: float, reached: bool) -> None:
 SAMPLES, STEPS = [[1, 2], [3], [2, 2]], [6, 5, 6]
 
 
-def _changed(place: int, index: Any, value: Any, *, flat: bool = False, dtype: Any = np.int64) -> list[Array]:
+def _changed(place: int, index: Any, value: Any, *, flat: bool = False, dtype: npt.DTypeLike = np.int64) -> list[Array]:
     inputs = make(SAMPLES, STEPS, flat=flat)
     inputs[place] = inputs[place].astype(dtype)
     inputs[place][index] = value

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import backends
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
@@ -50,7 +50,7 @@ def test_generator_has_the_known_answers(counter: Words, key: Words, expected: W
 
 
 def mask_of(
-    shape: tuple[int, ...] = (COUNT,), seed: int = 0, p: float = 0.5, offset: int = 0, dtype: Any = np.float32
+    shape: tuple[int, ...] = (COUNT,), seed: int = 0, p: float = 0.5, offset: int = 0, dtype: npt.DTypeLike = np.float32
 ) -> Array:
     inputs: dict[str, Array | None] = {"input": np.ones(shape, dtype), "seed": np.array(seed)}
     return KERNEL.run(Call(OP, inputs, {"p": p, "offset": offset}))["mask"]

@@ -16,15 +16,6 @@ from tests.ops._shared.arrays import normal, rng
 OP = record.OP
 
 
-def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
-    linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
-    return {
-        "kernel": backends.kernel_session(model),
-        "portable": ort.InferenceSession(linked, backends.options()),
-        "inlined": ort.InferenceSession(inlined, backends.options()),
-    }
-
-
 TWO_TABLES = """<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
 two (float[N, 3] grad, int64[N] words, int64[N] places) => (float[V, 3] by_words, float[P, 3] by_places) {
     by_words = aclnn.EmbeddingDenseBackward <num_weights = 9, padding_idx = 2> (grad, words)
@@ -40,7 +31,7 @@ def test_two_tables_of_different_sizes_in_one_model() -> None:
         "by_words": record.oracle(grad, feeds["words"], 9, 2),
         "by_places": record.oracle(grad, feeds["places"], 4, scale_grad_by_freq=1),
     }
-    for way, session in sessions(onnx.parser.parse_model(TWO_TABLES)).items():
+    for way, session in backends.sessions(onnx.parser.parse_model(TWO_TABLES)).items():
         for name, actual in backends.run_outputs(session, {"grad": grad, **feeds}).items():
             backends.assert_close(actual, expected[name].astype(np.float32), rtol=2e-7, what=way)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
@@ -47,7 +48,7 @@ Golden = tuple[str, list[Any], dict[str, Any], Any]
 """A kernel, its inputs and attributes in CANN's names, and what it returns."""
 
 
-def normal(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+def normal(shape: tuple[int, ...], dtype: npt.DTypeLike, seed: int = 0) -> np.ndarray:
     array = np.random.default_rng([seed, *shape]).normal(size=shape)
     if array.size > 3:
         array.flat[:3] = [np.nan, np.inf, -0.0]
@@ -58,7 +59,7 @@ def reference(name: str, *inputs: Any, **attributes: Any) -> Any:
     return OPS[name].reference(*inputs, **attributes)
 
 
-def elementwise(dtype: Any) -> Iterator[Golden]:
+def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
     grad, x, other = (normal((3, 5), dtype, seed) for seed in range(3))
     row = normal((5,), dtype, 3)
     for lambd in (0.5, 0.25):
@@ -96,7 +97,7 @@ def elementwise(dtype: Any) -> Iterator[Golden]:
         yield kernel, list(inputs), {}, expected
 
 
-def others(dtype: Any) -> Iterator[Golden]:
+def others(dtype: npt.DTypeLike) -> Iterator[Golden]:
     scalars = [np.array([n], dtype) for n in (0.9, 0.99, 0.01, 0.1, 0.9, 0.99, 1e-3)]
     powers = [scalars[i].astype(np.float64) * scalars[i + 4].astype(np.float64) for i in range(2)]
     here = [*powers, *scalars[2:]]  # with the powers of this step
@@ -150,7 +151,7 @@ def last_axis(array: np.ndarray) -> np.ndarray:
     return np.moveaxis(array, 1, -1)
 
 
-def lstm(dtype: Any) -> Iterator[Golden]:
+def lstm(dtype: npt.DTypeLike) -> Iterator[Golden]:
     gates, hidden = normal((3, 8), dtype), normal((3, 8), dtype, 1)
     cx = normal((3, 2), dtype, 2)
     none = np.zeros(8, dtype)
@@ -170,7 +171,7 @@ def lstm(dtype: Any) -> Iterator[Golden]:
         yield "thnn_fused_lstm_cell_grad", inputs, {"has_bias": True}, (*back, exact.sum(axis=0).astype(dtype))
 
 
-def batch_norm(dtype: Any) -> Iterator[Golden]:
+def batch_norm(dtype: npt.DTypeLike) -> Iterator[Golden]:
     """Against formulas, and the ops on whole batches."""
     rng = np.random.default_rng(1)
     grad, x = (rng.normal(size=(4, 3, 5)).astype(dtype) for _ in range(2))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import backends
 import cases
 import numpy as np
+import numpy.typing as npt
 import pytest
 from backends import FLOATS, KERNEL, Array, Backend, check
 from hypothesis import given
@@ -19,7 +19,7 @@ OP = "HardshrinkBackward"
 INF, NAN = math.inf, math.nan
 
 
-def make(grad_shape: arrays.Shape, shape: arrays.Shape, grad_dtype: Any, dtype: Any) -> list[Array]:
+def make(grad_shape: arrays.Shape, shape: arrays.Shape, grad_dtype: npt.DTypeLike, dtype: npt.DTypeLike) -> list[Array]:
     return [arrays.normal(grad_shape, grad_dtype, "grad"), arrays.normal(shape, dtype, "self")]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import backends
 import cases
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 from backends import FLOATS, KERNEL, PORTABLE, Array, Backend, check
@@ -95,7 +96,7 @@ NAMED = ("N", "C")
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_names_of_dimensions_prove_nothing(
-    own_dims: Any, target_dims: Any, dtype: Any, optimise: bool, inlined: bool
+    own_dims: Any, target_dims: Any, dtype: npt.DTypeLike, optimise: bool, inlined: bool
 ) -> None:
     """What a graph calls its dimensions leaves open which of them self lacks."""
     model = single_op_model(OP, [(dtype, ()), (dtype, own_dims), (dtype, target_dims)], {"reduction": BATCHMEAN})

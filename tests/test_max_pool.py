@@ -7,7 +7,6 @@ import itertools
 import backends
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from backends import FLOAT32, Array
 
@@ -16,16 +15,6 @@ from onnx_ops.ops.max_pool._rules import window_count
 from tests.ops._shared import max_pool
 from tests.ops._shared.arrays import normal
 from tests.ops._shared.max_pool import Setting
-
-
-def sessions(model: onnx.ModelProto) -> dict[str, ort.InferenceSession]:
-    linked, inlined = onnx_ops.link(model).SerializeToString(), onnx_ops.inline(model).SerializeToString()
-    return {
-        "kernel": backends.kernel_session(model),
-        "portable": ort.InferenceSession(linked, backends.options()),
-        "inlined": ort.InferenceSession(inlined, backends.options()),
-    }
-
 
 SEVERAL = """<ir_version: 10, opset_import: ["": 21, "aclnn": 1]>
 several (float[N, C, H, W] x, float[N, C, L, K, M] v) => (float[N, C, I, J] dx, float[N, C, L, K, M] dv) {
@@ -55,7 +44,7 @@ def test_pools_of_several_kinds_in_one_model() -> None:
         "dx": scattered(scattered(z, z_at, y.shape, 2), y_at, x.shape, 2),
         "dv": scattered(w, w_at, v.shape, 3),
     }
-    for way, session in sessions(onnx.parser.parse_model(SEVERAL)).items():
+    for way, session in backends.sessions(onnx.parser.parse_model(SEVERAL)).items():
         for name, actual in backends.run_outputs(session, {"x": x, "v": v}).items():
             # Sums of up to six terms, in float32 on kernels.
             np.testing.assert_allclose(actual, expected[name], rtol=1e-6, atol=1e-6, err_msg=way)
@@ -72,7 +61,7 @@ def test_indices_of_the_standard_operator(opset: int) -> None:
     x = normal((3, 2, 9, 8), FLOAT32, "x")
     y, at = max_pool.pooled(x, Setting((3, 2), (2, 1)))
     g = normal(y.shape, FLOAT32, "g")
-    for way, session in sessions(model).items():
+    for way, session in backends.sessions(model).items():
         (dx,) = backends.run_outputs(session, {"x": x, "g": g}).values()
         np.testing.assert_allclose(dx, scattered(g, at, x.shape, 2), rtol=1e-6, atol=1e-6, err_msg=way)
 

@@ -9,6 +9,7 @@ from typing import Any
 import golden
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.ops import (
@@ -514,7 +515,7 @@ def test_finite_difference() -> None:
         (np.float64, 2.0**-52, 2.0**-1074, (2 - 2.0**-52) * 2.0**1023),
     ],
 )
-def test_ulp_error(dtype: Any, epsilon: float, tiny: float, largest: float) -> None:
+def test_ulp_error(dtype: npt.DTypeLike, epsilon: float, tiny: float, largest: float) -> None:
     def error(actual: float, expected: float, term: float | None = None) -> float:
         terms = None if term is None else np.array([term])
         return float(numbers.ulp_error(np.array([actual]).astype(dtype), np.array([expected]), terms)[0])

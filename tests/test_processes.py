@@ -354,7 +354,7 @@ check(session())
     "some-kernels-registered-before": """
 from onnx_ops.runtime.process import STATE
 check(onnx_ops.InferenceSession(MODEL))
-assert STATE.settled["added"] == {"aclnn_HardshrinkBackward_v1"}, "a session registers the kernels of its model alone"
+assert STATE.shared["added"] == {"aclnn_HardshrinkBackward_v1"}, "a session registers the kernels of its model alone"
 mine = ort.SessionOptions(); mine.register_custom_ops_library(extensions.get_library_path())
 try:
     onnx_ops.register_kernels(mine)  # which registers all kernels
@@ -362,7 +362,7 @@ except RuntimeError as error:
     assert "onnxruntime-extensions was registered" in str(error), error
 else:
     raise AssertionError("no error")
-assert len(STATE.settled["added"]) > 20
+assert len(STATE.shared["added"]) > 20
 onnx_ops.register_kernels(again := ort.SessionOptions())
 check(session(again)); check(session()); check(onnx_ops.InferenceSession(MODEL))
 """,

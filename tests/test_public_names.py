@@ -168,12 +168,22 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, ", ".join(base.__name__ for base in value.__bases__)
     else:
         yield name, parameters(value)
-        members = vars(value).items() if isinstance(value, type) else ()
-        for key, member in ((key, member) for key, member in members if not key.startswith("_")):
+        members = members_of(value) if isinstance(value, type) else {}
+        for key, member in ((key, member) for key, member in members.items() if not key.startswith("_")):
             if isinstance(member, property):
                 yield f"{name}.{key}", "property" if member.fset is None else "property that can be set"
             elif callable(getattr(value, key)):
                 yield f"{name}.{key}", parameters(getattr(value, key))
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """The members of a class, with those of base classes in this package that are not public themselves."""
+    own = [base for base in kind.__mro__ if base is kind or is_private(base)]
+    return {key: member for base in reversed(own) for key, member in vars(base).items()}
+
+
+def is_private(kind: type) -> bool:
+    return kind.__module__.startswith("onnx_ops.") and kind.__name__ not in onnx_ops.__all__
 
 
 def parameters(function: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Protocol
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 from native import natively
@@ -34,6 +35,7 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import exp_of_difference
+from onnx_ops.loops.records import Numbers, Table, record_of
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, add_products, correlate, largest, multiply_tile
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
@@ -199,6 +201,20 @@ def test_float64_to_float32_is_rounded_to_the_nearest() -> None:
     with np.errstate(over="ignore"):
         expected = values.astype(np.float32)
     assert_bits(run("KlDivBackward", inputs, np.float32, reduction="none"), expected)
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+def test_record_of_a_class() -> None:
+    class Fields(Protocol):
+        number: int
+        row: Annotated[Numbers, 3]
+        reals: Annotated[MutableSequence[float], 2]
+        table: Annotated[Table, 2, 4]
+
+    fields = [("number", np.int64), ("row", np.int64, (3,)), ("reals", np.float64, (2,)), ("table", np.int64, (2, 4))]
+    assert record_of(Fields) == np.dtype(fields, align=True)
 
 
 # --- kernels as plain Python -----------------------------------------------------------------------------------------
@@ -478,7 +494,7 @@ def thirds_of_bfloats(source: int, element_type: int, count: int, target: int, b
     ],
 )
 @pytest.mark.parametrize("count", [0, 1, 37])
-def test_sixteen_bits_are_computed_with_in_float32(function: Any, dtype: Any, count: int) -> None:
+def test_sixteen_bits_are_computed_with_in_float32(function: Any, dtype: npt.DTypeLike, count: int) -> None:
     """All that is given, and nothing beside it; rounded once."""
     given = np.random.default_rng(27).normal(size=40).astype(dtype)
     given[:3] = np.nan, -np.inf, -0.0
@@ -533,7 +549,7 @@ def correlate_doubles(out: int, a: int, b: int, places: int, columns: int) -> No
 
 @pytest.mark.parametrize("columns", [0, 1, 3, 4, 6, 8])
 @pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), (correlate_doubles, FLOAT64)])
-def test_places_are_correlated(function: Any, dtype: Any, columns: int) -> None:
+def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, columns: int) -> None:
     """Whole numbers, so that no sum is rounded; two rows, whose results are two places apart."""
     rng = np.random.default_rng(29)
     start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
@@ -560,7 +576,7 @@ def products_in_double(sums: int, a: int, b: int, rows: int, columns: int) -> No
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 5)], ids=str)
 @pytest.mark.parametrize(("function", "dtype"), [(products_in_float, FLOAT32), (products_in_double, FLOAT64)])
-def test_products_are_added_up(function: Any, dtype: Any, shape: tuple[int, int]) -> None:
+def test_products_are_added_up(function: Any, dtype: npt.DTypeLike, shape: tuple[int, int]) -> None:
     """Of whole numbers, so that no sum is rounded."""
     rng = np.random.default_rng(27)
     start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
@@ -580,7 +596,7 @@ def test_products_are_added_up(function: Any, dtype: Any, shape: tuple[int, int]
 @pytest.fixture(scope="module")
 def api() -> abi.OrtApi:
     onnx_ops.session_options()
-    return STATE.settled["api"]
+    return STATE.shared["api"]
 
 
 def test_api_answers_at_its_places(api: abi.OrtApi) -> None:
@@ -644,7 +660,7 @@ def multiply_in_double(image: int, rows: int, weights: int, places: int, out: in
 
 @pytest.mark.parametrize("vectors", [1, PANEL])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
-def test_tile_of_a_product(dtype: Any, vectors: int) -> None:
+def test_tile_of_a_product(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(28)
     image, weights = rng.integers(-9, 9, 160).astype(dtype), rng.integers(-9, 9, (2, 21, 3, LANES)).astype(dtype)
@@ -676,7 +692,7 @@ def add_products_in_double(sums: int, image: int, grad: int, vectors: int) -> No
 
 @pytest.mark.parametrize("vectors", [1, PANEL])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
-def test_sums_of_outer_products(dtype: Any, vectors: int) -> None:
+def test_sums_of_outer_products(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(29)
     image, grad = rng.integers(-9, 9, 2000).astype(dtype), rng.integers(-9, 9, 600).astype(dtype)
@@ -708,7 +724,7 @@ def softmax_terms_in_double(numbers: int, out: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
-def test_terms_of_a_softmax(dtype: Any) -> None:
+def test_terms_of_a_softmax(dtype: np.dtype[Any]) -> None:
     """NaN is not the largest; below exp(-87) or exp(-708) is 0, above exp(87) or exp(708) infinite."""
     numbers = np.random.default_rng(30).uniform(-100, 2, 50).astype(dtype)
     numbers[[1, 7, 20, 21, 40, 41, 42]] = 9, np.nan, 5, -np.inf, -2000, 91, 2000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def of_torch(torch: Any, optimizer: Any, schedule: Schedule) -> Any:
+def of_torch(torch: ModuleType, optimizer: Any, schedule: Schedule) -> Any:
     """The scheduler of PyTorch with the same name and parameters."""
     parameters = {name: value for name, value in schedule.entry().items() if name != "name"}
     if isinstance(schedule, OneCycleLR):
@@ -57,7 +58,7 @@ def of_torch(torch: Any, optimizer: Any, schedule: Schedule) -> Any:
     return getattr(torch.optim.lr_scheduler, type(schedule).__name__)(optimizer, **parameters)
 
 
-def optimizer_of(torch: Any) -> Any:
+def optimizer_of(torch: ModuleType) -> Any:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in BASE]
     return torch.optim.SGD(groups, momentum=0.9)
 

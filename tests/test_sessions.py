@@ -60,7 +60,7 @@ def nodes_that_ran(
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which the kernels cannot be registered."""
-    monkeypatch.setitem(STATE.settled, "library", (None, "no such library here"))
+    monkeypatch.setitem(STATE.shared, "library", (None, "no such library here"))
     monkeypatch.setattr(sessions, "_warned", set())
 
 
@@ -727,4 +727,4 @@ def test_refused_session_names_the_node() -> None:
 
 def test_naming_ends_with_the_making_of_the_session(session_of_nodes: ort.InferenceSession) -> None:
     del session_of_nodes
-    assert STATE.settled["naming"] == {}
+    assert STATE.shared["naming"] == {}

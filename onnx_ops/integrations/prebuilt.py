@@ -70,9 +70,7 @@ class Library:
         """
         self._interface()
         with STATE.registering:
-            registered: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault(
-                "with_library", weakref.WeakSet()
-            )
+            registered: weakref.WeakSet[ort.SessionOptions] = STATE.shared.setdefault("with_library", weakref.WeakSet())
             options = ort.SessionOptions() if options is None else options
             if options not in registered:
                 every = [-1, None]

@@ -26,7 +26,7 @@ from numba.core.registry import cpu_target
 
 from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
-from onnx_ops.runtime.compiler import Function, compile_native, is_kept, optimized
+from onnx_ops.runtime.compiler import Function, c_signature, compile_native, is_kept, optimized
 from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.target import VARIABLE as TRIPLE
 
@@ -202,7 +202,7 @@ def emitted(function: Function, name: str, triple: str | None) -> bytes:
 
 def _exported(function: Function, own_name: str, name: str, triple: str, layout: str) -> ir.Module:
     """A module with a C function that calls one of Numba, which returns a status, and its result by a pointer."""
-    signature, context = function[1], cpu_target.target_context
+    signature, context = c_signature(function[1]), cpu_target.target_context
     module = ir.Module(name)
     module.triple, module.data_layout = triple, layout
     types = [context.get_value_type(kind) for kind in (signature.return_type, *signature.args)]

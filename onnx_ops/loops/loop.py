@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.core.space import IndexSpace, Role
+from onnx_ops.loops.records import Job, Kernel
 
 Array = npt.NDArray[Any]
 """A one-dimensional array in Python; a pointer in compiled code."""
@@ -118,23 +119,42 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """What the tasks of a kernel share, computed once per run: a record at the start of its scratch memory.
+
+    Attributes:
+        write: write(address, kernel, job): writes the record, and to the job the shapes of the outputs and the numbers
+            of tasks and of bytes of scratch memory, including those of the record; returns whether the shapes of the
+            inputs fit. In the plan the scratch memory has address 0, as there is none yet.
+        size: bytes of the record.
+    """
+
+    write: Callable[[int, Kernel, Job], bool]
+    size: int
+
+
+@dataclass(frozen=True)
 class Tasks:
-    """Native code of an op, over the records of `onnx_ops.loops.records`.
+    """Native code of an op, over the records KERNEL and JOB of `onnx_ops.loops.records`.
 
     Attributes:
         plan: plan(kernel, job): checks the inputs, sets output shapes and the number of tasks; returns OK or REFUSED.
+            With a `Layout` its function does, which also runs in place of `begin`.
         task: task(job, number), once per task, on any thread.
         begin: begin(kernel, job), before the first task.
+        finish: finish(kernel, job), after the last task.
         prepare: prepare(job, number), `prepare_tasks` of the job times, on any thread, between `begin` and the first
             task.
-        finish: finish(kernel, job), after the last task.
+        compute: FLOAT or DOUBLE: `task` and `prepare` are compiled for this computing dtype, whose NumPy dtype is their
+            last argument.
         in_place: names of an input and an output that may have its memory, if dtypes and shapes agree. Tasks read what
             they need of such an input before they write there, as far as `in_place` of the job is set.
     """
 
-    plan: Callable[[int, int], int]
-    task: Callable[[int, int], None]
-    begin: Callable[[int, int], None] | None = None
-    finish: Callable[[int, int], None] | None = None
-    prepare: Callable[[int, int], None] | None = None
+    plan: Callable[[Kernel, Job], int] | Layout
+    task: Callable[..., None]
+    begin: Callable[[Kernel, Job], None] | None = None
+    finish: Callable[[Kernel, Job], None] | None = None
+    prepare: Callable[..., None] | None = None
+    compute: int | None = None
     in_place: tuple[tuple[str, str], ...] = ()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping, MutableSequence
+from typing import Annotated, Protocol, get_args, get_type_hints
 
 import numpy as np
 from onnx.defs import OpSchema
@@ -32,51 +33,67 @@ def offset(layout: np.dtype, field: str) -> int:
     return layout.fields[field][1]
 
 
-KERNEL = np.dtype(
-    [
-        ("api", i8),  # OrtApi*
-        ("python", i8),  # the `runtime.records.PYTHON` of the process
-        ("op", i8),  # index of the op, for error messages
-        ("node_label", i8),  # address of the description of the node, for error messages, and its length in bytes
-        ("node_label_bytes", i8),
-        ("inputs", i8),
-        ("element_type", i8, (MAX_INPUTS,)),  # ONNX element types; 0: omitted
-        ("default", np.float64, (MAX_INPUTS,)),  # default of an omitted input
-        ("outputs", i8),
-        ("output_type", i8, (MAX_OUTPUTS,)),  # ONNX element types; 0: omitted
-        ("attributes", i8),  # address of a record of `attributes_of`
-        ("loop", i8),  # address of the runtime's record for a `Loop`; 0 for `Tasks`
-        # native functions
-        ("plan", i8),
-        ("begin", i8),
-        ("prepare", i8),
-        ("task", i8),
-        ("finish", i8),
-        ("read", i8),  # of numbers in memory to float64, and back
-        ("write", i8),
-    ],
-    align=True,
-)
+Numbers = MutableSequence[int]
+Table = MutableMapping[tuple[int, int], int]
+"""A field of two axes."""
 
-JOB = np.dtype(
-    [
-        ("kernel", i8),
-        ("data", i8, (MAX_INPUTS,)),
-        ("rank", i8, (MAX_INPUTS,)),
-        ("dims", i8, (MAX_INPUTS, MAX_RANK)),
-        ("output", i8, (MAX_OUTPUTS,)),
-        ("output_rank", i8, (MAX_OUTPUTS,)),
-        ("output_dims", i8, (MAX_OUTPUTS, MAX_RANK)),
-        ("in_place", i8),  # whether an output has the memory of an input
-        ("prepare_tasks", i8),
-        ("tasks", i8),
-        ("scratch_bytes", i8),
-        ("scratch", i8),  # address of so many bytes, at the begin of a cache line
-        ("failed", i8),
-        ("layout", i8),  # address of the runtime's record of strides and blocks, for a `Loop`
-    ],
-    align=True,
-)
+
+class Kernel(Protocol):
+    """The fields of a kernel; those of arrays are annotated with their shapes."""
+
+    api: int  # OrtApi*
+    python: int  # the `runtime.records.PYTHON` of the process
+    op: int  # index of the op, for error messages
+    node_label: int  # address of the description of the node, for error messages, and its length in bytes
+    node_label_bytes: int
+    inputs: int
+    element_type: Annotated[Numbers, MAX_INPUTS]  # ONNX element types; 0: omitted
+    default: Annotated[MutableSequence[float], MAX_INPUTS]  # default of an omitted input
+    outputs: int
+    output_type: Annotated[Numbers, MAX_OUTPUTS]  # ONNX element types; 0: omitted
+    attributes: int  # address of a record of `attributes_of`
+    loop: int  # address of the runtime's record for a `Loop`; 0 for `Tasks`
+    # native functions
+    plan: int
+    begin: int
+    prepare: int
+    task: int
+    finish: int
+    read: int  # of numbers in memory to float64, and back
+    write: int
+    write_layout: int  # of a `Layout`, and the bytes of its record
+    layout_bytes: int
+
+
+class Job(Protocol):
+    """The fields of one run of a kernel."""
+
+    kernel: int
+    data: Annotated[Numbers, MAX_INPUTS]
+    rank: Annotated[Numbers, MAX_INPUTS]
+    dims: Annotated[Table, MAX_INPUTS, MAX_RANK]
+    output: Annotated[Numbers, MAX_OUTPUTS]
+    output_rank: Annotated[Numbers, MAX_OUTPUTS]
+    output_dims: Annotated[Table, MAX_OUTPUTS, MAX_RANK]
+    in_place: int  # whether an output has the memory of an input
+    prepare_tasks: int
+    tasks: int
+    scratch_bytes: int
+    scratch: int  # address of so many bytes, at the begin of a cache line
+    failed: int
+    layout: int  # address of the runtime's record of strides and blocks, for a `Loop`
+
+
+def record_of(kind: type) -> np.dtype:
+    """The dtype of records with the fields of a class: int64, and float64 for sequences of float."""
+    fields: list[tuple[str, type, tuple[int, ...]]] = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        shape = getattr(hint, "__metadata__", ())
+        fields.append((name, np.float64 if shape and float in get_args(hint.__origin__) else i8, shape))
+    return np.dtype(fields, align=True)
+
+
+KERNEL, JOB = record_of(Kernel), record_of(Job)
 
 WORD_TYPES = {OpSchema.AttrType.INT: i8, OpSchema.AttrType.FLOAT: np.float32}
 """dtypes of attributes stored by value. Of a string or list, the record has its address, and its length in

@@ -1,12 +1,11 @@
 """Shapes of inputs and outputs, in the plan of a kernel."""
 
-from typing import Any
-
 from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.records import Job
 
 
 @helper
-def volume(job: Any, i: int, begin: int, end: int) -> int:
+def volume(job: Job, i: int, begin: int, end: int) -> int:
     """Product of dimensions [begin, end) of input i."""
     count = 1
     for axis in range(begin, end):
@@ -15,13 +14,13 @@ def volume(job: Any, i: int, begin: int, end: int) -> int:
 
 
 @helper
-def size_of(job: Any, i: int) -> int:
+def size_of(job: Job, i: int) -> int:
     """Number of elements of input i."""
     return volume(job, i, 0, job.rank[i])
 
 
 @helper
-def same_sizes(job: Any, i: int, other: int, count: int) -> bool:
+def same_sizes(job: Job, i: int, other: int, count: int) -> bool:
     """Whether two inputs agree in their first `count` dimensions."""
     same = True
     for axis in range(count):
@@ -30,13 +29,13 @@ def same_sizes(job: Any, i: int, other: int, count: int) -> bool:
 
 
 @helper
-def same_shape(job: Any, i: int, other: int) -> bool:
+def same_shape(job: Job, i: int, other: int) -> bool:
     """Whether two inputs have the same shape."""
     return bool(job.rank[i] == job.rank[other] and same_sizes(job, i, other, job.rank[other]))
 
 
 @helper
-def give_shape(job: Any, output: int, i: int) -> None:
+def give_shape(job: Job, output: int, i: int) -> None:
     """Set the shape of an output to that of input i."""
     job.output_rank[output] = job.rank[i]
     for axis in range(job.rank[i]):

@@ -10,6 +10,7 @@ from onnx import TensorProto
 from onnx_ops.core.call import Call
 from onnx_ops.loops.memory import array_at
 from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.records import Job, Kernel
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
 INT64 = int(TensorProto.INT64)
@@ -24,7 +25,7 @@ def lie_within(indices: Any, count: int, size: int) -> bool:
 
 
 @helper
-def indices_fit(kernel: Any, job: Any, i: int, count: int, size: int) -> bool:
+def indices_fit(kernel: Kernel, job: Job, i: int, count: int, size: int) -> bool:
     """Whether the `count` elements of input i are in [0, size)."""
     if kernel.element_type[i] == INT64:
         return lie_within(array_at(job.data[i], count, np.int64), count, size)
@@ -32,13 +33,13 @@ def indices_fit(kernel: Any, job: Any, i: int, count: int, size: int) -> bool:
 
 
 @helper
-def widened_bytes(kernel: Any, i: int, count: int) -> int:
+def widened_bytes(kernel: Kernel, i: int, count: int) -> int:
     """Bytes that `write_widened` writes."""
     return 0 if kernel.element_type[i] == INT64 else 8 * count
 
 
 @helper
-def write_widened(kernel: Any, job: Any, i: int, count: int, memory: int) -> None:
+def write_widened(kernel: Kernel, job: Job, i: int, count: int, memory: int) -> None:
     """Write the `count` elements of input i as int64 into memory, unless they are int64 already."""
     if kernel.element_type[i] != INT64:
         given, wide = array_at(job.data[i], count, np.int32), array_at(memory, count, np.int64)
@@ -47,7 +48,7 @@ def write_widened(kernel: Any, job: Any, i: int, count: int, memory: int) -> Non
 
 
 @helper
-def widened(kernel: Any, job: Any, i: int, count: int, memory: int) -> Any:
+def widened(kernel: Kernel, job: Job, i: int, count: int, memory: int) -> Any:
     """The `count` elements of input i as int64, once `write_widened` has run."""
     return array_at(job.data[i] if kernel.element_type[i] == INT64 else memory, count, np.int64)
 

@@ -20,7 +20,7 @@ from onnx_ops.runtime.compiler import Function, compiled, entry_name, is_kept
 from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.process import STATE
 from onnx_ops.runtime.progress import reporter
-from onnx_ops.runtime.signatures import PLAN, TASK
+from onnx_ops.runtime.signatures import PLAN, TASK_IN
 
 MIN_FUNCTIONS = 4
 """Fewer functions are compiled in the process itself: a worker takes two seconds to start."""
@@ -53,7 +53,7 @@ def missing(functions: Iterable[Function]) -> list[Function]:
 def _order(function: Function) -> tuple[bool, bool]:
     """Sort key: the longest compilations first (tasks, then plans), for a balanced load."""
     _, signature = function
-    return signature != TASK, signature != PLAN
+    return signature not in TASK_IN.values(), signature != PLAN
 
 
 def _can_start_python() -> bool:
@@ -113,10 +113,10 @@ def _end_all() -> None:
 
 def _workers() -> list[subprocess.Popen[bytes]]:
     """The running workers, which are ended with this process."""
-    if "workers" not in STATE.settled:
+    if "workers" not in STATE.shared:
         workers: list[subprocess.Popen[bytes]] = []
-        STATE.settled["workers"] = workers
+        STATE.shared["workers"] = workers
         STATE.at_the_end.append(_end_all)
         STATE.in_child.append(workers.clear)
-    found: list[subprocess.Popen[bytes]] = STATE.settled["workers"]
+    found: list[subprocess.Popen[bytes]] = STATE.shared["workers"]
     return found

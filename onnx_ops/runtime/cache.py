@@ -164,12 +164,12 @@ def _locked(descriptor: int, byte: int, until: float) -> bool:
 
 def note_problem(error: OSError) -> None:
     """Store why compiled code could not be loaded or written; only the first reason is kept."""
-    STATE.settled.setdefault(PROBLEM, str(error))
+    STATE.shared.setdefault(PROBLEM, str(error))
 
 
 def problem() -> str | None:
     """Why compiled code could not be loaded or written; None if it could."""
-    reason: str | None = STATE.settled.get(PROBLEM)
+    reason: str | None = STATE.shared.get(PROBLEM)
     return reason
 
 

@@ -25,12 +25,14 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
+from numba import njit, types
 from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.core.typing import Signature
+from numba.np.numpy_support import as_dtype
 
 from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, target, tiles, vectors
 from onnx_ops.runtime.process import STATE, keep
@@ -114,14 +116,14 @@ def optimized(function: Function) -> tuple[str, bytes]:
 
 
 class _Cache(caching.NullCache):
-    """Numba's interface to the cache of one function, with one file for each signature."""
+    """Numba's interface to the cache of one function with one signature."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+        self._function = function, signature
 
     def load_overload(self, signature: Signature, target_context: CPUContext) -> CompileResult | None:
         target_context.refresh()
-        payload = _payload((self._function, signature))
+        payload = _payload(self._function)
         if payload is None:
             return None
         result = CompileResult._rebuild(target_context, *pickle.loads(payload))
@@ -131,7 +133,7 @@ class _Cache(caching.NullCache):
     def save_overload(self, signature: Signature, result: CompileResult) -> None:
         try:
             payload = serialize.dumps(result._reduce())
-            with cache.written(entry_name((self._function, signature))) as file:
+            with cache.written(entry_name(self._function)) as file:
                 file.write(DIGEST(payload).digest())
                 file.write(payload)
         except OSError as error:  # the next process compiles the function again
@@ -139,6 +141,21 @@ class _Cache(caching.NullCache):
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
+
+
+def c_signature(signature: Signature) -> Signature:
+    """The signature in C of a function with this one: a dtype at the end is part of its code, and not passed."""
+    has_dtype = signature.args and isinstance(signature.args[-1], types.NumberClass)
+    return signature.return_type(*signature.args[:-1]) if has_dtype else signature
+
+
+def _for_c(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """A function with `c_signature(signature)`."""
+    if c_signature(signature) is signature:
+        return function
+    inner, dtype = njit(**native.OPTIONS)(function), as_dtype(signature.args[-1].instance_type).type
+    return lambda job, number: inner(job, number, dtype)  # Numba compiles no C function with *arguments
+
 
 compiled: dict[Function, CFunc] = {}
 """The functions that this process has compiled or loaded."""
@@ -164,7 +181,7 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
     multiply-add; other flags would allow it to assume that there are no NaNs and infinities.
 
     Returns:
-        The address of a C function with the signature.
+        The address of a C function with the signature, but for a dtype at its end.
     """
     if (wanted := _wanted.get()) is not None:
         wanted[function, signature] = None
@@ -172,13 +189,14 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
     with STATE.busy:
         if (function, signature) not in compiled:
             native.install()
+            own = c_signature(signature)
             callback: Any = CFunc(
-                function,
-                (signature.args, signature.return_type),
+                _for_c(function, signature),
+                (own.args, own.return_type),
                 locals={},
                 options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
             )
-            callback._cache = _Cache(function)
+            callback._cache = _Cache(function, signature)
             start = time.monotonic()
             with target.widest_vectors():
                 callback.compile()

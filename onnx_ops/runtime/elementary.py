@@ -13,7 +13,17 @@ from numba import njit, types
 from numba.extending import overload
 
 from onnx_ops.loops import primitives
-from onnx_ops.runtime.native import OPTIONS, bitcast, f4, f8, fused, i4, i8
+from onnx_ops.runtime.native import (
+    OPTIONS,
+    bitcast,
+    f4,
+    f8,
+    fused,
+    i4,
+    i8,
+    implement,
+    implement_by_dtype,
+)
 
 # --- exponentials ------------------------------------------------------------------------------------------------
 
@@ -90,11 +100,9 @@ def _exp_parts8(x):
     return value, _power8(half), second
 
 
-@overload(primitives.exp_parts_of_nonpositive, jit_options=OPTIONS)
-def _exp_parts_of_nonpositive(x):
-    if x == types.float32:
-        return lambda x: _exp_parts4_of_nonpositive(x)
-    return lambda x: _exp_parts8(x)
+implement_by_dtype(
+    primitives.exp_parts_of_nonpositive, {types.float32: _exp_parts4_of_nonpositive, types.float64: _exp_parts8}
+)
 
 
 @njit(**OPTIONS)
@@ -123,16 +131,12 @@ def _exp_of_difference8(x):
     return np.inf if x > 708.0 else value
 
 
-@overload(primitives.exp_of_difference, jit_options=OPTIONS)
-def _exp_of_difference(x):
-    if x == types.float32:
-        return lambda x: _exp_of_difference4(x)
-    return lambda x: _exp_of_difference8(x)
+implement_by_dtype(
+    primitives.exp_of_difference, {types.float32: _exp_of_difference4, types.float64: _exp_of_difference8}
+)
 
 
-@overload(primitives.exp_excess_parts, jit_options=OPTIONS)
-def _exp_excess_parts_of_float(x):
-    return (lambda x: _exp_excess_parts(x)) if x == types.float32 else None
+implement_by_dtype(primitives.exp_excess_parts, {types.float32: _exp_excess_parts})
 
 
 # exp(r) for abs(r) <= log(2)/2, relative error <= 2.6e-6.
@@ -150,16 +154,10 @@ def _exp_approx(x):
     return bitcast(i4(bitcast(p, i4(0)) + i4(bitcast(shifted, i4(0)) << i4(23))), f4(0))
 
 
-@overload(primitives.exp_approx, jit_options=OPTIONS)
-def _exp_approx_of_float(x):
-    return (lambda x: _exp_approx(x)) if x == types.float32 else None
+implement_by_dtype(primitives.exp_approx, {types.float32: _exp_approx})
 
 
-@overload(primitives.exp_parts, jit_options=OPTIONS)
-def _exp_parts(x):
-    if x == types.float32:
-        return lambda x: _exp_parts4(x)
-    return lambda x: _exp_parts8(x)
+implement_by_dtype(primitives.exp_parts, {types.float32: _exp_parts4, types.float64: _exp_parts8})
 
 
 # exp(r) = 1 + r + r*r*q(r) for abs(r) <= log(2)/2, relative error <= 2e-10.
@@ -180,9 +178,7 @@ def _exp_in_range(y):
     return bitcast(bitcast((q * s + r) + 1.0, i8(0)) + (bitcast(shifted, i8(0)) << i8(52)), f8(0))
 
 
-@overload(primitives.exp_in_range, jit_options=OPTIONS)
-def _exp_in_range_of_double(x):
-    return (lambda x: _exp_in_range(x)) if x == types.float64 else None
+implement_by_dtype(primitives.exp_in_range, {types.float64: _exp_in_range})
 
 
 @njit(**OPTIONS)
@@ -208,9 +204,7 @@ def _one_plus_exp(x):
     return fused(q * s + (r + 1.0), bitcast(bitcast(shifted, i8(0)) << i8(52), f8(0)), 1.0)
 
 
-@overload(primitives.one_plus_exp, jit_options=OPTIONS)
-def _one_plus_exp_of_double(x):
-    return (lambda x: _one_plus_exp(x)) if x == types.float64 else None
+implement_by_dtype(primitives.one_plus_exp, {types.float64: _one_plus_exp})
 
 
 @njit(**OPTIONS)
@@ -220,9 +214,7 @@ def _exp_of_float32(x):
     return np.inf if x > f4(709) else value
 
 
-@overload(primitives.exp_of_float32, jit_options=OPTIONS)
-def _exp_of_float32_of_float(x):
-    return (lambda x: _exp_of_float32(x)) if x == types.float32 else None
+implement_by_dtype(primitives.exp_of_float32, {types.float32: _exp_of_float32})
 
 
 # --- logarithms --------------------------------------------------------------------------------------------------
@@ -352,9 +344,7 @@ def _log_approx(x):
     return f4(i4(bits - ONE4)) * f4(LN2 / 8388608) + p
 
 
-@overload(primitives.log_approx, jit_options=OPTIONS)
-def _log_approx_of_float(x):
-    return (lambda x: _log_approx(x)) if x == types.float32 else None
+implement_by_dtype(primitives.log_approx, {types.float32: _log_approx})
 
 
 @njit(**OPTIONS)
@@ -366,14 +356,10 @@ def _log_float32(x):
     return inside if x > 0 else (f4(-np.inf) if x == 0 else f4(np.nan))
 
 
-@overload(primitives.log_float32, jit_options=OPTIONS)
-def _log_float32_of_float(x):
-    return (lambda x: _log_float32(x)) if x == types.float32 else None
+implement_by_dtype(primitives.log_float32, {types.float32: _log_float32})
 
 
-@overload(primitives.log_float32_normal, jit_options=OPTIONS)
-def _log_float32_normal_of_float(x):
-    return (lambda x: _log_float32_normal(x)) if x == types.float32 else None
+implement_by_dtype(primitives.log_float32_normal, {types.float32: _log_float32_normal})
 
 
 @overload(primitives.log, jit_options=OPTIONS)
@@ -410,9 +396,7 @@ def _log1p_approx(x):
     return p * x
 
 
-@overload(primitives.log1p_approx, jit_options=OPTIONS)
-def _log1p_approx_of_float(x):
-    return (lambda x: _log1p_approx(x)) if x == types.float32 else None
+implement_by_dtype(primitives.log1p_approx, {types.float32: _log1p_approx})
 
 
 @njit(**OPTIONS)
@@ -456,14 +440,10 @@ def _value_and_power(x):
     return (value, power) if x > 0 else (0.0, primitives.NO_POWER)
 
 
-@overload(primitives.exp_and_power, jit_options=OPTIONS)
-def _exp_and_power_of(x):
-    return lambda x: _exp_and_power(x)
+implement(primitives.exp_and_power, _exp_and_power)
 
 
-@overload(primitives.value_and_power, jit_options=OPTIONS)
-def _value_and_power_of(x):
-    return lambda x: _value_and_power(x)
+implement(primitives.value_and_power, _value_and_power)
 
 
 @overload(primitives.power_of_two, jit_options=OPTIONS)

@@ -135,25 +135,25 @@ def _mapped(size: int) -> int:
 def _environment(api: OrtApi) -> _Environment:
     """The environment of the process; what this returns is never released."""
     with STATE.registering:
-        if "environment" not in STATE.settled:
+        if "environment" not in STATE.shared:
             address = api.word(Api.CreateEnv, WARNING, b"onnx_ops")  # returns the one that there is
             info = api.word(Api.CreateCpuMemoryInfo, DEVICE_ALLOCATOR, DEFAULT_MEMORY)
             assert address is not None
             assert info is not None
-            STATE.settled["environment"] = _Environment(address, info)
-        found: _Environment = STATE.settled["environment"]
+            STATE.shared["environment"] = _Environment(address, info)
+        found: _Environment = STATE.shared["environment"]
         return found
 
 
 def _registering() -> threading.Lock:
     """The lock of the environment's allocator."""
-    lock: threading.Lock = STATE.settled.setdefault("allocator", threading.Lock())
+    lock: threading.Lock = STATE.shared.setdefault("allocator", threading.Lock())
     return lock
 
 
 def _served() -> weakref.WeakSet[ort.SessionOptions]:
     """The options that heaps have set to allocators of the environment; without one, sessions have their own."""
-    found: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault("served", weakref.WeakSet())
+    found: weakref.WeakSet[ort.SessionOptions] = STATE.shared.setdefault("served", weakref.WeakSet())
     return found
 
 

@@ -12,15 +12,16 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
-from onnx_ops.loops.loop import Loop, Tasks
+from onnx_ops.loops.loop import Layout, Loop, Tasks
 from onnx_ops.loops.records import KERNEL, MAX_OUTPUTS, WORD_TYPES, attributes_of
+from onnx_ops.runtime import layouts
 from onnx_ops.runtime.abi import encoded
 from onnx_ops.runtime.compiler import Function, compile_native, listing
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.numbers import LOAD, STORE, load, store
 from onnx_ops.runtime.native import DOUBLE
 from onnx_ops.runtime.records import LOOP
-from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
+from onnx_ops.runtime.signatures import ALONE, PLAN, TASK_IN, WRITE_LAYOUT
 
 ALIGNMENT = 8
 
@@ -104,12 +105,18 @@ def fields_of(op: Op, call: Call) -> tuple[dict[str, Any], dict[str, Any] | None
         kernel, loop = compilation.functions(declared), compilation.fields(declared, len(op.output_names))
     else:
         assert isinstance(declared, Tasks)
-        kernel = {"plan": compile_native(declared.plan, PLAN), "task": compile_native(declared.task, TASK)}
+        if isinstance(declared.plan, Layout):
+            kernel = {"plan": compile_native(layouts.plan, PLAN), "begin": compile_native(layouts.begin, ALONE)}
+            kernel["write_layout"] = compile_native(declared.plan.write, WRITE_LAYOUT)
+            kernel["layout_bytes"] = declared.plan.size
+        else:
+            kernel = {"plan": compile_native(declared.plan, PLAN)}
+        kernel["task"] = compile_native(declared.task, TASK_IN[declared.compute])
+        if declared.prepare:
+            kernel["prepare"] = compile_native(declared.prepare, TASK_IN[declared.compute])
         for name, alone in (("begin", declared.begin), ("finish", declared.finish)):
             if alone:
                 kernel[name] = compile_native(alone, ALONE)
-        if declared.prepare:
-            kernel["prepare"] = compile_native(declared.prepare, TASK)
         kernel["read"] = compile_native(load, LOAD[DOUBLE])
         kernel["write"] = compile_native(store, STORE[DOUBLE])
     defaults = op.signature.defaults

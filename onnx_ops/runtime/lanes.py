@@ -12,7 +12,17 @@ from numba.extending import intrinsic, overload
 from onnx_ops.loops import memory, tiles
 from onnx_ops.loops.memory import LANES
 from onnx_ops.runtime.memory import Numbers16, bfloat_at, f4_at, f8_at, half_at
-from onnx_ops.runtime.native import DOUBLE, FLOAT, FLOAT16, OPTIONS, WORD, joined, shuffled, widened
+from onnx_ops.runtime.native import (
+    DOUBLE,
+    FLOAT,
+    FLOAT16,
+    OPTIONS,
+    WORD,
+    implement,
+    joined,
+    shuffled,
+    widened,
+)
 from onnx_ops.runtime.pointers import element_at, load, pointer_at, store
 
 QUAD = 4
@@ -202,11 +212,7 @@ def _add_products(
     return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
 
 
-@overload(tiles.add_products, jit_options=OPTIONS)
-def _products(sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step):
-    return lambda sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step: _add_products(
-        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step
-    )
+implement(tiles.add_products, _add_products)
 
 
 @intrinsic

@@ -33,6 +33,7 @@ from onnx_ops.runtime.native import (
     float_to_bfloat,
     float_to_half,
     half_to_float,
+    implement,
     repeated,
 )
 from onnx_ops.runtime.pointers import cast, element_at, load, pointer_at, pointer_type, store
@@ -338,9 +339,7 @@ def number_at(address, element_type, index):
     return f8(u1_at(address)[index])  # uint8 and bool
 
 
-@overload(memory.number_at, jit_options=OPTIONS)
-def _number_at(address, element_type, index):
-    return lambda address, element_type, index: number_at(address, element_type, index)
+implement(memory.number_at, number_at)
 
 
 @overload(memory.read_numbers, jit_options=OPTIONS)
@@ -391,32 +390,26 @@ def _write_floats(source, element_type, count, target):
     return implementation
 
 
-@overload(memory.malloc, jit_options=OPTIONS)
-def _malloc(size):
-    return lambda size: malloc(size)
+implement(memory.malloc, malloc)
 
 
-@overload(memory.free, jit_options=OPTIONS)
-def _free(address):
-    return lambda address: free(address)
+implement(memory.free, free)
 
 
-@overload(memory.copy_bytes, jit_options=OPTIONS)
-def _copy_bytes(source, target, size):
-    return lambda source, target, size: copy_bytes(source, target, size)
+implement(memory.copy_bytes, copy_bytes)
 
 
 @intrinsic
-def _address_of(typing: Any, pointer: Any) -> Any:
+def address_of(typing: Any, pointer: Any) -> Any:
+    """Address of a pointer or record."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], WORD)
 
     return types.int64(pointer), codegen
 
 
-@overload(memory.address_of, jit_options=OPTIONS)
-def _address_of_pointer(array):
-    return lambda array: _address_of(array)
+implement(memory.address_of, address_of)
 
 
 @intrinsic
@@ -427,9 +420,7 @@ def _tail(typing: Any, pointer: Any, start: Any) -> Any:
     return pointer(pointer, types.int64), codegen
 
 
-@overload(memory.tail, jit_options=OPTIONS)
-def _tail_of_pointer(array, start):
-    return lambda array, start: _tail(array, start)
+implement(memory.tail, _tail)
 
 
 @intrinsic

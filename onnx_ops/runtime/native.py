@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,26 @@ def install() -> None:
         register_jitable(**OPTIONS)(function)
     for function in primitives.INLINED:
         register_jitable(forceinline=True, **OPTIONS)(function)
+
+
+# --- implementations of what kernels call ------------------------------------------------------------------------
+
+
+def implement(declared: Callable[..., Any], implementation: Callable[..., Any]) -> None:
+    """Compile calls of a function of `loops` as calls of another one with the same arguments."""
+
+    @overload(declared, jit_options=OPTIONS)
+    def implemented(*arguments):
+        return lambda *arguments: implementation(*arguments)
+
+
+def implement_by_dtype(declared: Callable[..., Any], implementations: Mapping[types.Type, Callable[..., Any]]) -> None:
+    """The same of a function of one number, with an implementation for each dtype."""
+
+    @overload(declared, jit_options=OPTIONS)
+    def implemented(x):
+        own = implementations.get(x)
+        return own and (lambda x: own(x))
 
 
 # --- machine operations ------------------------------------------------------------------------------------------
@@ -172,9 +192,7 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, a, a), codegen
 
 
-@overload(primitives.fma, jit_options=OPTIONS)
-def _fma(a, b, c):
-    return lambda a, b, c: fused(a, b, c)
+implement(primitives.fma, fused)
 
 
 def _in_any_order(operation: str) -> Any:
@@ -212,9 +230,7 @@ def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
     return a(types.boolean, a, a), lambda context, builder, signature, args: builder.select(*args)
 
 
-@overload(primitives.choose, jit_options=OPTIONS)
-def _choose(condition, a, b):
-    return lambda condition, a, b: _select(condition, a, b)
+implement(primitives.choose, _select)
 
 
 @overload(primitives.abs_up_to, jit_options=OPTIONS)

@@ -35,7 +35,7 @@ class _State(types.ModuleType):
         registering: lock of the registration of kernels; acquired before `busy`.
         busy: lock of compilation and of requests from onnxruntime.
         kept: objects that must never be freed.
-        settled: results of initializations that run once per process, by name.
+        shared: what modules keep for the whole process, by name.
         ending: whether the interpreter is finalizing.
         ended: whether, in addition, compilations and requests have finished.
         at_the_end: called when the interpreter finalizes.
@@ -47,7 +47,7 @@ class _State(types.ModuleType):
         self.registering = threading.RLock()
         self.busy = threading.RLock()
         self.kept: list[Any] = []
-        self.settled: dict[str, Any] = {}
+        self.shared: dict[str, Any] = {}
         self.ending = self.ended = False
         self.at_the_end: list[Callable[[], None]] = []
         self.in_child: list[Callable[[], None]] = []

@@ -21,11 +21,11 @@ SHOWN, HINTED, SECONDS = "progress_shown", "progress_hinted", "progress_seconds"
 @contextlib.contextmanager
 def showing(advance: Advance) -> Iterator[None]:
     """Report progress to a function instead of the log."""
-    STATE.settled[SHOWN] = advance
+    STATE.shared[SHOWN] = advance
     try:
         yield
     finally:
-        del STATE.settled[SHOWN]
+        del STATE.shared[SHOWN]
 
 
 def reporter() -> Advance:
@@ -37,7 +37,7 @@ def reporter() -> Advance:
 
     def advance(done: int, total: int) -> None:
         nonlocal due
-        if show := STATE.settled.get(SHOWN):
+        if show := STATE.shared.get(SHOWN):
             show(done, total)
         elif time.monotonic() >= due:
             due = time.monotonic() + REPEATED_SECONDS
@@ -48,13 +48,13 @@ def reporter() -> Advance:
 
 def spent(seconds: float) -> None:
     """Add to the seconds of compilation in this process; logs once when they exceed SILENT_SECONDS."""
-    before = STATE.settled.get(SECONDS, 0.0)
-    STATE.settled[SECONDS] = before + seconds
-    if before <= SILENT_SECONDS < before + seconds and SHOWN not in STATE.settled:
+    before = STATE.shared.get(SECONDS, 0.0)
+    STATE.shared[SECONDS] = before + seconds
+    if before <= SILENT_SECONDS < before + seconds and SHOWN not in STATE.shared:
         _log("which takes 5 to 10 seconds for an op")
 
 
 def _log(how_far: str) -> None:
-    hint = "" if HINTED in STATE.settled else HINT
-    STATE.settled[HINTED] = True
+    hint = "" if HINTED in STATE.shared else HINT
+    STATE.shared[HINTED] = True
     LOGGER.warning("onnx_ops compiles kernels, %s%s", how_far, hint)

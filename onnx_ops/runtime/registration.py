@@ -118,26 +118,26 @@ def _add(add: Callable[[int], bool], added: Iterable[Registered]) -> None:
 
 def _open_once(ops: Iterable[Op]) -> None:
     with STATE.registering:
-        if "library" not in STATE.settled:
-            STATE.settled["ops"], STATE.settled["added"] = tuple(ops), set()
+        if "library" not in STATE.shared:
+            STATE.shared["ops"], STATE.shared["added"] = tuple(ops), set()
             try:
-                STATE.settled["library"] = _opened(), ""
+                STATE.shared["library"] = _opened(), ""
             except Exception as error:  # whatever the error, function bodies run without kernels
                 expected = isinstance(error, KernelsUnavailableError)
-                STATE.settled["library"] = None, str(error) if expected else f"{type(error).__name__}: {error}"
+                STATE.shared["library"] = None, str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _add_once(kernels: Collection[str]) -> None:
-    (_, add), _ = STATE.settled["library"]
+    (_, add), _ = STATE.shared["library"]
     with STATE.registering:
-        missing = {op.kernel_name: op for op in operators() if op.kernel_name not in STATE.settled["added"]}
+        missing = {op.kernel_name: op for op in operators() if op.kernel_name not in STATE.shared["added"]}
         for name in missing.keys() & kernels:
             op = missing.pop(name)
             _add(add, [_custom_op(op, declared) for declared in declarations(op)])
-            STATE.settled["added"].add(name)
-        if not missing and COMPLETE not in STATE.settled["added"]:
+            STATE.shared["added"].add(name)
+        if not missing and COMPLETE not in STATE.shared["added"]:
             _add(add, [_without_effect(COMPLETE)])
-            STATE.settled["added"].add(COMPLETE)
+            STATE.shared["added"].add(COMPLETE)
 
 
 def _library(ops: Iterable[Op], kernels: Collection[str] | None = None) -> str:
@@ -150,13 +150,13 @@ def _library(ops: Iterable[Op], kernels: Collection[str] | None = None) -> str:
     Raises:
         KernelsUnavailableError: as `_opened`.
     """
-    if "library" not in STATE.settled:
+    if "library" not in STATE.shared:
         aside(functools.partial(_open_once, ops))
-    library, reason = STATE.settled["library"]
+    library, reason = STATE.shared["library"]
     if library is None:
         raise KernelsUnavailableError(reason)
     wanted = {op.kernel_name for op in operators()} if kernels is None else kernels
-    if not STATE.settled["added"].issuperset(wanted):
+    if not STATE.shared["added"].issuperset(wanted):
         aside(functools.partial(_add_once, wanted))  # an interrupt would leave only some of an op's kernels added
     return str(library[0])
 
@@ -194,7 +194,7 @@ def _writing_nothing(options: ort.SessionOptions) -> Iterator[None]:
 
 def is_registered() -> bool:
     """Whether sessions of this process can have the kernels."""
-    return "library" in STATE.settled and STATE.settled["library"][0] is not None
+    return "library" in STATE.shared and STATE.shared["library"][0] is not None
 
 
 def register(
@@ -216,7 +216,7 @@ def register(
     """
     path = _library(ops, kernels)
     with STATE.registering:
-        registered: weakref.WeakSet[ort.SessionOptions] = STATE.settled.setdefault("options", weakref.WeakSet())
+        registered: weakref.WeakSet[ort.SessionOptions] = STATE.shared.setdefault("options", weakref.WeakSet())
         if options is None:
             options = ort.SessionOptions()
         elif kernels is None:
@@ -236,4 +236,4 @@ def register(
 def heap_functions() -> Functions:
     """The functions of heaps; kernels must have been registered."""
     own = {name: compile_native(*function) for name, function in heap_callbacks.FUNCTIONS.items()}
-    return Functions(STATE.settled["api"].address, **own)
+    return Functions(STATE.shared["api"].address, **own)

@@ -59,19 +59,19 @@ class Registered(NamedTuple):
     name: C.Array[C.c_char]
 
 
-custom_ops: dict[int, Registered] = STATE.settled.setdefault("structs", {})
+custom_ops: dict[int, Registered] = STATE.shared.setdefault("structs", {})
 """By address of the struct."""
 
 
 def operators() -> Sequence[Op]:
     """The registered ops; a second import of the package does not replace them."""
-    ops: Sequence[Op] = STATE.settled["ops"]
+    ops: Sequence[Op] = STATE.shared["ops"]
     return ops
 
 
 def python_record() -> np.ndarray:
     """The record of callbacks into Python (`runtime.records.PYTHON`)."""
-    if "python" not in STATE.settled:
+    if "python" not in STATE.shared:
         record = np.zeros(1, PYTHON)
         answer = keep(ANSWER(_answer))
         finalizing = getattr(C.pythonapi, "Py_IsFinalizing", None) or C.pythonapi._Py_IsFinalizing
@@ -94,18 +94,18 @@ def python_record() -> np.ndarray:
         record["main_thread"] = threading.main_thread().ident
         STATE.in_child.append(lambda: record.__setitem__("main_thread", threading.get_ident()))
         STATE.at_the_end.append(lambda: record.__setitem__("ending", 1))
-        STATE.settled["python"] = record
-    return STATE.settled["python"]
+        STATE.shared["python"] = record
+    return STATE.shared["python"]
 
 
 def _answer(address: int) -> None:
     """Handle a request (`runtime.callbacks`), on a thread created by native code."""
     words = (I64 * WORDS).from_address(address)
-    api: OrtApi | None = STATE.settled.get("api")
+    api: OrtApi | None = STATE.shared.get("api")
     try:
         with STATE.busy:
             if api is None and words[KIND] == callbacks.CREATE:
-                api = STATE.settled["api"] = OrtApi(words[ARGUMENTS + 1])
+                api = STATE.shared["api"] = OrtApi(words[ARGUMENTS + 1])
             if api is not None:
                 _ANSWERS[words[KIND]](api, words[ASKER], *words[ARGUMENTS:])
         words[callbacks.ANSWER] = 0
@@ -154,7 +154,7 @@ def naming(label_of: Callable[[str], str | None]) -> Iterator[None]:
         del _naming[own]
 
 
-_naming: dict[int, Callable[[str], str | None]] = STATE.settled.setdefault("naming", {})
+_naming: dict[int, Callable[[str], str | None]] = STATE.shared.setdefault("naming", {})
 """By thread."""
 
 
@@ -173,7 +173,7 @@ def reserving(size: int) -> Iterator[None]:
         _reserved.pop(own, None)
 
 
-_reserved: dict[int, int] = STATE.settled.setdefault("reserved", {})
+_reserved: dict[int, int] = STATE.shared.setdefault("reserved", {})
 """By thread; the first kernel of the session takes the entry."""
 
 DEFAULT_MEMORY = 0

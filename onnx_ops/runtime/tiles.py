@@ -8,13 +8,19 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from onnx_ops.loops import tiles
 from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.tiles import PANEL, ROWS
 from onnx_ops.runtime.lanes import alignment, plus_product
-from onnx_ops.runtime.native import FEATURES, OPTIONS, WORD, repeated, shuffled
+from onnx_ops.runtime.native import (
+    FEATURES,
+    WORD,
+    implement,
+    repeated,
+    shuffled,
+)
 from onnx_ops.runtime.pointers import element_at, load, store
 
 MANY_REGISTERS = "+avx512f" in FEATURES
@@ -80,24 +86,8 @@ def _multiply_tile(
     vectors: Any,
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (
-            image,
-            rows,
-            row_start,
-            terms,
-            channels,
-            block,
-            weights,
-            starts,
-            start,
-            panel,
-            step,
-            out,
-            places,
-            place,
-            apart,
-            count_of_vectors,
-        ) = args
+        image, rows, row_start, terms, channels, block, *others = args
+        weights, starts, start, panel, step, out, places, place, apart, count_of_vectors = others
         number = context.get_value_type(signature.args[0].dtype)
         vector, align = ir.VectorType(number, LANES), alignment(number)
         lanes = WORD(LANES)
@@ -145,21 +135,7 @@ def _multiply_tile(
     return types.none(*kinds), codegen
 
 
-@overload(tiles.multiply_tile, jit_options=OPTIONS)
-def _multiply(
-    image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart,
-    vectors,
-):  # fmt: skip
-    def implementation(
-        image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place, apart,
-        vectors,
-    ):  # fmt: skip
-        _multiply_tile(
-            image, rows, row_start, terms, channels, block, weights, starts, start, panel, step, out, places, place,
-            apart, vectors,
-        )  # fmt: skip
-
-    return implementation
+implement(tiles.multiply_tile, _multiply_tile)
 
 
 @intrinsic
@@ -215,18 +191,7 @@ def _add_outer_products(
     return types.none(*kinds), codegen
 
 
-@overload(tiles.add_outer_products, jit_options=OPTIONS)
-def _add_products(
-    sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
-):
-    def implementation(
-        sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
-    ):
-        _add_outer_products(
-            sums, start, step, image, image_start, block, grad, grad_start, counts, image_steps, grad_steps, vectors
-        )
-
-    return implementation
+implement(tiles.add_outer_products, _add_outer_products)
 
 
 @intrinsic
@@ -252,6 +217,4 @@ def _largest(typing: Any, numbers: Any, start: Any, count: Any) -> Any:
     return numbers.dtype(numbers, types.int64, types.int64), codegen
 
 
-@overload(tiles.largest, jit_options=OPTIONS)
-def _largest_of(numbers, start, count):
-    return lambda numbers, start, count: _largest(numbers, start, count)
+implement(tiles.largest, _largest)

@@ -76,9 +76,10 @@ class State:
         """The current version, with nothing pending; StateLostError after `lose`."""
         if self._lost:
             raise self.lost
-        return self._settled()
+        return self._complete()
 
-    def _settled(self) -> Version:
+    def _complete(self) -> Version:
+        """The current version, with what is pending copied into its tensors."""
         version = self._version
         if version.pending:
             for name, array in version.pending.items():
@@ -135,12 +136,12 @@ class State:
             shared = {name: np.array(array) for name, array in arrays.items() if name not in self._changing}
             version = version._replace(turn=1 - version.turn, pending=shared)
         self._version = version
-        self._settled()
+        self._complete()
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the values of some names."""
         self._version = self.version._replace(pending=arrays)
-        self._settled()
+        self._complete()
 
 
 class StatePart:

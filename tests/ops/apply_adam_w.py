@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -142,10 +143,6 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     yield Refusal("no_largest", ("'max_grad_norm'", "'max_grad_norm_out'"), {"max_grad_norm": None}, status=MISSING)
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, inputs((300, 101), dtype), label="blocks")
-
-
 def largest_terms(*inputs: ArrayLike | None, maximize: int = 0, dtype: Reals = np.float64) -> tuple[Array, ...]:
     """The largest term of each of the four sums; the averages' are the old one and the share of the gradient."""
     n = _given(inputs, maximize, dtype)
@@ -157,7 +154,7 @@ def largest_terms(*inputs: ArrayLike | None, maximize: int = 0, dtype: Reals = n
         return np.maximum(np.abs(n["var"]), np.abs(update)), m, v, most
 
 
-def torch_in_place(torch: Any, call: Call) -> Step | None:
+def torch_in_place(torch: ModuleType, call: Call) -> Step | None:
     """torch's third step of one parameter, which changes the tensors of a call that it is given."""
     numbers = {name: float(np.asarray(call.given[name]).reshape(())) for name in SETTINGS}
     if any(abs(numbers[f"{beta}_power"] - numbers[beta] ** 3) > 1e-15 for beta in ("beta1", "beta2")):
@@ -180,10 +177,6 @@ def torch_in_place(torch: Any, call: Call) -> Step | None:
 
 def benchmark(elements: int, dtype: DType) -> Call:
     return Call(OP, inputs((elements,), dtype, largest=False), outputs=WITHOUT)
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(20_000, dtype)
 
 
 LIMITS = limits(single=1, double=1)
@@ -216,7 +209,7 @@ RECORD = Record(
     calls=calls,
     worked=worked,
     refusals=refusals,
-    large=large,
+    large=lambda dtype: (Call(OP, inputs((300, 101), dtype), label="blocks"),),
     torch=torch_call(torch_in_place),
     documented=("aclnnApplyAdamW", "Loshchilov", "Kingma", "AMSGrad", "beta1_power"),
     benchmarks=(
@@ -228,5 +221,5 @@ RECORD = Record(
             in_place=dict(zip(WITHOUT, NAMES, strict=False)),
         ),
     ),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, 20_000),),
 )

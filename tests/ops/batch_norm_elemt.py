@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(bare, {"out": normalized})  # eps does not enter
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """A composition of tensor operations: torch has the op for GPUs only."""
     named = dict(zip(call.inputs, with_torch.tensors(torch, call), strict=True))
     this, weight, bias = named["input"], named.get("weight"), named.get("bias")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
         yield Worked(call, {"grad_input": np.broadcast_to(weight.reshape((3,) + (1,) * (len(shape) - 2)), shape)})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """A composition of tensor operations: torch has the op for GPUs only."""
     named = dict(zip(call.inputs, with_torch.tensors(torch, call), strict=True))
     this, invstd, weight = named["input"], named["invstd"], named.get("weight")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, inputs | empty, label="empty"), {name: [0.0, 0.0] for name in expected})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """A composition of tensor operations: torch has the op for GPUs only."""
     named = dict(zip(call.inputs, with_torch.tensors(torch, call), strict=True))
     grad_out, this = named["grad_out"], named["input"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
         yield Worked(empty, {"mean": [0.0, 0.0], "invstd": [0.0, 0.0]})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """native_batch_norm, which normalizes too; None without elements."""
     (this,) = with_torch.tensors(torch, call)
     eps = float(np.float32(call.attributes.get("eps", 1e-5)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
         yield Worked(tail, {"out": exact}, rtol=3e-7 if dtype.itemsize == 4 else 1e-15)
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     arguments = bce.torch_arguments(torch, call)
     reduction = losses.NAMES[call.attributes.get("reduction", MEAN)]
     return lambda: bce.torch_loss(torch, call, arguments, reduction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -107,10 +107,6 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(call, {"out": [2.0, -2.0]})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
-    return bce.torch_backward(torch, call, "self")
-
-
 GRADIENT = {"grad_output": accuracy.FACTOR}
 RECORD = Record(
     OP,
@@ -127,7 +123,7 @@ RECORD = Record(
     worked=worked,
     refusals=lambda plain: bce.refusals(plain, gradient=True),
     large=lambda dtype: bce.large(OP, True, dtype),
-    torch=torch_call,
+    torch=lambda torch, call: bce.torch_backward(torch, call, "self"),
     documented=(f"aclnn{OP}", "(p*y + 1 - y) * s - p*y", "numel(x)", "overflows", "NaN"),
     benchmarks=(
         Benchmark(bce.benchmark(OP, gradient=True)),

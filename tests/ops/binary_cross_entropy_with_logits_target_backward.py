@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -73,10 +73,6 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(call("empty", 1.0, np.zeros((0, 3)), MEAN), {"grad_target": np.zeros((0, 3))})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
-    return bce.torch_backward(torch, call, "target")
-
-
 GRADIENT = {"grad_output": accuracy.FACTOR}
 RECORD = Record(
     OP,
@@ -92,7 +88,7 @@ RECORD = Record(
     worked=worked,
     refusals=lambda plain: bce.refusals(plain, gradient=True),
     large=lambda dtype: bce.large(OP, True, dtype),
-    torch=torch_call,
+    torch=lambda torch, call: bce.torch_backward(torch, call, "target"),
     documented=("softplus", "NaN"),
     unread=("target",),
     benchmarks=(

@@ -5,30 +5,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, convolution, with_torch
-from tests.ops._shared.arrays import FLOAT32, FLOAT64
+from tests.ops._shared.arrays import FLOAT64
 from tests.ops._shared.convolution import (
     AROUND,
-    FEW,
     FORMS,
     HALVED,
     HALVING,
-    LARGE,
     LAYERS,
     SETTINGS,
-    SHAPES,
-    SPECIAL,
-    Form,
     Layer,
     Setting,
     chosen,
     counts_of,
     meetings,
+    only,
+    shaped,
     with_defaults,
 )
 from tests.ops._shared.depthwise_convolution import Numbers
@@ -42,24 +40,13 @@ from tests.ops._shared.record import (
     DType,
     Input,
     Record,
-    Refusal,
     Worked,
     like,
 )
 
 OP = "Convolution"
-
-
-def _without_gradient(given: dict[str, Array | None]) -> dict[str, Array | None]:
-    return {name: array for name, array in given.items() if name != "grad_output"}
-
-
-def shaped(*arguments: Any) -> dict[str, Array | None]:
-    return _without_gradient(convolution.shaped(*arguments))
-
-
-def operands(form: Form, setting: Setting, dtype: DType) -> dict[str, Array | None]:
-    return _without_gradient(convolution.operands(form, setting, dtype))
+PLACES = {"input": (0, 1, 3, 3), "weight": (1, 0, 0, 2)}
+"""Of special values."""
 
 
 def _gathered(
@@ -111,23 +98,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    return _without_gradient(chosen(choice, choice.dtype("input")))
-
-
-def calls() -> Iterator[Call]:
-    for number, setting in enumerate(SETTINGS):
-        given = operands(FEW, setting, FLOAT32)
-        yield Call(OP, given, setting.attributes, label=f"setting_{number}", static=number % 2 == 0)
-    for label, shape, outputs, setting in SHAPES:
-        yield Call(OP, shaped(shape, outputs, setting, FLOAT32), setting.attributes, label=label)
-    around = Setting((3, 3), (2, 1), (1, 1))
-    for value in SPECIAL:
-        for name, place in (("input", (0, 1, 3, 3)), ("weight", (1, 0, 0, 2))):
-            special = operands(FEW, around, FLOAT32)
-            array = special[name]
-            assert array is not None
-            array[place] = value
-            yield Call(OP, special, around.attributes, label=f"{value}_in_{name}")
+    return only(chosen(choice, choice.dtype("input")), PLACES)
 
 
 def worked(dtype: DType) -> Iterator[Worked]:
@@ -145,16 +116,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, pairs, {"groups": 2}, label="groups"), {"output": [[[5], [28]]]})
 
 
-def refusals(plain: Call) -> Iterator[Refusal]:
-    yield from convolution.refusals(plain.given)
-
-
-def large(dtype: DType) -> Iterator[Call]:
-    for label, shape, outputs, setting in LARGE:
-        yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label=label)
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     x, weight = with_torch.tensors(torch, call)
     rank = x.dim() - 2
     given = with_defaults(rank, *(call.attributes.get(name, ()) for name in Setting.NAMES[:3]))
@@ -163,20 +125,16 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
 
 
 def benchmark(layer: Layer, dtype: DType, setting: Setting = AROUND) -> Call:
-    return Call(OP, shaped(layer.shape, layer.outputs, setting, dtype), setting.attributes)
+    return Call(OP, only(shaped(layer.shape, layer.outputs, setting, dtype), PLACES), setting.attributes)
 
 
 def halving(layer: Layer, dtype: DType) -> Call:
     return benchmark(layer, dtype, HALVING)
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, shaped((2, 16, 8, 8), 16, AROUND, dtype), AROUND.attributes)
-
-
 RECORD = Record(
     OP,
-    inputs={name: Input(variable="T") for name in ("input", "weight")},
+    inputs={name: Input(variable="T") for name in PLACES},
     outputs={"output": like("input", limits=SUM_LIMITS, portable_limits=SUM_LIMITS)},
     attributes={**{name: Attribute((), ()) for name in Setting.NAMES[:3]}, "groups": Attribute(1, ())},
     joint={Setting.NAMES: [setting.values for setting in SETTINGS]},
@@ -185,12 +143,12 @@ RECORD = Record(
     slack=slack,
     make=make,
     forms=FORMS,
-    calls=calls,
+    calls=lambda: convolution.calls_of(OP, PLACES),
     worked=worked,
-    refusals=refusals,
-    large=large,
+    refusals=lambda plain: convolution.refusals(plain.given),
+    large=lambda dtype: convolution.large(OP, PLACES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "stride[0]", "(N, C, H, W)", "groups", "NaN"),
     benchmarks=(Benchmark(benchmark, LAYERS), Benchmark(halving, HALVED, "strides of two")),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.Accuracy(lambda dtype: convolution.judged(OP, PLACES, dtype)),),
 )

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,15 @@ from tests.ops._shared.convolution import (
     FORMS,
     HALVED,
     HALVING,
-    LARGE,
     LAYERS,
     PLAIN,
     SETTINGS,
-    SHAPES,
-    SPECIAL,
     Layer,
     Setting,
+    calls_of,
     chosen,
+    judged,
+    large,
     meetings,
     operands,
     shaped,
@@ -52,6 +53,8 @@ from tests.ops._shared.record import (
 )
 
 OP = "ConvolutionBackward"
+PLACES = {"grad_output": (1, 1, 0, 0), "input": (0, 1, 3, 3), "weight": (1, 0, 0, 2)}
+"""Of special values."""
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
 
 
@@ -128,19 +131,7 @@ def make(choice: Choice) -> dict[str, Array | None]:
 
 
 def calls() -> Iterator[Call]:
-    for number, setting in enumerate(SETTINGS):
-        given = operands(FEW, setting, FLOAT32)
-        yield Call(OP, given, setting.attributes, label=f"setting_{number}", static=number % 2 == 0)
-    for label, shape, outputs, setting in SHAPES:
-        yield Call(OP, shaped(shape, outputs, setting, FLOAT32), setting.attributes, label=label)
-    around = Setting((3, 3), (2, 1), (1, 1))
-    for value in SPECIAL:
-        for name, place in (("grad_output", (1, 1, 0, 0)), ("input", (0, 1, 3, 3)), ("weight", (1, 0, 0, 2))):
-            special = operands(FEW, around, FLOAT32)
-            array = special[name]
-            assert array is not None
-            array[place] = value
-            yield Call(OP, special, around.attributes, label=f"{value}_in_{name}")
+    yield from calls_of(OP, PLACES)
     plain = operands(FEW, PLAIN, FLOAT32)
     for count in (1, 2):
         for outputs_of in itertools.combinations(GRADIENTS, count):
@@ -193,12 +184,7 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     yield from shared_refusals(plain.given)
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    for label, shape, outputs, setting in LARGE:
-        yield Call(OP, shaped(shape, outputs, setting, dtype), setting.attributes, label=label)
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     grad, x, weight = with_torch.tensors(torch, call)
     rank = x.dim() - 2
     given = with_defaults(rank, *(call.attributes.get(name, ()) for name in Setting.NAMES[:3]))
@@ -224,13 +210,9 @@ def halving(layer: Layer, dtype: DType) -> Call:
     return benchmark(layer, dtype, HALVING)
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, shaped((2, 16, 8, 8), 16, AROUND, dtype), AROUND.attributes)
-
-
 RECORD = Record(
     OP,
-    inputs={name: Input(variable="T") for name in ("grad_output", "input", "weight")},
+    inputs={name: Input(variable="T") for name in PLACES},
     outputs={
         name: like("grad_output", optional=True, limits=SUM_LIMITS, portable_limits=SUM_LIMITS) for name in GRADIENTS
     },
@@ -247,12 +229,12 @@ RECORD = Record(
     calls=calls,
     worked=worked,
     refusals=refusals,
-    large=large,
+    large=lambda dtype: large(OP, PLACES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "grad_output", "stride[0]", "(N, C, H, W)", "groups", "NaN"),
     benchmarks=(
         Benchmark(benchmark, LAYERS),
         Benchmark(halving, HALVED, "strides of two"),
     ),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.Accuracy(lambda dtype: judged(OP, PLACES, dtype)),),
 )

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -137,11 +138,7 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     yield Refusal("narrower_stash", ("'stash_type'", "double"), double, {"stash_type": FLOAT})
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, dict(ctc.large_batch(dtype)), {"stash_type": DOUBLE}, label="batch")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     if call.dtype("targets").kind != "i":
         return None
     log_probs, targets, input_lengths, target_lengths = with_torch.tensors(torch, call)
@@ -188,7 +185,7 @@ RECORD = Record(
     calls=calls,
     worked=worked,
     refusals=refusals,
-    large=large,
+    large=lambda dtype: (Call(OP, dict(ctc.large_batch(dtype)), {"stash_type": DOUBLE}, label="batch"),),
     torch=torch_call,
     documented=("log_alpha", "Graves", "(N, T, A)", "zero_infinity", "blank", "-inf", "stash_type"),
     benchmarks=(Benchmark(random_call, ctc.SIZES, of_torch=ctc.OF_TORCH),),

@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, ctc, with_torch
@@ -97,7 +99,7 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> float:
 
 
 def with_results(
-    inputs: dict[str, Array], dtype: Any, wide: Any, blank: int, grad_out: Array
+    inputs: dict[str, Array], dtype: npt.DTypeLike, wide: npt.DTypeLike, blank: int, grad_out: Array
 ) -> dict[str, Array | None]:
     """All inputs of the op, the forward op's results worked out from log_probs as `inputs` hold them.
 
@@ -197,7 +199,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, with_results(inputs, dtype, FLOAT64, 0, grad_out), label="batch")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     if not call.attributes.get("through_log_softmax", 1) or call.dtype("targets").kind != "i":
         return None
     named = dict(zip(call.inputs, with_torch.tensors(torch, call), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from tests.ops._shared.record import (
     Refusal,
     Worked,
     like,
+    with_value,
 )
 from tests.ops._shared.settings import Settings
 
@@ -177,10 +179,7 @@ def calls() -> Iterator[Call]:
     yield Call(OP, all_padding, {"filter_size": (1, 2), "pads": (1, 0, 1, 0)}, label="nothing_but_padding")
     for value in (NAN, INF, -INF):
         for name, place in (("input", (1, 1, 0, 2)), ("out_backprop", (1, 1, 0, 2)), ("input", (0, 0, 3, 3))):
-            special = operands(FORMS["few"], plain, FLOAT32, FLOAT32)
-            array = special[name]
-            assert array is not None
-            array[place] = value
+            special = with_value(operands(FORMS["few"], plain, FLOAT32, FLOAT32), name, place, value)
             yield Call(OP, special, plain.attributes, label=f"{value}_in_{name}_at_{place[2]}")
 
 
@@ -229,7 +228,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, given, SETTINGS[0].attributes, label=f"channels_{form.channels}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     x, grad = with_torch.tensors(torch, call)
     weights = torch.zeros((grad.shape[1], 1, *call.attributes["filter_size"]), dtype=x.dtype)
     return torch_backward(torch, call, x, weights, grad, by=1)
@@ -247,10 +246,6 @@ def halving(shape: Shape, dtype: DType) -> Call:
 
 def large_filters(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, Setting((7, 7), (), (3, 3, 3, 3)))
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark((4, 32, 28, 28), dtype)
 
 
 RECORD = Record(
@@ -278,5 +273,5 @@ RECORD = Record(
         Benchmark(halving, SIZES, "strides of two"),
         Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
     ),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, (4, 32, 28, 28)),),
 )

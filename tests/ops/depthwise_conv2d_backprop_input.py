@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tests.ops._shared.record import (
     Refusal,
     Worked,
     like,
+    with_value,
 )
 from tests.ops._shared.settings import Settings
 
@@ -169,10 +171,7 @@ def calls() -> Iterator[Call]:
     yield Call(OP, none, SETTINGS[0].attributes, label="no_samples")
     for value in (NAN, INF, -INF):
         for name, place in (("filter", (2, 0, 0, 1)), ("out_backprop", (1, 1, 0, 2))):
-            special = operands(FORMS["plain"], SETTINGS[0], FLOAT32, FLOAT32)
-            array = special[name]
-            assert array is not None
-            array[place] = value
+            special = with_value(operands(FORMS["plain"], SETTINGS[0], FLOAT32, FLOAT32), name, place, value)
             yield Call(OP, special, SETTINGS[0].attributes, label=f"{value}_in_{name}")
 
 
@@ -219,7 +218,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, operands((samples, 1), setting, dtype, dtype), setting.attributes, label=f"channels_{channels}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     weights, grad = with_torch.tensors(torch, call)
     x = torch.zeros((grad.shape[0], *call.attributes["input_size"]), dtype=grad.dtype)
     return torch_backward(torch, call, x, weights, grad, by=0)
@@ -236,10 +235,6 @@ def halving(shape: Shape, dtype: DType) -> Call:
 
 def large_filters(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, width=7)
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark((2, 8, 28, 28), dtype)
 
 
 RECORD = Record(
@@ -267,5 +262,5 @@ RECORD = Record(
         Benchmark(halving, SIZES, "strides of two"),
         Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
     ),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, (2, 8, 28, 28)),),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
-from tests.ops._shared.arrays import FLOAT32, INF, INTO, NAN, Shape, normal, rng
+from tests.ops._shared.arrays import FLOAT32, INF, INTO, NAN, Shape, normal, rng, text_of
 from tests.ops._shared.numbers import Array, Reals, attribute, real
 from tests.ops._shared.record import (
     TRUTH,
@@ -57,8 +58,7 @@ def make(choice: Choice) -> dict[str, Array | None]:
 
 def calls() -> Iterator[Call]:
     for number, (own, into) in enumerate(INTO):
-        label = f"{own}-{into}".replace(" ", "")
-        yield Call(OP, operands((into, own), FLOAT32), label=label, static=number % 2 == 1)
+        yield Call(OP, operands((into, own), FLOAT32), label=text_of(own, into), static=number % 2 == 1)
     special = np.array([NAN, INF, -INF, -0.0, 3e38], np.float32)
     for label, value in (("off", False), ("on", True)):
         yield Call(OP, {"grad_output": special, "mask": np.full(5, value)}, label=f"special_{label}")
@@ -84,7 +84,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, operands(((53, 61, 67), (53, 61, 1)), dtype), label="channels")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     grad, mask = with_torch.tensors(torch, call)
     scale = float(np.float32(call.attributes.get("scale", 2.0)))
     return functools.partial(torch.ops.aten.native_dropout_backward, grad, mask, scale)
@@ -92,10 +92,6 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
 
 def benchmark(elements: int, dtype: DType) -> Call:
     return Call(OP, operands(((elements,), (elements,)), dtype), {"scale": 1 / 0.9})
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(100_000, dtype)
 
 
 # One product, rounded once.
@@ -115,5 +111,5 @@ RECORD = Record(
     torch=torch_call,
     documented=(f"aclnn{OP}", "scale", "+0", "NaN"),
     benchmarks=(Benchmark(benchmark),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, 100_000),),
 )

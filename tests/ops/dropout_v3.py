@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, {"input": normal((53, 61, 7), dtype, "x"), "seed": np.array(3)}, {"p": 0.3}, label="odd_sizes")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     x, p = tensor(torch, call.given["input"]), call.attributes.get("p", 0.5)
     return functools.partial(torch.ops.aten.native_dropout, x, p, True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, given, {"num_weights": rows, "padding_idx": 3}, label=f"rows_{rows}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     grad, indices = with_torch.tensors(torch, call)
     settings = {"padding_idx": -1, "scale_grad_by_freq": 0, **call.attributes}
     return functools.partial(
@@ -183,11 +184,6 @@ def benchmark(table: Table, dtype: DType, even: bool = False) -> Call:
     return Call(OP, {"grad": grad, "indices": indices}, {"num_weights": table.rows})
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    for table in (Table(2_000, 32, 20_000), Table(10, 32, 20_000)):
-        yield benchmark(table, dtype)
-
-
 RECORD = Record(
     OP,
     inputs={"grad": Input(), "indices": Input(WHOLE)},
@@ -211,5 +207,5 @@ RECORD = Record(
     torch=torch_call,
     documented=(f"aclnn{OP}", "padding_idx", "num_weights", "scale_grad_by_freq", "number of threads"),
     benchmarks=(Benchmark(benchmark, SIZES),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, Table(2_000, 32, 20_000), Table(10, 32, 20_000)),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,10 @@ from tests.ops._shared.record import (
     Input,
     Output,
     Record,
-    Refusal,
     Worked,
     at_least_float32,
     like,
+    with_value,
 )
 
 OP = "FlashAttentionScore"
@@ -103,11 +104,8 @@ def calls() -> Iterator[Call]:
     for value in (NAN, INF, -INF):
         for name, place in (("query", (0, 1, 2, 0)), ("key", (0, 0, 1, 1)), ("value", (0, 1, 3, 0))):
             for mode in (0, 2):
-                array = given[name]
-                assert array is not None
-                special = array.copy()
-                special[place] = value
-                yield Call(OP, given | {name: special}, {"sparse_mode": mode}, label=f"{value}_in_{name}_{mode}")
+                special = with_value(given, name, place, value)
+                yield Call(OP, special, {"sparse_mode": mode}, label=f"{value}_in_{name}_{mode}")
         shift = normal(FEW.scores, FLOAT32, "shift")
         shift[0, 1, 2, 3] = value
         yield Call(OP, given | {"real_shift": shift}, label=f"{value}_in_real_shift")
@@ -150,16 +148,12 @@ def worked(dtype: DType) -> Iterator[Worked]:
     )
 
 
-def refusals(plain: Call) -> Iterator[Refusal]:
-    yield from shared_refusals(plain, "real_shift")
-
-
 def large(dtype: DType) -> Iterator[Call]:
     shift = normal(LARGE.scores, dtype, "shift")
     yield Call(OP, operands(LARGE, dtype) | {"real_shift": shift}, {"sparse_mode": 2}, label="several_tasks")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     """The statistics, where they are wanted, are those of an explicit matrix of scores."""
     settings = RECORD.defaults | dict(call.attributes)
     given = {name: with_torch.tensor(torch, array) for name, array in call.given.items()}
@@ -234,7 +228,7 @@ RECORD = Record(
     forms=FORMS,
     calls=calls,
     worked=worked,
-    refusals=refusals,
+    refusals=lambda plain: shared_refusals(plain, "real_shift"),
     large=large,
     torch=torch_call,
     documented=("aclnnFlashAttentionScoreV2", "keep_prob", "(B, N, Sq, D)", "-inf", "sparse_mode", "NaN"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from tests.ops._shared.record import (
     Worked,
     kept_by_call,
     like,
+    with_value,
 )
 
 OP = "FlashAttentionScoreGrad"
@@ -191,11 +193,7 @@ def calls() -> Iterator[Call]:
     for value in (NAN, INF, -INF):
         for name, place in places.items():
             for mode in (0, 2):
-                array = completed(given, None, sparse_mode=mode)[name]
-                assert array is not None
-                array = array.copy()
-                array[place] = value
-                special = completed(given, None, sparse_mode=mode) | {name: array}
+                special = with_value(completed(given, None, sparse_mode=mode), name, place, value)
                 yield Call(OP, special, {"sparse_mode": mode}, label=f"{value}_in_{name}_{mode}")
     yield Call(OP, whole, label="static", static=True)
 
@@ -233,7 +231,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, completed(renamed(operands(LENGTHY, dtype)), None), label="split_keys")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     """Autograd's gradients of torch's attention, without those that it does not have."""
     settings = RECORD.defaults | dict(call.attributes)
     given = {name: with_torch.tensor(torch, array) for name, array in call.given.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, inputs((300, 101), dtype, without=OPTIONAL), outputs=WITHOUT, label="plain_blocks")
 
 
-def torch_in_place(torch: Any, call: Call) -> Step | None:
+def torch_in_place(torch: ModuleType, call: Call) -> Step | None:
     """torch's step of one parameter, which changes the tensors of a call that it is given."""
     numbers = {
         name: 0.0 if call.inputs.get(name) is None else float(np.asarray(call.inputs[name]).reshape(()))

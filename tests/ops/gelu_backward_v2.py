@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, masked_gradient, with_torch
-from tests.ops._shared.arrays import BROADCASTS, FLOATS, INF, NAN, normal
+from tests.ops._shared.arrays import FLOATS, INF, NAN
 from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import Attribute, Benchmark, Call, DType, Input, Output, Record, Worked, limits, promoted
 
@@ -97,20 +98,12 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
 
 
 def calls() -> Iterator[Call]:
-    single = np.dtype(np.float32)
-    for number, shapes in enumerate(BROADCASTS):
-        label = f"{shapes[0]}-{shapes[1]}".replace(" ", "")
-        attributes = {"approximate": number % 2}
-        yield Call(
-            OP, masked_gradient.operands(shapes, single, single), attributes, label=label, static=number % 4 == 1
-        )
+    yield from masked_gradient.broadcast_calls(OP, lambda number: {"approximate": number % 2})
     for dtype in FLOATS:
-        x = np.array([NAN, 0.0, -0.0, INF, -INF, 1.0, -1.0, 0.5, -0.5, 3e4, -3e4, 1.0, -1.0], dtype)
-        g = np.array([1.0, NAN, -3.0, -2.0, 2.0, INF, INF, -INF, NAN, 2.0, 2.0, 0.0, -0.0], dtype)
         falling = np.linspace(-16, -4, 97).astype(dtype)
         for approximate in (NONE, TANH):
             label, attributes = f"{approximate}-{dtype.name}", {"approximate": approximate}
-            yield Call(OP, {"grad_output": g, "self": x}, attributes, label=f"special-{label}")
+            yield Call(OP, masked_gradient.special(dtype), attributes, label=f"special-{label}")
             ones = np.ones_like(falling)
             yield Call(OP, {"grad_output": ones, "self": falling}, attributes, label=f"falling-{label}")
             if dtype.itemsize >= 4:
@@ -132,24 +125,10 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, ones, label="erf"), {"grad_input": expected}, rtol=8 * float(ml_dtypes.finfo(dtype).eps))
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    g, x = normal((53, 61, 67), dtype, "g"), normal((53, 61, 67), dtype, "x")
-    yield Call(OP, {"grad_output": g, "self": x}, label="same")
-    yield Call(OP, {"grad_output": g[:, :1].copy(), "self": x}, {"approximate": TANH}, label="broadcast")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     arguments = torch.broadcast_tensors(*with_torch.tensors(torch, call))
     approximate = {NONE: "none", TANH: "tanh"}[call.attributes.get("approximate", NONE)]
     return functools.partial(torch.ops.aten.gelu_backward, *arguments, approximate=approximate)
-
-
-def benchmark(approximate: int) -> Callable[[int, DType], Call]:
-    def made(elements: int, dtype: DType) -> Call:
-        inputs = {"grad_output": normal((elements,), dtype, "g"), "self": normal((elements,), dtype, "x")}
-        return Call(OP, inputs, {"approximate": approximate})
-
-    return made
 
 
 # In float32 the normal range of the derivative ends at x = -13, in float64 at -38.
@@ -173,10 +152,13 @@ RECORD = Record(
     refusals=masked_gradient.refusals,
     terms=largest_term,
     slack=slack,
-    large=large,
+    large=lambda dtype: masked_gradient.large(OP, {"approximate": TANH}, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "Phi(x) + x * phi(x)", "0.044715", "infinite", "NaN", "do not cancel"),
-    benchmarks=tuple(Benchmark(benchmark(kind), note=note) for kind, note in ((NONE, ""), (TANH, "tanh"))),
+    benchmarks=tuple(
+        Benchmark(masked_gradient.benchmark(OP, approximate=kind), note=note)
+        for kind, note in ((NONE, ""), (TANH, "tanh"))
+    ),
     accuracies=tuple(
         accuracy.pointwise(
             OP,

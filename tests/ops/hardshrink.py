@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, {"self": x}, label="by_hand"), {"out": expected})
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, {"self": normal((53, 61, 67), dtype, "x")}, label="map")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     (this,) = with_torch.tensors(torch, call)
     return lambda: torch.nn.functional.hardshrink(this, float(threshold(call.attributes.get("lambd", 0.5))))
 
@@ -70,7 +67,7 @@ RECORD = Record(
     forms=FORMS,
     calls=calls,
     worked=worked,
-    large=large,
+    large=lambda dtype: (Call(OP, {"self": normal((53, 61, 67), dtype, "x")}, label="map"),),
     torch=torch_call,
     documented=("NaN", "below 0 counts as 0"),
     benchmarks=(Benchmark(lambda elements, dtype: Call(OP, {"self": normal((elements,), dtype, "x")})),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def oracle(grad_output: ArrayLike, self: ArrayLike, lambd: float = 0.5, *, dtype
 MASKS = {"off": (0.0, 0.5, -0.5, 0.1, -0.1, NAN, NAN, -NAN), "on": (-1.0,) * 8}
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     arguments = with_torch.tensors(torch, call)
     lambd = float(threshold(call.attributes.get("lambd", 0.5)))
     return functools.partial(torch.ops.aten.hardshrink_backward, *arguments, lambd)
@@ -49,7 +50,7 @@ RECORD = Record(
     calls=lambda: masked_gradient.calls(OP, "lambd", EDGES, around, MASKS),
     worked=lambda dtype: masked_gradient.worked(OP, dtype, WORKED),
     refusals=masked_gradient.refusals,
-    large=lambda dtype: masked_gradient.large(OP, "lambd", dtype),
+    large=lambda dtype: masked_gradient.large(OP, {"lambd": 0.3}, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "self > lambd or self < -lambd", "boundary", "NaN", "below 0 counts as 0", "+0"),
     benchmarks=(Benchmark(masked_gradient.benchmark(OP)),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(call("logarithm", [0.0, 0.5], [0.5, 0.5], reduction=NONE), {"out": [entropy, entropy - 0.25]}, small)
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     this, target = with_torch.tensors(torch, call)
     reduction = NAMES[call.attributes.get("reduction", MEAN)]
     return lambda: kl_div.torch_loss(torch, call, this, target, reduction)

@@ -115,10 +115,6 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(call("default_is_mean", 4.0, [0.0, 0.0], [1.0, 3.0]), {"out": [-2.0, -6.0]})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
-    return kl_div.torch_backward(torch, call, "self")
-
-
 def benchmark(log_target: int) -> Callable[[int, DType], Call]:
     def make(elements: int, dtype: DType) -> Call:
         matrix = (elements // 100, 100)
@@ -162,7 +158,7 @@ RECORD = Record(
     worked=worked,
     refusals=lambda plain: kl_div.refusals(plain, gradient=True),
     large=lambda dtype: kl_div.large(OP, True, dtype, "self"),
-    torch=torch_call,
+    torch=lambda torch, call: kl_div.torch_backward(torch, call, "self"),
     documented=(
         f"aclnn{OP}",
         "-target * grad_output",

@@ -97,10 +97,6 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(edges, {"grad_target": [0.0, 0.0]})
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
-    return kl_div.torch_backward(torch, call, "target")
-
-
 def benchmark(log_target: int) -> Callable[[int, DType], Call]:
     def make(elements: int, dtype: DType) -> Call:
         matrix = (elements // 100, 100)
@@ -131,7 +127,7 @@ RECORD = Record(
     worked=worked,
     refusals=lambda plain: kl_div.refusals(plain, gradient=True),
     large=lambda dtype: kl_div.large(OP, True, dtype, "target"),
-    torch=torch_call,
+    torch=lambda torch, call: kl_div.torch_backward(torch, call, "target"),
     documented=("batchmean", "numel(S)", "exp(target)", "summed over the axes", "NaN"),
     benchmarks=(Benchmark(benchmark(0)), Benchmark(benchmark(1), note="log_target")),
     accuracies=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def large(dtype: DType) -> Iterator[Call]:
     yield Call(OP, {"self": normal((2, 120, 121), dtype, "x")}, SETTINGS[0].attributes, label="large_planes")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     setting = {**Setting((2, 2)).attributes, **call.attributes}
     (x,) = with_torch.tensors(torch, call)
     spatial = len(setting["kernel_size"])
@@ -153,10 +154,6 @@ def overlapping(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, SETTINGS[1])
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield overlapping((2, 8, 28, 28), dtype)
-
-
 COPIED = limits(0, single=0, double=0)
 RECORD = Record(
     OP,
@@ -181,5 +178,5 @@ RECORD = Record(
     torch=torch_call,
     documented=(f"aclnn{OP}", "indices", "kernel_size", "NaN", "ceil_mode", "(N, C, H, W)"),
     benchmarks=(Benchmark(benchmark, SIZES), Benchmark(overlapping, SIZES, "windows that overlap")),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(overlapping, (2, 8, 28, 28)),),
 )

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -177,7 +178,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, given, SETTINGS[1].attributes, label=f"size_{form.size}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any] | None:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     setting = {**Setting(()).attributes, **call.attributes}
     grad, x, indices = with_torch.tensors(torch, call)
     spatial = len(setting["kernel_size"])
@@ -214,10 +215,6 @@ def overlapping(shape: Shape, dtype: DType) -> Call:
     return benchmark(shape, dtype, SETTINGS[1])
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield overlapping((2, 8, 28, 28), dtype)
-
-
 RECORD = Record(
     OP,
     inputs={"grad_output": Input(), "self": Input(), "indices": Input(WHOLE)},
@@ -237,5 +234,5 @@ RECORD = Record(
     documented=(f"aclnn{OP}", "indices", "kernel_size", "overlap", "(N, C, H, W)", "adaptive"),
     unread=("self",),
     benchmarks=(Benchmark(benchmark, SIZES), Benchmark(overlapping, SIZES, "windows that overlap")),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(overlapping, (2, 8, 28, 28)),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,11 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, {"operand": special, "after": np.array([NAN], dtype)}, label="special"), {"result": special})
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield benchmark(200_001, dtype)
-
-
 def benchmark(elements: int, dtype: DType) -> Call:
     return Call(OP, operands(((elements,), (1,)), dtype, dtype))
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(100_000, dtype)
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     operand, _ = with_torch.tensors(torch, call)
     return lambda: operand.clone()
 
@@ -70,10 +63,10 @@ RECORD = Record(
     make=make,
     forms=FORMS,
     worked=worked,
-    large=large,
+    large=lambda dtype: (benchmark(200_001, dtype),),
     torch=torch_call,
     documented=("optimization_barrier", "not read", "orders nothing"),
     unread=("after",),
     benchmarks=(Benchmark(benchmark),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, 100_000),),
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
-from tests.ops._shared.arrays import BROADCASTS, FLOAT16, FLOAT32, FLOATS, INF, NAN, Shape, normal, rng
+from tests.ops._shared.arrays import BROADCASTS, FLOAT16, FLOAT32, FLOATS, INF, NAN, Shape, normal, rng, text_of
 from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import (
     TRUTH,
@@ -65,7 +64,7 @@ def calls() -> Iterator[Call]:
     for number, (first, second) in enumerate(BROADCASTS):
         orders = {"self": (first, second, ()), "other": (second, (), first), "all": (first, second, first)}
         for label, shapes in orders.items():
-            text = f"{label}-{first}-{second}".replace(" ", "")
+            text = text_of(label, first, second)
             yield Call(OP, operands(shapes, FLOAT32, FLOAT32), label=text, static=number % 2 == 1)
     for dtype in FLOATS:
         special = np.array([NAN, INF, -INF, -0.0, 0.0, 1.0, NAN, INF], dtype)
@@ -100,16 +99,8 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, operands(shapes, dtype, dtype), label=label)
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
-    return functools.partial(torch.where, *with_torch.tensors(torch, call))
-
-
 def benchmark(elements: int, dtype: DType) -> Call:
     return Call(OP, operands(((elements,), (elements,), (elements,)), dtype, dtype))
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(100_000, dtype)
 
 
 # The op copies.
@@ -126,8 +117,8 @@ RECORD = Record(
     worked=worked,
     refusals=refusals,
     large=large,
-    torch=torch_call,
+    torch=lambda torch, call: functools.partial(torch.where, *with_torch.tensors(torch, call)),
     documented=(f"aclnn{OP}", "condition", "NaN", "-0"),
     benchmarks=(Benchmark(benchmark),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, 100_000),),
 )

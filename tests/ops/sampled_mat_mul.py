@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from tests.ops._shared.record import (
     Refusal,
     Worked,
     like,
+    with_dtypes,
+    with_value,
 )
 
 OP = "SampledMatMul"
@@ -61,12 +64,7 @@ def inputs(form: Graph, dtype: DType) -> dict[str, Array | None]:
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    given = inputs(choice.form, choice.dtype("left"))
-    for name in ("row", "column"):
-        array = given[name]
-        assert array is not None
-        given[name] = array.astype(choice.dtype(name))
-    return given
+    return with_dtypes(inputs(choice.form, choice.dtype("left")), choice, "row", "column")
 
 
 def calls() -> Iterator[Call]:
@@ -85,10 +83,7 @@ def calls() -> Iterator[Call]:
     yield replace(Call(OP, inputs(FORMS["heads"], FLOAT32), label="known_shapes"), static=True)
     for value in (NAN, INF, -INF):
         for name in ("left", "right"):
-            given = inputs(FORMS["narrow"], FLOAT32)
-            array = given[name]
-            assert array is not None
-            array[2, 1] = value
+            given = with_value(inputs(FORMS["narrow"], FLOAT32), name, (2, 1), value)
             yield Call(OP, given, label=f"{value}_in_{name}")
 
 
@@ -136,7 +131,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, inputs(form, dtype), label=f"edges_{form.edges}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """What PyTorch Geometric computes."""
     left, right, row, column = with_torch.tensors(torch, call)
     return lambda: (left.index_select(0, row) * right.index_select(0, column)).sum(-1)
@@ -144,11 +139,6 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
 
 def benchmark(form: Graph, dtype: DType) -> Call:
     return Call(OP, inputs(form, dtype))
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(Graph(2000, 2000, 20_000, (), 32), dtype)
-    yield benchmark(Graph(200, 200, 1000, (), 600), dtype)
 
 
 RECORD = Record(
@@ -172,5 +162,5 @@ RECORD = Record(
     torch=torch_call,
     documented=("SparseMatMul", "left[row[e], h, d] * right[column[e], h, d]", "number of threads", "NaN"),
     benchmarks=(Benchmark(benchmark, LAYERS),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, Graph(2000, 2000, 20_000, (), 32), Graph(200, 200, 1000, (), 600)),),
 )

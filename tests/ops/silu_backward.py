@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, masked_gradient, with_torch
-from tests.ops._shared.arrays import BROADCASTS, FLOATS, INF, NAN, normal
+from tests.ops._shared.arrays import FLOATS, INF, NAN
 from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import Benchmark, Call, DType, Input, Output, Record, Worked, limits, promoted
 
@@ -57,14 +58,9 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
 
 
 def calls() -> Iterator[Call]:
-    single = np.dtype(np.float32)
-    for number, shapes in enumerate(BROADCASTS):
-        label = f"{shapes[0]}-{shapes[1]}".replace(" ", "")
-        yield Call(OP, masked_gradient.operands(shapes, single, single), label=label, static=number % 4 == 1)
+    yield from masked_gradient.broadcast_calls(OP, lambda number: {})
     for dtype in FLOATS:
-        x = np.array([NAN, 0.0, -0.0, INF, -INF, 1.0, -1.0, 0.5, -0.5, 3e4, -3e4, 1.0, -1.0], dtype)
-        g = np.array([1.0, NAN, -3.0, -2.0, 2.0, INF, INF, -INF, NAN, 2.0, 2.0, 0.0, -0.0], dtype)
-        yield Call(OP, {"grad_output": g, "self": x}, label=f"special-{dtype.name}")
+        yield Call(OP, masked_gradient.special(dtype), label=f"special-{dtype.name}")
         falling = np.linspace(-100, -1, 397).astype(dtype)
         yield Call(OP, {"grad_output": np.ones_like(falling), "self": falling}, label=f"falling-{dtype.name}")
         if dtype.itemsize >= 4:
@@ -87,13 +83,7 @@ def worked(dtype: DType) -> Iterator[Worked]:
     yield Worked(Call(OP, ones, label="log_3"), {"grad_input": expected}, rtol=8 * float(ml_dtypes.finfo(dtype).eps))
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    g, x = normal((53, 61, 67), dtype, "g"), normal((53, 61, 67), dtype, "x")
-    yield Call(OP, {"grad_output": g, "self": x}, label="same")
-    yield Call(OP, {"grad_output": g[:, :1].copy(), "self": x}, label="broadcast")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     arguments = torch.broadcast_tensors(*with_torch.tensors(torch, call))
     return functools.partial(torch.ops.aten.silu_backward, *arguments)
 
@@ -119,7 +109,7 @@ RECORD = Record(
     refusals=masked_gradient.refusals,
     terms=largest_term,
     slack=slack,
-    large=large,
+    large=lambda dtype: masked_gradient.large(OP, {}, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "s * (1 + x * (1 - s))", "infinite", "NaN", "do not cancel"),
     benchmarks=(Benchmark(masked_gradient.benchmark(OP)),),

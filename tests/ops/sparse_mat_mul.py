@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from tests.ops._shared.record import (
     Refusal,
     Worked,
     like,
+    with_dtypes,
+    with_value,
 )
 
 OP = "SparseMatMul"
@@ -80,11 +83,7 @@ def inputs(form: Graph, dtype: DType, *, weighted: bool = True) -> dict[str, Arr
 
 def make(choice: Choice) -> dict[str, Array | None]:
     given = inputs(choice.form, choice.dtype("dense"), weighted=choice.dtypes["values"] is not None)
-    for name in ("row", "column"):
-        array = given[name]
-        assert array is not None
-        given[name] = array.astype(choice.dtype(name))
-    return given
+    return with_dtypes(given, choice, "row", "column")
 
 
 def calls() -> Iterator[Call]:
@@ -110,10 +109,7 @@ def calls() -> Iterator[Call]:
             yield Call(OP, one, label=f"one_value_{label}_{dtype.name}")
         for value in (NAN, INF, -INF):
             for name in ("dense", "values"):
-                given = inputs(form, FLOAT32)
-                array = given[name]
-                assert array is not None
-                array[2] = value
+                given = with_value(inputs(form, FLOAT32), name, 2, value)
                 yield Call(OP, given, label=f"{value}_in_{name}_{label}")
     # A large number hides all digits of the others unless the sum is wide.
     for dtype, size in ((FLOAT32, 2.0**24), (FLOAT16, 2.0**11)):
@@ -168,7 +164,7 @@ def large(dtype: DType) -> Iterator[Call]:
         yield Call(OP, inputs(form, dtype), settings, label=f"edges_{form.edges}")
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     """What PyTorch Geometric computes."""
     given = dict(zip(call.inputs, with_torch.tensors(torch, call), strict=True))
     dense, row, column, values = given["dense"], given["row"], given["column"], given.get("values")
@@ -186,11 +182,6 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
 
 def benchmark(form: Graph, dtype: DType) -> Call:
     return Call(OP, inputs(form, dtype))
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark(Graph(2000, 2000, 20_000, (), 32), dtype)
-    yield benchmark(Graph(10, 10, 20_000, (), 32), dtype)
 
 
 RECORD = Record(
@@ -217,5 +208,5 @@ RECORD = Record(
     torch=torch_call,
     documented=("SampledMatMul", "values[e, h] * dense[column[e], h, d]", "num_rows", "number of threads", "NaN"),
     benchmarks=(Benchmark(benchmark, LAYERS),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, Graph(2000, 2000, 20_000, (), 32), Graph(10, 10, 20_000, (), 32)),),
 )

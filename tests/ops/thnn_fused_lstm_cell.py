@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -110,11 +111,7 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     yield wrong("hidden_gates", (1, 12), "(2, 12)")
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, inputs((64, 500), dtype), label="rows")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     given, hidden, cx = with_torch.tensors(torch, call)
 
     def run() -> Any:
@@ -128,10 +125,6 @@ def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
 
 def benchmark(shape: tuple[int, ...], dtype: DType) -> Call:
     return Call(OP, inputs(shape, dtype))
-
-
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark((64, 256), dtype)
 
 
 RECORD = Record(
@@ -151,9 +144,9 @@ RECORD = Record(
     calls=calls,
     worked=worked,
     refusals=refusals,
-    large=large,
+    large=lambda dtype: (Call(OP, inputs((64, 500), dtype), label="rows"),),
     torch=torch_call,
     documented=(f"aclnn{OP}", "Hochreiter", "(..., 4*H)", "tanh(cy)"),
     benchmarks=(Benchmark(benchmark, SIZES),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, (64, 256)),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -132,11 +133,7 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     yield wrong("storage", (12,), "(..., 4*H)", by_rank=True)
 
 
-def large(dtype: DType) -> Iterator[Call]:
-    yield Call(OP, inputs((64, 500), dtype), label="rows")
-
-
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     dh, dc, cx, cy, storage = with_torch.tensors(torch, call)
 
     def run() -> Any:
@@ -158,10 +155,6 @@ def benchmark(shape: tuple[int, ...], dtype: DType) -> Call:
     return Call(OP, inputs(shape, dtype))
 
 
-def judged(dtype: DType) -> Iterator[Call]:
-    yield benchmark((64, 256), dtype)
-
-
 RECORD = Record(
     OP,
     inputs={name: Input(variable="T", optional=name.startswith("grad")) for name in NAMES},
@@ -180,9 +173,9 @@ RECORD = Record(
     calls=calls,
     worked=worked,
     refusals=refusals,
-    large=large,
+    large=lambda dtype: (Call(OP, inputs((64, 500), dtype), label="rows"),),
     torch=torch_call,
     documented=(f"aclnn{OP}", "(..., 4*H)", "tanh(cy)", "storage"),
     benchmarks=(Benchmark(benchmark, SIZES),),
-    accuracies=(accuracy.Accuracy(judged),),
+    accuracies=(accuracy.of_calls(benchmark, (64, 256)),),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ MASKS = {
 }
 
 
-def torch_call(torch: Any, call: Call) -> Callable[[], Any]:
+def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     arguments = with_torch.tensors(torch, call)
     threshold = float(np.float32(call.attributes.get("threshold", 0.0)))
     # PyTorch's own does not broadcast.
@@ -61,7 +62,7 @@ RECORD = Record(
     calls=lambda: masked_gradient.calls(OP, "threshold", THRESHOLDS, around, MASKS),
     worked=lambda dtype: masked_gradient.worked(OP, dtype, WORKED),
     refusals=masked_gradient.refusals,
-    large=lambda dtype: masked_gradient.large(OP, "threshold", dtype),
+    large=lambda dtype: masked_gradient.large(OP, {"threshold": 0.3}, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "self <= threshold", "boundary", "NaN", "ReLU", "+0"),
     benchmarks=(Benchmark(masked_gradient.benchmark(OP)),),

@@ -25,7 +25,7 @@ NEAR = 2e-6
 
 def test_three_languages(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C++ is as Python bit for bit, JavaScript within rounding; all refuse the same batch with the same message."""
-    monkeypatch.setitem(STATE.settled, "library", (None, "no such library here"))
+    monkeypatch.setitem(STATE.shared, "library", (None, "no such library here"))
     monkeypatch.setattr(sessions, "_warned", set())
     file, checkpoint = tmp_path / "step.onnx", tmp_path / "checkpoint.safetensors"
     model = steps.step_with_evaluation()

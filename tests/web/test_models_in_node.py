@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import backends
+import linking_cases
 import numpy as np
 import onnx
 import pytest
 import test_ctc_loss_backward
-import test_linking
 import test_ops_refusals
 from onnxruntime_web import WEB, Node, Session, Trainer, WebError, without_bfloat16
 
@@ -34,12 +34,12 @@ made_self_contained = pytest.mark.parametrize(
     [onnx_ops.link, pytest.param(onnx_ops.inline, marks=pytest.mark.full)],
     ids=["linked", "inlined"],
 )
-@test_linking.each_case
-def test_graphs(node: Node, case: test_linking.Case, self_contained: SelfContained) -> None:
+@linking_cases.each_case
+def test_graphs(node: Node, case: linking_cases.Case, self_contained: SelfContained) -> None:
     """Several uses, mixed dtypes, functions, branches, loops, old opsets."""
     session = Session(node, self_contained(case.model))
     for actual, expected in zip(session.run(case.feeds).values(), case.expected, strict=True):
-        test_linking.assert_same(actual, expected, case.tolerance)
+        linking_cases.assert_same(actual, expected, case.tolerance)
     session.release()
 
 
@@ -121,7 +121,7 @@ def test_wrong_feeds_are_refused(node: Node, name: str, self_contained: SelfCont
 @pytest.mark.parametrize(("grad", "x"), [("float16", "float"), ("double", "float"), ("float", "double")])
 def test_dtypes_that_a_model_does_not_tell(node: Node, grad: str, x: str) -> None:
     """Behind an operator that onnx does not know a mixture of dtypes is refused when the session is made."""
-    model = test_linking.model_of(
+    model = linking_cases.model_of(
         f"""graph ({grad}[2,2] g, {x}[2,2] x) => (float[2,2] o) {{
             u = com.microsoft.Inverse (g)
             v = com.microsoft.Inverse (x)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.layouts import begin_layout, plan_layout
+from onnx_ops.loops.loop import Layout
 from onnx_ops.loops.memory import LANES, allocate, array_at, computing_size, free, record_at, size_of, tail, whole_lines
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.attention._rules import RANK
@@ -21,6 +21,7 @@ from onnx_ops.ops.attention._tiles import (
     ROW,
     WIDTH,
     Heads,
+    Scores,
     all_finite,
     dropped_at,
     finish_scores,
@@ -46,9 +47,9 @@ TASKS = 8
 added up afterwards."""
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     if not write_sizes(layout, attributes, job, QUERY, KEY, VALUE, SHIFT, DROP, MASK):
         return False
@@ -76,8 +77,11 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return True
 
 
+PLAN = Layout(write_layout, LAYOUT.itemsize)
+
+
 @helper
-def partial_gradients(job: Any, layout: Any, split: int, sample: int, head: int, dtype: Any) -> Any:
+def partial_gradients(job: Job, layout: Scores, split: int, sample: int, head: int, dtype: Any) -> Any:
     """The gradients of the queries of a head by a block of keys, in the scratch memory."""
     count = layout.queries * whole_vectors(layout.size)
     number = (split * layout.samples + sample) * layout.heads + head
@@ -85,7 +89,9 @@ def partial_gradients(job: Any, layout: Any, split: int, sample: int, head: int,
 
 
 @helper
-def write_query_gradient(job: Any, layout: Any, scale: Any, numbers: Any, sample: int, head: int, query: int) -> None:
+def write_query_gradient(
+    job: Job, layout: Scores, scale: Any, numbers: Any, sample: int, head: int, query: int
+) -> None:
     """Write the gradient of a query, a row of sums, times `scale`."""
     for d in range(layout.size):
         numbers[d] *= scale
@@ -115,8 +121,7 @@ def write_by_key(
         write_row(tensor, sample, head, first + i, buffer)
 
 
-@helper
-def run_block(job: Any, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Any) -> None:
     """Gradients of a block of keys and values of a head, and by them of all its queries, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -259,8 +264,7 @@ def run_block(job: Any, number: int, dtype: Any) -> None:
     free(memory)
 
 
-@helper
-def run_task(job: Any, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Any) -> None:
     """Add up the gradients of the queries of a head by all blocks of keys."""
     layout = record_at(job.scratch, LAYOUT)
     sample, head = number // layout.heads, number % layout.heads
@@ -273,27 +277,3 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
     scale = like(record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES).scale_value, sums[0])
     for query in range(layout.queries):
         write_query_gradient(job, layout, scale, tail(sums, query * row_size), sample, head, query)
-
-
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def prepare(job_address: int, number: int) -> None:
-    run_block(record_at(job_address, JOB), number, np.float32)
-
-
-def prepare_in_double(job_address: int, number: int) -> None:
-    run_block(record_at(job_address, JOB), number, np.float64)
-
-
-def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64)

@@ -7,7 +7,7 @@ queries and values are padded to a multiple of a panel, PANEL * LANES numbers; k
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import ceil_divide, helper, like
-from onnx_ops.loops.records import KERNEL, attribute_record
+from onnx_ops.loops.records import KERNEL, Job, Numbers, attribute_record, record_of
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.attention._rules import (
     BSND,
@@ -44,26 +44,27 @@ WIDTH = PANEL * LANES
 """Columns of a panel."""
 ATTRIBUTES = attribute_record(attention_attributes())
 
-i8 = np.int64
-LAYOUT = np.dtype(
-    [
-        ("samples", i8),
-        ("heads", i8),  # of the queries
-        ("key_heads", i8),
-        ("queries", i8),
-        ("keys", i8),
-        ("size", i8),  # numbers per head of queries and keys
-        ("value_size", i8),
-        ("heads_last", i8),  # 1: [samples, positions, heads, numbers]
-        ("reach", i8),  # query i sees keys up to i + reach
-        # strides of inputs that broadcast to [samples, heads, queries, keys], in elements
-        ("shift", i8, (RANK,)),
-        ("drop", i8, (RANK,)),
-        ("mask", i8, (RANK,)),
-        ("block", i8),  # queries or keys of a task
-    ],
-    align=True,
-)
+
+class Scores(Protocol):
+    """The layout of attention and its gradients."""
+
+    samples: int
+    heads: int  # of the queries
+    key_heads: int
+    queries: int
+    keys: int
+    size: int  # numbers per head of queries and keys
+    value_size: int
+    heads_last: int  # 1: [samples, positions, heads, numbers]
+    reach: int  # query i sees keys up to i + reach
+    # strides of inputs that broadcast to [samples, heads, queries, keys], in elements
+    shift: Annotated[Numbers, RANK]
+    drop: Annotated[Numbers, RANK]
+    mask: Annotated[Numbers, RANK]
+    block: int  # queries or keys of a task
+
+
+LAYOUT = record_of(Scores)
 
 
 @helper
@@ -87,7 +88,7 @@ def vectors_of(row_size: int, panel: int) -> int:
 
 
 @helper
-def write_strides(job: Any, i: int, strides: Any, layout: Any) -> bool:
+def write_strides(job: Job, i: int, strides: Any, layout: Scores) -> bool:
     """Write the strides of an input that broadcasts to the scores; returns whether it does."""
     rank = job.rank[i]
     if rank > RANK:
@@ -112,7 +113,7 @@ def write_strides(job: Any, i: int, strides: Any, layout: Any) -> bool:
 
 @helper
 def write_sizes(
-    layout: Any, attributes: Any, job: Any, query: int, key: int, value: int, shift: int, drop: int, mask: int
+    layout: Scores, attributes: Any, job: Job, query: int, key: int, value: int, shift: int, drop: int, mask: int
 ) -> bool:
     """Write the sizes of attention; returns whether the shapes fit. The other arguments are indices of inputs."""
     if job.rank[query] != RANK or job.rank[key] != RANK or job.rank[value] != RANK:
@@ -159,13 +160,13 @@ class Heads(NamedTuple):
 
 
 @helper
-def of_queries(layout: Any, address: int, element_type: int, size: int) -> Heads:
+def of_queries(layout: Scores, address: int, element_type: int, size: int) -> Heads:
     """A tensor with a row of so many numbers for each query."""
     return Heads(address, element_type, layout.heads, layout.queries, size, layout.heads_last)
 
 
 @helper
-def of_keys(layout: Any, address: int, element_type: int, size: int) -> Heads:
+def of_keys(layout: Scores, address: int, element_type: int, size: int) -> Heads:
     """A tensor with a row of so many numbers for each key."""
     return Heads(address, element_type, layout.key_heads, layout.keys, size, layout.heads_last)
 
@@ -285,14 +286,23 @@ def multiply_by_rows(
 
 
 @helper
-def seen_keys(layout: Any, query: int, first: int, count: int) -> int:
+def seen_keys(layout: Scores, query: int, first: int, count: int) -> int:
     """How many of the keys [first, first + count) a query sees if none is masked; they are the first ones."""
     return int(min(max(query + layout.reach + 1 - first, 0), count))
 
 
 @helper
 def mask_row(
-    layout: Any, job: Any, mask: int, sample: int, head: int, query: int, first: int, count: int, row: Any, value: Any
+    layout: Scores,
+    job: Job,
+    mask: int,
+    sample: int,
+    head: int,
+    query: int,
+    first: int,
+    count: int,
+    row: Any,
+    value: Any,
 ) -> None:
     """Set the elements of a row of a tile to `value` where a query does not see a key.
 
@@ -317,8 +327,8 @@ def mask_row(
 
 @helper
 def finish_scores(
-    layout: Any,
-    job: Any,
+    layout: Scores,
+    job: Job,
     attributes: Any,
     shift: int,
     mask: int,
@@ -362,7 +372,7 @@ def finish_scores(
 
 
 @helper
-def dropped_at(layout: Any, job: Any, drop: int, sample: int, head: int, query: int, first: int) -> int:
+def dropped_at(layout: Scores, job: Job, drop: int, sample: int, head: int, query: int, first: int) -> int:
     """Address of the dropout mask of a weight."""
     strides = layout.drop
     return int(job.data[drop] + sample * strides[0] + head * strides[1] + query * strides[2] + first * strides[3])

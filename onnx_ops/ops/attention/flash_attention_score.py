@@ -13,11 +13,10 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, array_at, free, record_at, size_of, tail
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, like
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.tiles import largest
 from onnx_ops.ops.attention._formula import (
     Products,
@@ -48,6 +47,7 @@ from onnx_ops.ops.attention._tiles import (
     write_row,
     write_sizes,
 )
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
 STATISTICS = OutputType(
@@ -162,9 +162,9 @@ LEAST, MOST_QUERIES = 4 * QUERIES, 16 * QUERIES
 """Queries of a task, for which it interleaves the keys."""
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     if not write_sizes(layout, attributes, job, QUERY, KEY, VALUE, SHIFT, DROP, MASK):
         return False
@@ -187,16 +187,10 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return True
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
+PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-@helper
-def run_task(job: Any, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Any) -> None:
     """Attention of a block of queries of a head, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -301,16 +295,8 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64)
-
-
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task_in_double if call.dtype("query") == TensorProto.DOUBLE else task, begin)
+    return Tasks(PLAN, task, compute=computing_type(call))
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

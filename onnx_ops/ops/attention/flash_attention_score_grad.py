@@ -22,8 +22,9 @@ from onnx_ops.ops.attention._formula import (
     with_heads_first,
     written_scores,
 )
-from onnx_ops.ops.attention._gradient import begin, plan, prepare, prepare_in_double, task, task_in_double
+from onnx_ops.ops.attention._gradient import PLAN, prepare, task
 from onnx_ops.ops.attention._rules import attention_attributes, check_attention, statistics_dtype
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 
 WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -138,9 +139,7 @@ def reference(
 
 
 def kernel(call: Call) -> Tasks:
-    if call.dtype("query") == TensorProto.DOUBLE:
-        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
-    return Tasks(plan, task, begin, prepare=prepare)
+    return Tasks(PLAN, task, prepare=prepare, compute=computing_type(call))
 
 
 def body(b: Body) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,8 @@ from onnx_ops.loops.memory import (
     record_at,
     write_numbers,
 )
-from onnx_ops.loops.primitives import fma
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.primitives import fma, helper
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.ops.batch_norm._channels import COUNTS, channels_of, eps_of, inverse_deviation
 from onnx_ops.ops.references import rounded
 
@@ -157,9 +158,8 @@ BLOCK = 512
 """Channels per task."""
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes; one task per block of channels."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.rank[INPUT] < 2 or job.rank[INPUT] > MAX_RANK or job.dims[INPUT, 1] == 0:
         return REFUSED
     if job.rank[MEAN] != 2 or job.rank[INVSTD] != 2 or job.rank[WORKERS] != 1:
@@ -178,18 +178,27 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def task(job_address: int, number: int) -> None:
+@helper
+def read_channels(kernel: Kernel, job: Job, i: int, start: int, count: int, row: Any) -> None:
+    """Convert `count` elements of input i from index `start` on to float64."""
+    element_type = kernel.element_type[i]
+    read_numbers(kernel.read, job.data[i] + start * item_size(element_type), element_type, count, address_of(row))
+
+
+@helper
+def write_channels(kernel: Kernel, job: Job, k: int, start: int, count: int, row: Any) -> None:
+    """Convert float64 numbers to `count` elements of output k from index `start` on."""
+    element_type = kernel.output_type[k]
+    write_numbers(kernel.write, address_of(row), element_type, count, job.output[k] + start * item_size(element_type))
+
+
+def task(job: Job, number: int) -> None:
     """Statistics of the channels of a block."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     eps, momentum = float(attributes.eps), float(attributes.momentum)
     channels, workers = job.dims[INPUT, 1], job.dims[WORKERS, 0]
-    mean_type, invstd_type, count_type = (
-        kernel.element_type[MEAN],
-        kernel.element_type[INVSTD],
-        kernel.element_type[WORKERS],
-    )
+    count_type = kernel.element_type[WORKERS]
     first = number * BLOCK
     width = min(BLOCK, channels - first)
     numbers = (width, np.float64)
@@ -208,8 +217,7 @@ def task(job_address: int, number: int) -> None:
         count = number_at(job.data[WORKERS], count_type, w)
         if count == 0.0 or n == 0.0:
             continue
-        start = w * channels + first
-        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, address_of(row))
+        read_channels(kernel, job, MEAN, w * channels + first, width, row)
         for c in range(width):
             product = count * row[c]
             total = mean[c] + product
@@ -225,46 +233,29 @@ def task(job_address: int, number: int) -> None:
         count = number_at(job.data[WORKERS], count_type, w)
         if count == 0.0 or n == 0.0:
             continue
-        start = w * channels + first
-        read_numbers(kernel.read, job.data[MEAN] + start * item_size(mean_type), mean_type, width, address_of(row))
+        read_channels(kernel, job, MEAN, w * channels + first, width, row)
         for c in range(width):
             difference = row[c] - mean[c]
             variance[c] += count * (difference * difference)
-        read_numbers(
-            kernel.read, job.data[INVSTD] + start * item_size(invstd_type), invstd_type, width, address_of(row)
-        )
+        read_channels(kernel, job, INVSTD, w * channels + first, width, row)
         for c in range(width):
             variance[c] += count * (1.0 / (row[c] * row[c]) - eps)
 
-    write_numbers(
-        kernel.write,
-        address_of(mean),
-        kernel.output_type[MEAN_ALL],
-        width,
-        job.output[MEAN_ALL] + first * item_size(kernel.output_type[MEAN_ALL]),
-    )
+    write_channels(kernel, job, MEAN_ALL, first, width, mean)
     for c in range(width):
         result[c] = 0.0 if n == 0.0 else 1.0 / math.sqrt(variance[c] / n + eps)
-    write_numbers(
-        kernel.write,
-        address_of(result),
-        kernel.output_type[INVSTD_ALL],
-        width,
-        job.output[INVSTD_ALL] + first * item_size(kernel.output_type[INVSTD_ALL]),
-    )
+    write_channels(kernel, job, INVSTD_ALL, first, width, result)
     for c in range(width):
         variance[c] = 0.0 if n <= 1.0 else variance[c] / (n - 1.0)
     for k in range(2):
         output, source = RUNNING_MEAN_OUT + k, RUNNING_MEAN + k
         if kernel.output_type[output] == 0:
             continue
-        element_type = kernel.element_type[source]
-        offset = first * item_size(element_type)
-        read_numbers(kernel.read, job.data[source] + offset, element_type, width, address_of(row))
+        read_channels(kernel, job, source, first, width, row)
         if n != 0.0:
             for c in range(width):
                 row[c] = (1.0 - momentum) * row[c] + momentum * (mean[c] if k == 0 else variance[c])
-        write_numbers(kernel.write, address_of(row), element_type, width, job.output[output] + offset)
+        write_channels(kernel, job, output, first, width, row)
     free(memory)
 
 

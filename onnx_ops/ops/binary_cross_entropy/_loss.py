@@ -48,6 +48,7 @@ from onnx_ops.loops.vectors import (
     total,
 )
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
+from onnx_ops.ops.losses import total_of, write_terms
 
 FACTORS = 1024
 """Factors 1 + exp(-abs(x)) per logarithm; their product, starting from FIRST, does not overflow in float64."""
@@ -141,18 +142,7 @@ def plain_term(logit: Any, y: Any) -> Any:
 
 def terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Terms for weights of 1."""
-    x, target = operands[0], operands[1]
-    for i in range(count):
-        out[i] = plain_term(x[i], target[i])
-
-
-@helper
-def total_of_block(operands: Operands, start: int, stop: int) -> Any:
-    """`total_of_weighted_block` for weights of 1."""
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(start, stop):
-        total = add_any_order(total, plain_term(x[i], target[i]))
-    return total
+    write_terms(plain_term, operands, out, 0, count)
 
 
 def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -169,7 +159,7 @@ def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array
         if not extreme and curved >= LEAST and abs(straight) < math.inf:
             total += curved + straight
         else:
-            total += total_of_block(operands, start, stop)
+            total += total_of(plain_term, operands, start, stop)
     out[0] = total
 
 
@@ -198,8 +188,7 @@ def float32_terms(operands: Operands, out: Array, count: int, parameters: Array)
             out[i] = result
             extreme = extreme | (not abs(x[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
-            for i in range(start, stop):
-                out[i] = plain_term(x[i], target[i])
+            write_terms(plain_term, operands, out, start, stop)
 
 
 def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -216,7 +205,7 @@ def total_of_float32_terms(operands: Operands, out: Array, count: int, parameter
             curved, straight, signs = curved + softplus_approx(abs(logit)), straight + own, signs | bits(own)
         part = total(curved) + total(straight)
         moderate = not any_negative(signs) and (whole - start) * LEAST_SHORT <= part < math.inf
-        loss += total_of_block(operands, whole if moderate else start, stop)
+        loss += total_of(plain_term, operands, whole if moderate else start, stop)
         loss += part if moderate else 0.0
     out[0] = loss
 

@@ -11,7 +11,7 @@ result, tap along a line, channel of the source, other taps, LANES].
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from onnx_ops.loops.memory import (
     size_of,
 )
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
+from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, LEAD, adds_too_much, volume
 
 ELEMENTS = 8192
@@ -34,43 +35,44 @@ ELEMENTS = 8192
 MOST_PACKED = 8
 """Channels of an input, per group, that are packed."""
 
-i8 = np.int64
-LAYOUT = np.dtype(
-    [
-        # by spatial axis
-        ("length", i8, (AXES,)),  # of the input of the convolution
-        ("count", i8, (AXES,)),  # windows, the size of its output
-        ("kernel", i8, (AXES,)),
-        ("stride", i8, (AXES,)),
-        ("before", i8, (AXES,)),  # padding
-        ("dilation", i8, (AXES,)),
-        ("samples", i8),
-        ("groups", i8),
-        ("inputs", i8),  # channels per group
-        ("outputs", i8),
-        # addresses of interleaved tensors
-        ("image", i8),
-        ("windows", i8),
-        ("weights", i8),
-        ("packed", i8),  # 1: the input is packed
-        ("infinite", i8),  # 1: a number of the windows is infinite or NaN
-        ("alone", i8),  # 1: each place of a product is computed by itself
-        # tasks that interleave
-        ("image_tasks", i8),
-        ("windows_tasks", i8),
-        ("weights_tasks", i8),
-        # tasks that multiply
-        ("per_block", i8),  # samples of a task of the product
-        ("places", i8),  # places of a task of the product
-        ("panels", i8),  # panels of a task of the product
-        ("product_tasks", i8),
-        ("rows_are_inputs", i8),  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
-        ("taps", i8),  # taps of a task of the gradient of the weights
-        ("weight_tasks", i8),
-        ("bias_tasks", i8),
-    ],
-    align=True,
-)
+
+class Blocks(Protocol):
+    """The layout of a convolution and its gradients."""
+
+    # by spatial axis
+    length: Annotated[Numbers, AXES]  # of the input of the convolution
+    count: Annotated[Numbers, AXES]  # windows, the size of its output
+    kernel: Annotated[Numbers, AXES]
+    stride: Annotated[Numbers, AXES]
+    before: Annotated[Numbers, AXES]  # padding
+    dilation: Annotated[Numbers, AXES]
+    samples: int
+    groups: int
+    inputs: int  # channels per group
+    outputs: int
+    # addresses of interleaved tensors
+    image: int
+    windows: int
+    weights: int
+    packed: int  # 1: the input is packed
+    infinite: int  # 1: a number of the windows is infinite or NaN
+    alone: int  # 1: each place of a product is computed by itself
+    # tasks that interleave
+    image_tasks: int
+    windows_tasks: int
+    weights_tasks: int
+    # tasks that multiply
+    per_block: int  # samples of a task of the product
+    places: int  # places of a task of the product
+    panels: int  # panels of a task of the product
+    product_tasks: int
+    rows_are_inputs: int  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
+    taps: int  # taps of a task of the gradient of the weights
+    weight_tasks: int
+    bias_tasks: int
+
+
+LAYOUT = record_of(Blocks)
 
 
 @helper
@@ -85,54 +87,54 @@ def plane_of(sizes: Any) -> int:
 
 
 @helper
-def unit_of(layout: Any) -> int:
+def unit_of(layout: Blocks) -> int:
     """Elements of a place of the image."""
     return int(layout.inputs) if layout.packed else LANES
 
 
 @helper
-def width_of(layout: Any) -> int:
+def width_of(layout: Blocks) -> int:
     """Places of a line of the image."""
     return int(layout.length[2] + 2 * layout.before[2] * layout.packed)
 
 
 @helper
-def image_blocks(layout: Any) -> int:
+def image_blocks(layout: Blocks) -> int:
     """Planes of a group of a sample of the image."""
     return 1 if layout.packed else blocks_of(layout.inputs)
 
 
 @helper
-def image_zeros(layout: Any) -> int:
+def image_zeros(layout: Blocks) -> int:
     """Where the zeros of a plane of the image begin."""
     return int(layout.length[0] * layout.length[1] * width_of(layout) * unit_of(layout))
 
 
 @helper
-def image_plane(layout: Any) -> int:
+def image_plane(layout: Blocks) -> int:
     """Elements of a plane of the image; one that is packed ends with zeros for a line of a window and for tiles."""
     own = blocks_of(layout.kernel[2] * layout.inputs) + 1 if layout.packed else 1
     return image_zeros(layout) + own * LANES
 
 
 @helper
-def image_elements(layout: Any) -> int:
+def image_elements(layout: Blocks) -> int:
     return int(layout.samples * layout.groups * image_blocks(layout) * image_plane(layout))
 
 
 @helper
-def windows_elements(layout: Any) -> int:
+def windows_elements(layout: Blocks) -> int:
     return int(layout.samples * layout.groups * blocks_of(layout.outputs) * plane_of(layout.count))
 
 
 @helper
-def taps_of_weights(layout: Any) -> int:
+def taps_of_weights(layout: Blocks) -> int:
     """Taps that each channel of the weights has."""
     return int(layout.kernel[0] * layout.kernel[1]) if layout.packed else volume(layout.kernel)
 
 
 @helper
-def weights_elements(layout: Any, sources: int, targets: int) -> int:
+def weights_elements(layout: Blocks, sources: int, targets: int) -> int:
     """Elements of interleaved weights."""
     return int(layout.groups * blocks_of(targets) * sources * volume(layout.kernel) * LANES)
 
@@ -141,7 +143,7 @@ def weights_elements(layout: Any, sources: int, targets: int) -> int:
 
 
 @helper
-def write_windows(layout: Any, attributes: Any, job: Any, image: int, weight: int) -> bool:
+def write_windows(layout: Blocks, attributes: Any, job: Job, image: int, weight: int) -> bool:
     """Write the sizes of a convolution, and the number of windows; returns whether the shapes fit.
 
     Args:
@@ -190,7 +192,7 @@ def planes_per_task(sizes: Any) -> int:
 
 
 @helper
-def image_tasks(layout: Any, blocks: int, sizes: Any) -> int:
+def image_tasks(layout: Blocks, blocks: int, sizes: Any) -> int:
     """Number of tasks that interleave an image of so many blocks of channels."""
     return ceil_divide(layout.samples * layout.groups * blocks, planes_per_task(sizes))
 
@@ -209,7 +211,7 @@ def is_finite(numbers: Any, count: int) -> bool:
 
 @helper
 def interleave_planes(
-    layout: Any, number: int, channels: int, sizes: Any, source: int, element_type: int, target: int, dtype: Any
+    layout: Blocks, number: int, channels: int, sizes: Any, source: int, element_type: int, target: int, dtype: Any
 ) -> bool:
     """A task: interleave some planes of an image; returns whether there was memory.
 
@@ -239,7 +241,7 @@ def interleave_planes(
 
 
 @helper
-def interleave_windows(layout: Any, number: int, source: int, element_type: int, dtype: Any) -> bool:
+def interleave_windows(layout: Blocks, number: int, source: int, element_type: int, dtype: Any) -> bool:
     """A task: interleave some planes of the gradient of the output; returns whether there was memory."""
     if not interleave_planes(layout, number, layout.outputs, layout.count, source, element_type, layout.windows, dtype):
         return False
@@ -253,7 +255,7 @@ def interleave_windows(layout: Any, number: int, source: int, element_type: int,
 
 
 @helper
-def interleave_image(layout: Any, number: int, source: int, element_type: int, dtype: Any) -> bool:
+def interleave_image(layout: Blocks, number: int, source: int, element_type: int, dtype: Any) -> bool:
     """A task: interleave some planes of the input, or pack them; returns whether there was memory."""
     if not layout.packed:
         return interleave_planes(
@@ -286,7 +288,7 @@ def interleave_image(layout: Any, number: int, source: int, element_type: int, d
 
 @helper
 def interleave_weights(
-    layout: Any, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
+    layout: Blocks, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
 ) -> bool:
     """A task: interleave the weights of a block of channels of the result; returns whether there was memory.
 

@@ -14,6 +14,7 @@ from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, i
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.convolution._blocked import (
+    Blocks,
     blocks_of,
     image_blocks,
     image_plane,
@@ -34,7 +35,7 @@ MOST_PHASES = 64
 
 
 @helper
-def split_product(layout: Any, targets: int, sizes: Any) -> None:
+def split_product(layout: Blocks, targets: int, sizes: Any) -> None:
     """Split a product, whose target has so many channels per group, into tasks."""
     places = volume(sizes)
     if layout.samples * places * targets == 0:
@@ -49,13 +50,13 @@ def split_product(layout: Any, targets: int, sizes: Any) -> None:
 
 
 @helper
-def phases_along(layout: Any, axis: int, sizes: Any) -> int:
+def phases_along(layout: Blocks, axis: int, sizes: Any) -> int:
     """Number of remainders that places of the padded input have when they are divided by the stride."""
     return int(min(layout.stride[axis], sizes[axis] + 2 * layout.before[axis]))
 
 
 @helper
-def write_places(layout: Any, backward: bool, sizes: Any, first: int, count: int, places: Any) -> None:
+def write_places(layout: Blocks, backward: bool, sizes: Any, first: int, count: int, places: Any) -> None:
     """Write where the places [first, first + count) of a target begin along each axis of the source, and their phases.
 
     A place of the gradient of an input has the phase of the taps that it meets, the remainders of division by strides.
@@ -87,7 +88,7 @@ def write_places(layout: Any, backward: bool, sizes: Any, first: int, count: int
 
 
 @helper
-def write_order(layout: Any, backward: bool, sizes: Any, phases: Any, count: int, order: Any) -> None:
+def write_order(layout: Blocks, backward: bool, sizes: Any, phases: Any, count: int, order: Any) -> None:
     """Write the indices of the places of a target in an order in which adjacent ones have the same taps."""
     number = 1
     if backward:
@@ -106,7 +107,7 @@ def write_order(layout: Any, backward: bool, sizes: Any, phases: Any, count: int
 
 
 @helper
-def write_taps(layout: Any, backward: bool, folded: bool, sizes: Any, taps: int, offsets: Any) -> None:
+def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Any, taps: int, offsets: Any) -> None:
     """Write, of each tap, its offsets along the axes of the source, its phase, and where its weights begin.
 
     folded: whether the taps along a line are one.
@@ -127,7 +128,7 @@ def write_taps(layout: Any, backward: bool, folded: bool, sizes: Any, taps: int,
 
 
 @helper
-def multiply(layout: Any, number: int, backward: bool, target: int, element_type: int, dtype: Any) -> bool:
+def multiply(layout: Blocks, number: int, backward: bool, target: int, element_type: int, dtype: Any) -> bool:
     """A task of the product; returns whether there was memory.
 
     Args:

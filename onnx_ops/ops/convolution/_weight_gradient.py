@@ -10,6 +10,7 @@ from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, i
 from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.convolution._blocked import (
+    Blocks,
     blocks_of,
     image_blocks,
     image_plane,
@@ -26,7 +27,7 @@ RUN = 2048
 
 
 @helper
-def rows_of_tiles(layout: Any) -> int:
+def rows_of_tiles(layout: Blocks) -> int:
     """Number of rows that all tiles of a group have: channels of the input or the output, by `rows_are_inputs`."""
     if layout.packed:
         return int(layout.kernel[2] * layout.inputs)
@@ -34,13 +35,13 @@ def rows_of_tiles(layout: Any) -> int:
 
 
 @helper
-def columns_of_tiles(layout: Any) -> int:
+def columns_of_tiles(layout: Blocks) -> int:
     """Number of channels of the other side, which are columns of tiles."""
     return int(layout.outputs if layout.rows_are_inputs else layout.inputs)
 
 
 @helper
-def split_weight_gradient(layout: Any) -> None:
+def split_weight_gradient(layout: Blocks) -> None:
     """Split the gradient of the weights into tasks."""
     by_inputs = ceil_divide(layout.inputs, ROWS) * blocks_of(layout.outputs)
     by_outputs = ceil_divide(layout.outputs, ROWS) * blocks_of(layout.inputs)
@@ -52,13 +53,13 @@ def split_weight_gradient(layout: Any) -> None:
 
 
 @helper
-def first_window(layout: Any, axis: int, offset: int, least: int) -> int:
+def first_window(layout: Blocks, axis: int, offset: int, least: int) -> int:
     """First window, not before `least`, whose element at `offset` from its begin is not before the input."""
     return int(max(ceil_divide(layout.before[axis] - offset, layout.stride[axis]), least))
 
 
 @helper
-def window_count(layout: Any, axis: int, offset: int, first: int, end: int) -> int:
+def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -> int:
     """Number of windows from `first` on, before `end`, whose element at `offset` is not behind the input."""
     last = (layout.length[axis] - 1 + layout.before[axis] - offset) // layout.stride[axis]
     return int(max(min(last + 1, end) - first, 0))
@@ -66,7 +67,7 @@ def window_count(layout: Any, axis: int, offset: int, first: int, end: int) -> i
 
 @helper
 def add_products(
-    layout: Any, sums: Any, group: int, row: int, panel: int, first_tap: int, taps: int, along: int, dtype: Any
+    layout: Blocks, sums: Any, group: int, row: int, panel: int, first_tap: int, taps: int, along: int, dtype: Any
 ) -> None:
     """Add up the products of all windows for a tile and some taps.
 
@@ -141,7 +142,7 @@ def add_products(
 
 @helper
 def write_row(
-    layout: Any, sums: Any, group: int, row: int, r: int, panel: int, first_tap: int, taps: int, target: int,
+    layout: Blocks, sums: Any, group: int, row: int, r: int, panel: int, first_tap: int, taps: int, target: int,
     element_type: int, lanes: Any, unused: Any,
 ) -> None:  # fmt: skip
     """Write row `r` of a tile, whose first one is `row`, to the gradient.
@@ -170,7 +171,7 @@ def write_row(
 
 
 @helper
-def add_weight_gradient(layout: Any, number: int, target: int, element_type: int, dtype: Any) -> bool:
+def add_weight_gradient(layout: Blocks, number: int, target: int, element_type: int, dtype: Any) -> bool:
     """A task of the gradient of the weights, a tile of ROWS by PANEL * LANES; returns whether there was memory."""
     taps, all_rows = taps_of_weights(layout), rows_of_tiles(layout)
     chunks = ceil_divide(taps, layout.taps)

@@ -16,11 +16,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import computing_size, record_at, size_of, whole_lines
-from onnx_ops.loops.primitives import helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.convolution._blocked import (
     LAYOUT,
     blocks_of,
@@ -117,9 +116,9 @@ IMAGE, WEIGHT = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     if not write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, IMAGE, WEIGHT):
         return False
     rank = job.rank[IMAGE]
@@ -141,8 +140,10 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return True
 
 
-@helper
-def prepare_with(job: Any, number: int, dtype: Any) -> None:
+PLAN = Layout(write_layout, LAYOUT.itemsize)
+
+
+def prepare(job: Job, number: int, dtype: Any) -> None:
     """Interleave some planes of the input, or some weights."""
     layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
     if number < layout.image_tasks:
@@ -154,41 +155,14 @@ def prepare_with(job: Any, number: int, dtype: Any) -> None:
         job.failed = NO_MEMORY
 
 
-@helper
-def run_task(job: Any, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Any) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
     if not multiply(record_at(job.scratch, LAYOUT), number, False, job.output[0], element_type, dtype):
         job.failed = NO_MEMORY
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def prepare(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float32)
-
-
-def prepare_in_double(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float64)
-
-
-def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64)
-
-
 def kernel(call: Call) -> Tasks:
-    if call.dtype("input") == TensorProto.DOUBLE:
-        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
-    return Tasks(plan, task, begin, prepare=prepare)
+    return Tasks(PLAN, task, prepare=prepare, compute=computing_type(call))
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import (
     address_of,
     allocate,
@@ -32,9 +31,11 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import helper, total_of
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.convolution._blocked import (
     LAYOUT,
+    Blocks,
     blocks_of,
     image_blocks,
     image_elements,
@@ -154,9 +155,9 @@ BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     rank = job.rank[IMAGE]
     if not write_windows(layout, attributes, job, IMAGE, WEIGHT) or job.rank[GRAD] != rank:
@@ -198,8 +199,10 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return True
 
 
-@helper
-def prepare_with(job: Any, number: int, dtype: Any) -> None:
+PLAN = Layout(write_layout, LAYOUT.itemsize)
+
+
+def prepare(job: Job, number: int, dtype: Any) -> None:
     """Interleave some planes of a tensor."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type, done = kernel.element_type[GRAD], False
@@ -217,7 +220,7 @@ def prepare_with(job: Any, number: int, dtype: Any) -> None:
 
 
 @helper
-def add_bias_gradient(job: Any, layout: Any, channel: int) -> None:
+def add_bias_gradient(job: Job, layout: Blocks, channel: int) -> None:
     """Sum the gradients of a channel of the output: in float32 or float64 along a row, of which rows in float64."""
     kernel = record_at(job.kernel, KERNEL)
     element_type, places = kernel.element_type[GRAD], volume(layout.count)
@@ -238,8 +241,7 @@ def add_bias_gradient(job: Any, layout: Any, channel: int) -> None:
     free(memory)
 
 
-@helper
-def run_task(job: Any, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Any) -> None:
     """A task of one of the gradients."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type = kernel.element_type[GRAD]
@@ -255,34 +257,8 @@ def run_task(job: Any, number: int, dtype: Any) -> None:
     add_bias_gradient(job, layout, number - layout.weight_tasks)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def prepare(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float32)
-
-
-def prepare_in_double(job_address: int, number: int) -> None:
-    prepare_with(record_at(job_address, JOB), number, np.float64)
-
-
-def task(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    run_task(record_at(job_address, JOB), number, np.float64)
-
-
 def kernel(call: Call) -> Tasks:
-    if call.dtype("grad_output") == TensorProto.DOUBLE:
-        return Tasks(plan, task_in_double, begin, prepare=prepare_in_double)
-    return Tasks(plan, task, begin, prepare=prepare)
+    return Tasks(PLAN, task, prepare=prepare, compute=computing_type(call))
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx_ops.loops.memory import DOUBLE, FLOAT, address_of, array_at, item_size, number_at, read_numbers, write_numbers
 from onnx_ops.loops.primitives import exp_of_float32, exp_parts, helper, total_of
-from onnx_ops.loops.records import CHUNK
+from onnx_ops.loops.records import CHUNK, Kernel
 from onnx_ops.ops.ctc._native import log_product, log_sum, whole
 
 LOST = 2
@@ -44,7 +44,7 @@ def carried_classes(labels: Any, length: int, blank: int, classes: int, places: 
 
 
 @helper
-def read_row(kernel: Any, source: int, element_type: int, sparse: bool, carried: Any, count: int, row: Any) -> None:
+def read_row(kernel: Kernel, source: int, element_type: int, sparse: bool, carried: Any, count: int, row: Any) -> None:
     """Read log_probs of the classes that take part."""
     if sparse:
         for i in range(count):
@@ -55,7 +55,7 @@ def read_row(kernel: Any, source: int, element_type: int, sparse: bool, carried:
 
 @helper
 def write_row(
-    kernel: Any,
+    kernel: Kernel,
     source: int,
     element_type: int,
     classes: int,
@@ -102,7 +102,7 @@ def write_row(
 
 
 @helper
-def write_constant(kernel: Any, value: float, element_type: int, classes: int, target: int, numbers: Any) -> None:
+def write_constant(kernel: Kernel, value: float, element_type: int, classes: int, target: int, numbers: Any) -> None:
     """Write a row of the gradient with one value for all classes."""
     for k in range(min(CHUNK, classes)):
         numbers[k] = value

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnx_ops.loops.memory import array_at, number_at
 from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.records import Job, Kernel
 from onnx_ops.ops.ctc._rules import is_class
 
 LANES_FLOAT64 = 8
@@ -18,7 +19,7 @@ LANES_FLOAT64 = 8
 
 
 @helper
-def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
+def longest_target(kernel: Kernel, job: Job, first: int, blank: int) -> int:
     """The greatest target length; -1 if shapes, lengths, labels or blank are invalid."""
     targets, input_lengths, target_lengths = first + 1, first + 2, first + 3
     if job.rank[first] != 3:
@@ -56,7 +57,7 @@ def longest_target(kernel: Any, job: Any, first: int, blank: int) -> int:
 
 
 @helper
-def write_offsets(kernel: Any, job: Any, first: int) -> None:
+def write_offsets(kernel: Kernel, job: Job, first: int) -> None:
     """Write the offset of each sample's labels to the scratch memory, (N,) int64."""
     targets, target_lengths = first + 1, first + 3
     batch = job.dims[first, 1]
@@ -67,13 +68,13 @@ def write_offsets(kernel: Any, job: Any, first: int) -> None:
 
 
 @helper
-def length_of(kernel: Any, job: Any, lengths: int, n: int) -> int:
+def length_of(kernel: Kernel, job: Job, lengths: int, n: int) -> int:
     """The length of sample n in input `lengths`."""
     return int(number_at(job.data[lengths], kernel.element_type[lengths], n))
 
 
 @helper
-def read_labels(kernel: Any, job: Any, first: int, n: int, length: int, labels: Any) -> None:
+def read_labels(kernel: Kernel, job: Job, first: int, n: int, length: int, labels: Any) -> None:
     """Read the labels of sample n."""
     offset = array_at(job.scratch, job.dims[first, 1], np.int64)[n]
     for k in range(length):

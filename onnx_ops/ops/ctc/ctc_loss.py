@@ -16,7 +16,7 @@ from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.memory import address_of, allocate, array_at, free, item_size, record_at, write_numbers
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.ops.ctc import _body, _forward
 from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, log_sum, longest_target, read_labels, write_offsets
 from onnx_ops.ops.ctc._rules import (
@@ -151,9 +151,8 @@ LOSS, LOG_ALPHA, GIVEN_LOSS = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes, lengths and labels; one task per sample."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     longest = longest_target(kernel, job, LOG_PROBS, attributes.blank)
     if longest < 0:
@@ -172,16 +171,14 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def begin(kernel_address: int, job_address: int) -> None:
+def begin(kernel: Kernel, job: Job) -> None:
     """Compute the offsets of each sample's labels."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.tasks > 0:
         write_offsets(kernel, job, LOG_PROBS)
 
 
-def task(job_address: int, n: int) -> None:
+def task(job: Job, n: int) -> None:
     """Loss and log_alpha of sample n."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]

@@ -15,7 +15,7 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.memory import address_of, allocate, free, item_size, number_at, read_numbers, record_at
-from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import CHUNK, KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.ctc import _backward, _body
 from onnx_ops.ops.ctc._native import LANES_FLOAT64, length_of, longest_target, read_labels, whole, write_offsets
@@ -163,9 +163,8 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 LOG_SCALE_HIGH, LOG_SCALE_LOW = 44.36141949892044, 5.691605912887473e-08
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes, lengths and labels; one task per sample."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     longest = longest_target(kernel, job, LOG_PROBS, attributes.blank)
     if longest < 0 or job.rank[LOG_ALPHA] != 3:
@@ -181,16 +180,14 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def begin(kernel_address: int, job_address: int) -> None:
+def begin(kernel: Kernel, job: Job) -> None:
     """Compute the offsets of each sample's labels."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.tasks > 0:
         write_offsets(kernel, job, LOG_PROBS)
 
 
-def task(job_address: int, n: int) -> None:
+def task(job: Job, n: int) -> None:
     """Gradient of sample n."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     steps, batch, classes = job.dims[LOG_PROBS, 0], job.dims[LOG_PROBS, 1], job.dims[LOG_PROBS, 2]

@@ -7,13 +7,12 @@ Planes are processed in boxes that fit the cache.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any, Protocol
 
 from onnx_ops.core.types import MAX_NUMBER
 from onnx_ops.loops.memory import LANES, interleave, setting, size_of, whole_lines
 from onnx_ops.loops.primitives import ceil_divide, helper, like
+from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, adds_too_much
 
 BOX = 2048
@@ -23,33 +22,34 @@ LONGEST = 64
 WORK = 1 << 17
 """Approximate number of products and elements per task, unless one group of samples has more."""
 
-i8 = np.int64
-LAYOUT = np.dtype(
-    [
-        # by spatial axis
-        ("length", i8, (AXES,)),  # of the input
-        ("count", i8, (AXES,)),  # positions of a filter, the size of out_backprop
-        ("filter", i8, (AXES,)),
-        ("stride", i8, (AXES,)),
-        ("before", i8, (AXES,)),  # padding before the first element
-        ("dilation", i8, (AXES,)),
-        ("step", i8, (AXES,)),  # size of a box, in elements of one tensor
-        ("reach", i8, (AXES,)),  # and of the other one, which they are computed from or with
-        ("samples", i8),
-        ("channels", i8),
-        ("filters", i8),
-        ("block", i8),  # planes of a sample that are interleaved
-        ("blocks", i8),
-        ("group", i8),  # samples that are interleaved
-        ("groups", i8),  # groups per task
-        ("chunks", i8),  # tasks per block
-    ],
-    align=True,
-)
+
+class Boxes(Protocol):
+    """The layout of the gradients of a depthwise convolution."""
+
+    # by spatial axis
+    length: Annotated[Numbers, AXES]  # of the input
+    count: Annotated[Numbers, AXES]  # positions of a filter, the size of out_backprop
+    filter: Annotated[Numbers, AXES]
+    stride: Annotated[Numbers, AXES]
+    before: Annotated[Numbers, AXES]  # padding before the first element
+    dilation: Annotated[Numbers, AXES]
+    step: Annotated[Numbers, AXES]  # size of a box, in elements of one tensor
+    reach: Annotated[Numbers, AXES]  # and of the other one, which they are computed from or with
+    samples: int
+    channels: int
+    filters: int
+    block: int  # planes of a sample that are interleaved
+    blocks: int
+    group: int  # samples that are interleaved
+    groups: int  # groups per task
+    chunks: int  # tasks per block
+
+
+LAYOUT = record_of(Boxes)
 
 
 @helper
-def write_windows(layout: Any, attributes: Any, spatial: int) -> bool:
+def write_windows(layout: Boxes, attributes: Any, spatial: int) -> bool:
     """Write stride, before and dilation; returns whether they fit length, count and filter."""
     plane, padded = 1.0, 1.0
     for i in range(AXES):
@@ -73,7 +73,7 @@ def write_windows(layout: Any, attributes: Any, spatial: int) -> bool:
 
 @helper
 def write_lanes(
-    layout: Any, job: Any, samples: int, channels: int, filters: int, planes: int, work: float, task_bytes: int
+    layout: Boxes, job: Job, samples: int, channels: int, filters: int, planes: int, work: float, task_bytes: int
 ) -> bool:
     """Split planes and samples into lanes and tasks; returns whether the filters fit the channels.
 
@@ -96,7 +96,7 @@ def write_lanes(
 
 
 @helper
-def groups_of_task(layout: Any, task: int) -> tuple[int, int]:
+def groups_of_task(layout: Boxes, task: int) -> tuple[int, int]:
     """First group of samples of a task and the one after its last."""
     first = task % layout.chunks * layout.groups
     return first, min(first + layout.groups, ceil_divide(layout.samples, layout.group))
@@ -125,7 +125,7 @@ def box_of(sizes: Any, step: Any, number: int) -> tuple[tuple[int, int, int], tu
 
 
 @helper
-def reach_of(layout: Any, axis: int, positions: int) -> int:
+def reach_of(layout: Boxes, axis: int, positions: int) -> int:
     """Number of adjacent input elements that adjacent positions of a filter read, along an axis."""
     extent = layout.dilation[axis] * (layout.filter[axis] - 1) + 1
     return int((positions - 1) * layout.stride[axis] + extent)
@@ -166,7 +166,7 @@ def load_box(
 
 @helper
 def find_planes(
-    sources: Any, layout: Any, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
+    sources: Any, layout: Boxes, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
 ) -> None:
     """Write the address of the plane of each lane; a lane without a plane, or a sample, repeats the last one.
 

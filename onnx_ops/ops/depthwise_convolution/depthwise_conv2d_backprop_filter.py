@@ -19,8 +19,7 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import (
     LANES,
     address_of,
@@ -35,12 +34,14 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import ceil_divide, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import add_products
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
     LAYOUT,
     LONGEST,
+    Boxes,
     box_count,
     box_of,
     clear,
@@ -153,14 +154,14 @@ TOGETHER = 3
 
 
 @helper
-def sums_of_filter(layout: Any) -> int:
+def sums_of_filter(layout: Boxes) -> int:
     """Elements of a filter, rounded up to a multiple of TOGETHER."""
     return ceil_divide(volume(layout.filter), TOGETHER) * TOGETHER
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     spatial = attributes.filter_size_count
     if job.rank[INPUT] != LEAD + spatial or job.rank[GRAD] != LEAD + spatial:
@@ -191,23 +192,18 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return write_lanes(layout, job, samples, channels, filters, filters, work, sums_bytes)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
+PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def totals_of(job: Any, layout: Any, task: int) -> Any:
+def totals_of(job: Job, layout: Boxes, task: int) -> Any:
     """The sums of a task, (sums_of_filter, LANES) in float64, in the scratch memory behind the layout."""
     count = sums_of_filter(layout) * LANES
     return array_at(job.scratch + whole_lines(size_of(LAYOUT)) + 8 * task * count, count, np.float64)
 
 
 @helper
-def offset_in_box(layout: Any, element: int, height: int, width: int) -> int:
+def offset_in_box(layout: Boxes, element: int, height: int, width: int) -> int:
     """Offset of an element of a filter at the first position in a box of this height and width."""
     element = min(element, volume(layout.filter) - 1)
     columns, rows = layout.filter[2], layout.filter[1]
@@ -217,7 +213,7 @@ def offset_in_box(layout: Any, element: int, height: int, width: int) -> int:
 
 
 @helper
-def add_box(layout: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
+def add_box(layout: Boxes, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
     """Add the sums of products over a box to the totals of the first `valid` lanes."""
     layer = layout.stride[0] * reach[1] * reach[2]
     row, step = layout.stride[1] * reach[2], layout.stride[2]
@@ -236,11 +232,10 @@ def add_box(layout: Any, totals: Any, valid: int, grad: Any, steps: Any, x: Any,
                 totals[(element + t) * LANES + lane] += sums[t * LANES + lane]
 
 
-@helper
-def run_task(job: Any, task: int, dtype: Any) -> None:
-    """One task, computed in this dtype."""
+def task(job: Job, number: int, dtype: Any) -> None:
+    """Sums for some filters and some samples, in this dtype within a box."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    totals = totals_of(job, layout, task)
+    totals = totals_of(job, layout, number)
     clear(totals, 0, sums_of_filter(layout) * LANES)
     positions, read = volume(layout.step), volume(layout.reach)
     memory, planes, planes_of_grad, sums, grad, x = allocate(
@@ -257,14 +252,14 @@ def run_task(job: Any, task: int, dtype: Any) -> None:
     input_bytes = volume(layout.length) * item_size(input_type)
     grad_bytes = volume(layout.count) * item_size(grad_type)
     stride, before, filters = layout.stride, layout.before, layout.filters
-    boxes, block = box_count(layout.count, layout.step), task // layout.chunks
-    first_group, stop = groups_of_task(layout, task)
+    boxes, block = box_count(layout.count, layout.step), number // layout.chunks
+    first_group, stop = groups_of_task(layout, number)
     for group in range(first_group, stop):
         find_planes(planes, layout, block, group, job.data[INPUT], filters, layout.channels, 0, input_bytes)
         find_planes(planes_of_grad, layout, block, group, job.data[GRAD], filters, filters, 0, grad_bytes)
         valid = min(layout.group, layout.samples - group * layout.group) * layout.block
-        for number in range(boxes):
-            first, steps = box_of(layout.count, layout.step, number)
+        for box in range(boxes):
+            first, steps = box_of(layout.count, layout.step, box)
             begins = (
                 first[0] * stride[0] - before[0],
                 first[1] * stride[1] - before[1],
@@ -278,19 +273,8 @@ def run_task(job: Any, task: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job_address: int, number: int) -> None:
-    """Sums for some filters and some samples, in float32 within a box."""
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    """`task` in float64."""
-    run_task(record_at(job_address, JOB), number, np.float64)
-
-
-def finish(kernel_address: int, job_address: int) -> None:
+def finish(kernel: Kernel, job: Job) -> None:
     """Add the sums of the tasks and, of interleaved samples, those of the lanes."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     layout = record_at(job.scratch, LAYOUT)
     elements, block = volume(layout.filter), layout.block
     memory, row = allocate((elements, np.float64))
@@ -311,8 +295,7 @@ def finish(kernel_address: int, job_address: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    in_double = TensorProto.DOUBLE in (call.dtype("input"), call.dtype("out_backprop"))
-    return Tasks(plan, task_in_double if in_double else task, begin, finish)
+    return Tasks(PLAN, task, finish=finish, compute=computing_type(call))
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -19,16 +19,17 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import MAX_NUMBER, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, free, interleave, item_size, record_at, separate, setting
 from onnx_ops.loops.primitives import ceil_divide, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import correlate
+from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.depthwise_convolution._boxes import (
     BOX,
     LAYOUT,
     LONGEST,
+    Boxes,
     box_count,
     box_of,
     find_planes,
@@ -143,9 +144,9 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 NONE = -(1 << 62)
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
+    layout = record_at(address, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     given = attributes.input_size_count
     spatial, channels = given - 1, setting(attributes.input_size, given, 0, 0)
@@ -182,30 +183,25 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return write_lanes(layout, job, samples, channels, filters, channels, work, 0)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
+PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def first_position(layout: Any, axis: int, element: int) -> int:
+def first_position(layout: Boxes, axis: int, element: int) -> int:
     """First position of a filter, along an axis, that may read an element of the input; may be negative."""
     last = element + layout.before[axis] - layout.dilation[axis] * (layout.filter[axis] - 1)
     return int(ceil_divide(last, layout.stride[axis]))
 
 
 @helper
-def position_count(layout: Any, axis: int, element: int, count: int) -> int:
+def position_count(layout: Boxes, axis: int, element: int, count: int) -> int:
     """Number of positions, from `first_position` on, that may read any of `count` adjacent elements of the input."""
     last = (element + count - 1 + layout.before[axis]) // layout.stride[axis]
     return int(max(last + 1 - first_position(layout, axis, element), 0))
 
 
 @helper
-def position_of(layout: Any, axis: int, element: int, k: int) -> int:
+def position_of(layout: Boxes, axis: int, element: int, k: int) -> int:
     """Position at which element k of a filter reads an element of the input, along an axis; NONE if there is none."""
     at = element + layout.before[axis] - k * layout.dilation[axis]
     stride = layout.stride[axis]
@@ -216,7 +212,7 @@ def position_of(layout: Any, axis: int, element: int, k: int) -> int:
 
 @helper
 def find_terms(
-    layout: Any, own: int, begins: Any, reach: Any, z: int, y: int, x: int, of_weights: Any, of_grad: Any
+    layout: Boxes, own: int, begins: Any, reach: Any, z: int, y: int, x: int, of_weights: Any, of_grad: Any
 ) -> int:
     """Write the products that make up an element of the result: indices into filters and boxes; returns their number.
 
@@ -245,9 +241,8 @@ def find_terms(
     return count
 
 
-@helper
-def run_task(job: Any, task: int, dtype: Any) -> None:
-    """One task, computed in this dtype."""
+def task(job: Job, number: int, dtype: Any) -> None:
+    """Some channels of some samples, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     filters, channels, elements = layout.filters, layout.channels, volume(layout.filter)
     own = filters // channels
@@ -264,17 +259,17 @@ def run_task(job: Any, task: int, dtype: Any) -> None:
     grad_bytes = volume(layout.count) * item_size(grad_type)
     input_bytes = volume(layout.length) * item_size(grad_type)
     lengths, down, across = layout.length, layout.stride[1], layout.stride[2]
-    boxes, block = box_count(layout.length, layout.step), task // layout.chunks
+    boxes, block = box_count(layout.length, layout.step), number // layout.chunks
     for m in range(own):
         find_planes(planes, layout, block, 0, job.data[WEIGHTS], channels, filters, m, weights_bytes)
         for lane in range(layout.block, LANES):  # all samples have the filters of the first
             planes[lane] = planes[lane % layout.block]
         interleave(planes, weights_type, 0, elements, weights, m * elements)
-    first_group, stop = groups_of_task(layout, task)
+    first_group, stop = groups_of_task(layout, number)
     for group in range(first_group, stop):
         find_planes(targets, layout, block, group, job.output[0], channels, channels, 0, input_bytes)
-        for number in range(boxes):
-            (z, y, x), steps = box_of(layout.length, layout.step, number)
+        for box in range(boxes):
+            (z, y, x), steps = box_of(layout.length, layout.step, box)
             begins = (first_position(layout, 0, z), first_position(layout, 1, y), first_position(layout, 2, x))
             reach = (
                 position_count(layout, 0, z, steps[0]),
@@ -302,19 +297,8 @@ def run_task(job: Any, task: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job_address: int, number: int) -> None:
-    """Some channels of some samples, in float32."""
-    run_task(record_at(job_address, JOB), number, np.float32)
-
-
-def task_in_double(job_address: int, number: int) -> None:
-    """`task` in float64."""
-    run_task(record_at(job_address, JOB), number, np.float64)
-
-
 def kernel(call: Call) -> Tasks:
-    in_double = TensorProto.DOUBLE in (call.dtype("filter"), call.dtype("out_backprop"))
-    return Tasks(plan, task_in_double if in_double else task, begin)
+    return Tasks(PLAN, task, compute=computing_type(call))
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import ZERO
-from onnx_ops.loops.records import CHUNK, JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import CHUNK, KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
 from onnx_ops.ops.references import rounded
@@ -115,9 +115,8 @@ ELEMENTS = 16 * CHUNK
 """Elements per task."""
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Set the shapes of the outputs; one task per ELEMENTS elements."""
-    job = record_at(job_address, JOB)
     if job.rank[SEED] != 0:
         return REFUSED
     for k in range(2):
@@ -126,9 +125,8 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Elements from ELEMENTS * number on."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     if kernel.element_type[SEED] == INT64:

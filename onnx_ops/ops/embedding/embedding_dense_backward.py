@@ -30,7 +30,7 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.indices import (
     INDICES,
@@ -94,7 +94,7 @@ def reference(
         grad: floating array (..., D).
         indices: whole numbers (...) in [0, num_weights).
         num_weights, padding_idx, scale_grad_by_freq: as in the schema.
-        dtype: answer in this dtype instead of grad's.
+        dtype: dtype of the result instead of grad's.
 
     Returns:
         Array (num_weights, D).
@@ -131,14 +131,13 @@ def rows_per_task(rows: int, width: int, count: int) -> int:
 
 
 @helper
-def is_narrow(kernel: Any, rows: int, width: int, count: int) -> bool:
+def is_narrow(kernel: Kernel, rows: int, width: int, count: int) -> bool:
     scaled = record_at(kernel.attributes, ATTRIBUTES).scale_grad_by_freq != 0
     return bool(width <= NARROW and (rows + count) * width <= FEW and not scaled)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes and indices."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     rows = record_at(kernel.attributes, ATTRIBUTES).num_weights
     if job.rank[GRAD] != job.rank[INDEX] + 1 or not same_sizes(job, GRAD, INDEX, job.rank[INDEX]):
         return REFUSED
@@ -158,9 +157,8 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def begin(kernel_address: int, job_address: int) -> None:
+def begin(kernel: Kernel, job: Job) -> None:
     """Into the scratch memory: for each row the first place that it was looked up for, and for each place the next."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.scratch_bytes == 0:
         return
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
@@ -179,7 +177,7 @@ def begin(kernel_address: int, job_address: int) -> None:
 
 
 @helper
-def add_all(kernel: Any, job: Any, count: int, width: int, indices: Any, sums: Any, numbers: Any) -> None:
+def add_all(kernel: Kernel, job: Job, count: int, width: int, indices: Any, sums: Any, numbers: Any) -> None:
     """All narrow sums, but for rows of padding."""
     element_type = kernel.element_type[GRAD]
     for i in range(job.output_dims[0, 0] * width):
@@ -201,9 +199,8 @@ def add_all(kernel: Any, job: Any, count: int, width: int, indices: Any, sums: A
                 sums[place + j] += numbers[i * width + j]
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Some columns of some rows."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, size = kernel.element_type[GRAD], item_size(kernel.element_type[GRAD])

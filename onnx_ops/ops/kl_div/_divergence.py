@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,10 @@ from onnx_ops.loops.vectors import (
     total,
 )
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL, SUM_BLOCK
+from onnx_ops.ops.losses import total_of, write_terms
 
+Total = Callable[[Operands, int, int], Any]
+"""total(operands, start, stop): the sum of the terms of elements [start, stop)."""
 DOUBT = np.float32(64)
 """abs(error of sum(q * d)) <= 7e-8 * sum(q * (d**2 + DOUBT)) in float32, where d = log(q) - x."""
 LEAST_SHARE = np.float32(2.0**-10)
@@ -70,15 +74,11 @@ def term_of_logarithm(x: Any, q: Any) -> Any:
 
 
 def divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    x, target = operands[0], operands[1]
-    for i in range(count):
-        out[i] = term(x[i], target[i])
+    write_terms(term, operands, out, 0, count)
 
 
 def divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    x, target = operands[0], operands[1]
-    for i in range(count):
-        out[i] = term_of_logarithm(x[i], target[i])
+    write_terms(term_of_logarithm, operands, out, 0, count)
 
 
 def float32_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -113,29 +113,10 @@ def float32_divergence_of_logarithms(operands: Operands, out: Array, count: int,
             out[i] = result
             extreme = extreme | (not abs(target[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
-            for i in range(start, stop):
-                out[i] = term_of_logarithm(x[i], target[i])
+            write_terms(term_of_logarithm, operands, out, start, stop)
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
-
-
-@helper
-def total_of_any_block(operands: Operands, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop), for all values."""
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(start, stop):
-        total = add_any_order(total, term(x[i], target[i]))
-    return total
-
-
-@helper
-def total_of_any_block_of_logarithms(operands: Operands, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop) for log-probabilities, for all values."""
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(start, stop):
-        total = add_any_order(total, term_of_logarithm(x[i], target[i]))
-    return total
 
 
 @helper
@@ -157,8 +138,8 @@ def total_of_block(operands: Operands, start: int, stop: int) -> Any:
     least = max(LEAST_MEAN * total(weight), wide(LEAST))
     good = not any_negative(seen) and least <= abs(part) < math.inf
     if not good:
-        return total_of_any_block(operands, start, stop)
-    return part + total_of_any_block(operands, start + whole, stop)
+        return total_of(term, operands, start, stop)
+    return part + total_of(term, operands, start + whole, stop)
 
 
 @inlined
@@ -183,7 +164,7 @@ def total_of_block_of_logarithms(operands: Operands, start: int, stop: int) -> A
         size = add_any_order(size, abs(value))
         large = large | (target[i] > GREATEST_POWER)
     good = not large and LEAST_LEFT * size <= abs(total) < math.inf
-    return total if good else total_of_any_block_of_logarithms(operands, start, stop)
+    return total if good else total_of(term_of_logarithm, operands, start, stop)
 
 
 def total_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -249,23 +230,22 @@ def float32_terms_total_of_block_of_logarithms(operands: Operands, start: int, s
     return total if moderate else total_of_block_of_logarithms(operands, start, stop)
 
 
-def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@helper
+def total_of_blocks(in_float32: Total, in_float64: Total, operands: Operands, count: int) -> Any:
     """After a block that is not accurate in float32, the following ones are computed in float64."""
     total, careful = 0.0, False
     for start in range(0, count, SUM_BLOCK):
         stop = min(start + SUM_BLOCK, count)
-        part = math.nan if careful else float32_total_of_block(operands, start, stop)
+        part = math.nan if careful else in_float32(operands, start, stop)
         careful = not abs(part) < math.inf
-        total += total_of_block(operands, start, stop) if careful else part
-    out[0] = total
+        total += in_float64(operands, start, stop) if careful else part
+    return total
+
+
+def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+    out[0] = total_of_blocks(float32_total_of_block, total_of_block, operands, count)
 
 
 def total_of_float32_terms_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """As `total_of_float32_terms`, for log-probabilities."""
-    total, careful = 0.0, False
-    for start in range(0, count, SUM_BLOCK):
-        stop = min(start + SUM_BLOCK, count)
-        part = math.nan if careful else float32_total_of_block_of_logarithms(operands, start, stop)
-        careful = not abs(part) < math.inf
-        total += float32_terms_total_of_block_of_logarithms(operands, start, stop) if careful else part
-    out[0] = total
+    in_float32, in_float64 = float32_total_of_block_of_logarithms, float32_terms_total_of_block_of_logarithms
+    out[0] = total_of_blocks(in_float32, in_float64, operands, count)

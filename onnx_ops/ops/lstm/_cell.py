@@ -11,7 +11,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts_of_nonpositive, helper, inlined, like
-from onnx_ops.loops.records import MAX_OUTPUTS
+from onnx_ops.loops.records import MAX_OUTPUTS, Job
 from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
 GATES = 4
@@ -47,13 +47,13 @@ def rows_per_task(width: int) -> int:
 
 
 @helper
-def rows_of(job: Any, i: int) -> int:
+def rows_of(job: Job, i: int) -> int:
     """Number of rows of a state: the product of all axes but the last."""
     return volume(job, i, 0, job.rank[i] - 1)
 
 
 @helper
-def tasks_of(job: Any, i: int) -> int:
+def tasks_of(job: Job, i: int) -> int:
     """One task per block of rows of a state."""
     width = job.dims[i, job.rank[i] - 1]
     step = rows_per_task(width)
@@ -61,7 +61,7 @@ def tasks_of(job: Any, i: int) -> int:
 
 
 @helper
-def are_gates(job: Any, i: int, state: int) -> bool:
+def are_gates(job: Job, i: int, state: int) -> bool:
     """Whether an input has the shape of a state with the last axis times 4."""
     last = job.rank[state] - 1
     if job.rank[i] != job.rank[state] or not same_sizes(job, i, state, last):
@@ -70,7 +70,7 @@ def are_gates(job: Any, i: int, state: int) -> bool:
 
 
 @helper
-def set_shapes(job: Any, state: int, gates: int) -> None:
+def set_shapes(job: Job, state: int, gates: int) -> None:
     """Set the shapes of all outputs to that of a state, except the output `gates`."""
     for k in range(MAX_OUTPUTS):
         give_shape(job, k, state)

@@ -27,7 +27,7 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.ops.lstm._cell import (
     GATES,
     are_gates,
@@ -134,9 +134,20 @@ def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: A
         hy[j] = gates[3 * width + j] * np.tanh(cell)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+@helper
+def step_at(step: Any, dtype: Any, addresses: Any, width: int) -> None:
+    """A step with the arrays of its arguments at these addresses."""
+    given, hidden = array_at(addresses[0], GATES * width, dtype), array_at(addresses[1], GATES * width, dtype)
+    cx, hy, cy = (
+        array_at(addresses[2], width, dtype),
+        array_at(addresses[3], width, dtype),
+        array_at(addresses[4], width, dtype),
+    )
+    step(given, hidden, cx, hy, cy, array_at(addresses[5], GATES * width, dtype), width)
+
+
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes; one task per block of rows."""
-    job = record_at(job_address, JOB)
     if job.rank[CX] == 0 or not are_gates(job, INPUT_GATES, CX) or not are_gates(job, HIDDEN_GATES, CX):
         return REFUSED
     set_shapes(job, CX, STORAGE)
@@ -144,9 +155,8 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """The rows of a block."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
     element_type = kernel.element_type[CX]
@@ -179,26 +189,11 @@ def task(job_address: int, number: int) -> None:
             read_floats(given, element_type, GATES * width, given_at)
             read_floats(hidden, element_type, GATES * width, hidden_at)
             read_floats(before, element_type, width, cx_at)
+        addresses = (given_at, hidden_at, cx_at, hy_at, cy_at, gates_at)
         if element_type == DOUBLE:
-            step_of_doubles(
-                array_at(given_at, GATES * width, np.float64),
-                array_at(hidden_at, GATES * width, np.float64),
-                array_at(cx_at, width, np.float64),
-                array_at(hy_at, width, np.float64),
-                array_at(cy_at, width, np.float64),
-                array_at(gates_at, GATES * width, np.float64),
-                width,
-            )
+            step_at(step_of_doubles, np.float64, addresses, width)
         else:
-            step_of_floats(
-                array_at(given_at, GATES * width, np.float32),
-                array_at(hidden_at, GATES * width, np.float32),
-                array_at(cx_at, width, np.float32),
-                array_at(hy_at, width, np.float32),
-                array_at(cy_at, width, np.float32),
-                array_at(gates_at, GATES * width, np.float32),
-                width,
-            )
+            step_at(step_of_floats, np.float32, addresses, width)
         if is_narrow:
             write_floats(hy_at, element_type, width, hy)
             write_floats(cy_at, element_type, width, cy)

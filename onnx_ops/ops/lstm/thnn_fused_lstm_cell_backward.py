@@ -28,7 +28,7 @@ from onnx_ops.loops.memory import (
     write_floats,
 )
 from onnx_ops.loops.primitives import ONE, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
 from onnx_ops.ops.lstm._cell import (
     GATES,
@@ -160,9 +160,18 @@ def gradients(
         grad_gates[3 * width + j] = dh[j] * shown[j] * acting * (ONE - acting)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+@helper
+def gradients_at(addresses: Any, width: int, dtype: Any) -> None:
+    """`gradients` of the arrays at these addresses."""
+    dh, dc = array_at(addresses[0], width, dtype), array_at(addresses[1], width, dtype)
+    before, gates = array_at(addresses[2], width, dtype), array_at(addresses[3], GATES * width, dtype)
+    shown, d = array_at(addresses[4], width, dtype), array_at(addresses[5], width, dtype)
+    result, own = array_at(addresses[6], GATES * width, dtype), array_at(addresses[7], width, dtype)
+    gradients(dh, dc, before, gates, shown, d, result, own, width)
+
+
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes; one task per block of rows."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     if job.rank[CX] == 0 or not are_gates(job, STORAGE, CX):
         return REFUSED
     for i in (GRAD_HY, GRAD_CY, CY):
@@ -173,9 +182,8 @@ def plan(kernel_address: int, job_address: int) -> int:
     return OK
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """The rows of a block."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rows, width = rows_of(job, CX), job.dims[CX, job.rank[CX] - 1]
     element_type = kernel.element_type[CX]
@@ -210,36 +218,17 @@ def task(job_address: int, number: int) -> None:
             address_of(own_result) if buffered else job.output[GRAD_GATES] + n * wide,
             address_of(own_grad) if buffered or not kept else job.output[GRAD_CX] + n * narrow,
         )
+        addresses = (dh_at, dc_at, before_at, gates_at, shown_at, d_at, result_at, own_at)
         if element_type == DOUBLE:
             wide_cell, wide_shown = array_at(cell_at, width, np.float64), array_at(shown_at, width, np.float64)
             for j in range(width):
                 wide_shown[j] = np.tanh(wide_cell[j])
-            gradients(
-                array_at(dh_at, width, np.float64),
-                array_at(dc_at, width, np.float64),
-                array_at(before_at, width, np.float64),
-                array_at(gates_at, GATES * width, np.float64),
-                wide_shown,
-                array_at(d_at, width, np.float64),
-                array_at(result_at, GATES * width, np.float64),
-                array_at(own_at, width, np.float64),
-                width,
-            )
+            gradients_at(addresses, width, np.float64)
         else:
             cell, shown = array_at(cell_at, width, np.float32), array_at(shown_at, width, np.float32)
             for j in range(width):
                 shown[j] = tanh_of_float(cell[j])
-            gradients(
-                array_at(dh_at, width, np.float32),
-                array_at(dc_at, width, np.float32),
-                array_at(before_at, width, np.float32),
-                array_at(gates_at, GATES * width, np.float32),
-                shown,
-                array_at(d_at, width, np.float32),
-                array_at(result_at, GATES * width, np.float32),
-                array_at(own_at, width, np.float32),
-                width,
-            )
+            gradients_at(addresses, width, np.float32)
         if is_narrow:
             write_floats(result_at, element_type, GATES * width, job.output[GRAD_GATES] + n * wide)
             if kept:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
-import numpy as np
 from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
@@ -12,6 +11,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Dim, Shape
 from onnx_ops.loops.memory import setting
 from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, adds_too_much, check_padding
 
 PLANAR = 2
@@ -122,24 +122,25 @@ def first_inside(begin: int, dilation: int) -> int:
 
 # --- for kernels -----------------------------------------------------------------------------------------------------
 
-i8 = np.int64
-LAYOUT = np.dtype(
-    [
-        # by spatial axis
-        ("size", i8, (AXES,)),  # of the input
-        ("count", i8, (AXES,)),  # of windows
-        ("kernel", i8, (AXES,)),  # the fields of a `Window`
-        ("stride", i8, (AXES,)),
-        ("padding", i8, (AXES,)),
-        ("dilation", i8, (AXES,)),
-        ("planes", i8),
-    ],
-    align=True,
-)
+
+class Windows(Protocol):
+    """The layout of max pooling."""
+
+    # by spatial axis
+    size: Annotated[Numbers, AXES]  # of the input
+    count: Annotated[Numbers, AXES]  # of windows
+    kernel: Annotated[Numbers, AXES]  # the fields of a `Window`
+    stride: Annotated[Numbers, AXES]
+    padding: Annotated[Numbers, AXES]
+    dilation: Annotated[Numbers, AXES]
+    planes: int
+
+
+LAYOUT = record_of(Windows)
 
 
 @helper
-def write_windows(layout: Any, attributes: Any, job: Any, place: int) -> int:
+def write_windows(layout: Windows, attributes: Any, job: Job, place: int) -> int:
     """Write the windows over an input; returns the number of axes before the spatial ones, -1 if it has no windows.
 
     Args:

@@ -20,8 +20,7 @@ from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.layouts import begin_layout, plan_layout
-from onnx_ops.loops.loop import Tasks
+from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import (
     DOUBLE,
     FLOAT,
@@ -36,11 +35,12 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import ceil_divide, choose, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
     LAYOUT,
     Window,
+    Windows,
     check_rank,
     pooled_shape,
     window_attributes,
@@ -149,7 +149,7 @@ def product(sizes: Any) -> int:
 
 
 @helper
-def planes_per_task(layout: Any) -> int:
+def planes_per_task(layout: Windows) -> int:
     work = float(product(layout.size))
     looked_at = 1.0
     for i in range(AXES):  # in float64, for windows may be much larger than the input
@@ -157,9 +157,9 @@ def planes_per_task(layout: Any) -> int:
     return int(max(WORK / (work + looked_at), 1.0))
 
 
-@helper
-def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shape of the input fits."""
+    layout = record_at(address, LAYOUT)
     lead = write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, SELF)
     if lead < 0:
         return False
@@ -174,12 +174,7 @@ def write_layout(layout: Any, kernel: Any, job: Any) -> bool:
     return True
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    return plan_layout(write_layout, LAYOUT, kernel_address, job_address)
-
-
-def begin(kernel_address: int, job_address: int) -> None:
-    begin_layout(write_layout, LAYOUT, kernel_address, job_address)
+PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
@@ -195,7 +190,7 @@ def steps_within(begin: int, kernel: int, dilation: int, size: int) -> int:
 
 
 @helper
-def pool(x: Any, layout: Any, out: Any, at: Any, least: Any) -> None:
+def pool(x: Any, layout: Windows, out: Any, at: Any, least: Any) -> None:
     """One plane. What is greater is chosen, not branched to: that would be guessed wrong every other time."""
     size, counts, kernel, stride = layout.size, layout.count, layout.kernel, layout.stride
     padding, dilation = layout.padding, layout.dilation
@@ -232,9 +227,8 @@ def pool(x: Any, layout: Any, out: Any, at: Any, least: Any) -> None:
                 at[window] = best_at
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Some planes; those of 16 bits in float64."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[SELF], item_size(kernel.element_type[SELF])
     layout = record_at(job.scratch, LAYOUT)
@@ -259,7 +253,7 @@ def task(job_address: int, number: int) -> None:
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(plan, task, begin)
+    return Tasks(PLAN, task)
 
 
 # --- the function body -----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import ZERO, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
     LAYOUT,
@@ -111,7 +111,7 @@ def reference(
         indices: whole numbers of grad_output's shape, in the plane or in the whole tensor.
         kernel_size: tells by its length how many spatial axes there are, two if it is empty.
         stride, padding, dilation, ceil_mode: not used.
-        dtype: answer in this dtype instead of self's.
+        dtype: dtype of the result instead of self's.
 
     Returns:
         Array of self's shape.
@@ -149,9 +149,8 @@ def planes_per_task(work: int) -> int:
     return max(WORK // max(work, 1), 1)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     rank = job.rank[SELF]
     lead = rank - spatial_axes(attributes)
@@ -204,16 +203,15 @@ def added(sums: Any, numbers: Any, indices: Any, count: int, begin: int, plane: 
 
 
 @helper
-def added_by_type(job: Any, index_type: int, sums: Any, numbers: Any, count: int, p: int, plane: int) -> bool:
+def added_by_type(job: Job, index_type: int, sums: Any, numbers: Any, count: int, p: int, plane: int) -> bool:
     """The same for the p-th plane of a job."""
     if index_type == INT64:
         return added(sums, numbers, array_at(job.data[INDEX] + 8 * p * count, count, np.int64), count, p * plane, plane)
     return added(sums, numbers, array_at(job.data[INDEX] + 4 * p * count, count, np.int32), count, p * plane, plane)
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Some planes. In float and double the sums are taken in the result itself; 16-bit ones are in float before."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     rank = job.rank[SELF]
     lead = rank - spatial_axes(record_at(kernel.attributes, ATTRIBUTES))

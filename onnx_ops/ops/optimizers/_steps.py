@@ -12,7 +12,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.memory import number_at
 from onnx_ops.loops.primitives import helper
-from onnx_ops.loops.records import OK, REFUSED
+from onnx_ops.loops.records import OK, REFUSED, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, same_shape, size_of
 
 BLOCK, MOST_TASKS, LARGEST_BLOCK = 4096, 64, 131072
@@ -32,7 +32,7 @@ def check_shapes(call: Call, tensors: Sequence[str], scalars: Sequence[str]) -> 
 
 
 @helper
-def plan_blocks(kernel: Any, job: Any, tensors: Any, scalars: Any, outputs: int) -> int:
+def plan_blocks(kernel: Kernel, job: Job, tensors: Any, scalars: Any, outputs: int) -> int:
     """Check shapes; outputs of the shape of input 0, and one task per block of its elements.
 
     Args:
@@ -59,7 +59,7 @@ def block_of(size: int) -> int:
 
 
 @helper
-def scalar(kernel: Any, job: Any, i: int) -> float:
+def scalar(kernel: Kernel, job: Job, i: int) -> float:
     """The number in an input of one element, or its default."""
     if kernel.element_type[i] == 0:
         return float(kernel.default[i])

@@ -32,7 +32,7 @@ from onnx_ops.loops.memory import (
     record_at,
 )
 from onnx_ops.loops.primitives import choose, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
 from onnx_ops.ops.references import rounded
@@ -146,30 +146,15 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 @helper
-def step(var: Any, m: Any, v: Any, grad: Any, outs: Any, factors: Any, count: int) -> None:
+def step(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any, factors: Any, count: int) -> None:
     """`count` elements in the dtype of the arrays.
 
     Args:
-        outs: new var, m and v; None: in place. LLVM vectorizes a loop that reads and writes one array, but no loop over
-            two arrays that overlap at run time.
+        largest: the largest v so far, which is used in place of v (AMSGrad); None: v itself is.
+        outs: new var, m, v and largest; None: in place. LLVM vectorizes a loop that reads and writes one array, but no
+            loop over two arrays that overlap at run time.
         factors: in the order of `task`.
     """
-    new_var, new_m, new_v = (var, m, v) if outs is None else outs
-    kept, size, entering, remembered, square_entering, epsilon, sign = (
-        factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
-    )  # fmt: skip
-    for i in range(count):
-        g = sign * grad[i]
-        average = m[i] + entering * (g - m[i])
-        square = remembered * v[i] + square_entering * (g * g)
-        new_m[i] = average
-        new_v[i] = square
-        new_var[i] = kept * var[i] - size * average / (np.sqrt(square) + epsilon)
-
-
-@helper
-def step_by_largest(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any, factors: Any, count: int) -> None:
-    """`step` with the largest v so far, the last of `outs`, in place of v (AMSGrad)."""
     new_var, new_m, new_v, new_largest = (var, m, v, largest) if outs is None else outs
     kept, size, entering, remembered, square_entering, epsilon, sign = (
         factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6],
@@ -180,44 +165,39 @@ def step_by_largest(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any
         square = remembered * v[i] + square_entering * (g * g)
         new_m[i] = average
         new_v[i] = square
-        most = choose(largest[i] >= square, largest[i], choose(largest[i] != largest[i], largest[i], square))
-        new_largest[i] = most
-        new_var[i] = kept * var[i] - size * average / (np.sqrt(most) + epsilon)
+        if largest is not None:
+            square = choose(largest[i] >= square, largest[i], choose(largest[i] != largest[i], largest[i], square))
+            new_largest[i] = square
+        new_var[i] = kept * var[i] - size * average / (np.sqrt(square) + epsilon)
 
 
 @helper
 def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at: Any) -> None:
     """A step of the elements at the addresses of inputs and outputs, viewed by numbers_at."""
-    var, m, v, grad = (
-        numbers_at(places[0], count),
-        numbers_at(places[1], count),
-        numbers_at(places[2], count),
-        numbers_at(places[3], count),
-    )
-    new_var, new_m, new_v = numbers_at(places[5], count), numbers_at(places[6], count), numbers_at(places[7], count)
+    var, m, v = numbers_at(places[0], count), numbers_at(places[1], count), numbers_at(places[2], count)
+    grad, new_var = numbers_at(places[3], count), numbers_at(places[5], count)
+    new_m, new_v = numbers_at(places[6], count), numbers_at(places[7], count)
     in_place = places[0] == places[5] and places[1] == places[6] and places[2] == places[7]
     if by_largest:
         largest, new_largest = numbers_at(places[4], count), numbers_at(places[8], count)
         if in_place and places[4] == places[8]:
-            step_by_largest(var, m, v, grad, largest, None, factors, count)
+            step(var, m, v, grad, largest, None, factors, count)
         else:
-            step_by_largest(var, m, v, grad, largest, (new_var, new_m, new_v, new_largest), factors, count)
+            step(var, m, v, grad, largest, (new_var, new_m, new_v, new_largest), factors, count)
     elif in_place:
-        step(var, m, v, grad, None, factors, count)
+        step(var, m, v, grad, None, None, factors, count)
     else:
-        step(var, m, v, grad, (new_var, new_m, new_v), factors, count)
+        step(var, m, v, grad, None, (new_var, new_m, new_v, None), factors, count)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes; one task per block of elements."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     scalars = (POWER1, POWER2, RATE, DECAY, BETA1, BETA2, EPSILON)
     return plan_blocks(kernel, job, (M, V, GRAD, LARGEST), scalars, 4)
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """The elements of a block."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, by_largest = kernel.element_type[VAR], kernel.element_type[LARGEST] != 0

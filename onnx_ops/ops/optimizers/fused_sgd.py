@@ -32,7 +32,7 @@ from onnx_ops.loops.memory import (
     record_at,
 )
 from onnx_ops.loops.primitives import choose, fma, helper
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
 from onnx_ops.ops.references import rounded
@@ -206,15 +206,13 @@ def step_at(
         step(param, grad, new_param, factors, decays, count)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes; one task per block of elements."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     return plan_blocks(kernel, job, (GRAD, BUFFER), (RATE, DECAY, MOMENTUM, DAMPENING), 2)
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """The elements of a block."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type = kernel.element_type[PARAM]

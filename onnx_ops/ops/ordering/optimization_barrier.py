@@ -13,7 +13,7 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.loops.loop import Tasks
 from onnx_ops.loops.memory import array_at, item_size, record_at
-from onnx_ops.loops.records import JOB, KERNEL, OK
+from onnx_ops.loops.records import KERNEL, OK, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, size_of
 from onnx_ops.ops.references import rounded
 
@@ -74,16 +74,14 @@ BLOCK = 1 << 16
 """Elements per task."""
 
 
-def plan(kernel_address: int, job_address: int) -> int:
-    job = record_at(job_address, JOB)
+def plan(kernel: Kernel, job: Job) -> int:
     give_shape(job, 0, 0)
     job.tasks = (size_of(job, 0) + BLOCK - 1) // BLOCK
     return OK
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Copy a block, as 16-bit words; nothing in place."""
-    job = record_at(job_address, JOB)
     if job.output[0] == job.data[0]:
         return
     size = item_size(record_at(job.kernel, KERNEL).element_type[0])

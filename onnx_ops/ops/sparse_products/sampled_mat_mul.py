@@ -27,7 +27,7 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, wide
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.loops.shapes import same_shape, volume
 from onnx_ops.ops.indices import (
     INDICES,
@@ -110,9 +110,8 @@ def elements_per_task(width: int) -> int:
     return max(WORK // max(2 * width, 1), 1)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes and indices."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     rank = job.rank[LEFT]
     if rank < 2 or job.rank[RIGHT] != rank or job.rank[ROW] != 1 or not same_shape(job, COLUMN, ROW):
         return REFUSED
@@ -135,12 +134,11 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 @helper
-def memory_of_columns(kernel: Any, job: Any, count: int) -> int:
+def memory_of_columns(kernel: Kernel, job: Job, count: int) -> int:
     return int(job.scratch + widened_bytes(kernel, ROW, count))
 
 
-def begin(kernel_address: int, job_address: int) -> None:
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
+def begin(kernel: Kernel, job: Job) -> None:
     count = job.dims[ROW, 0]
     write_widened(kernel, job, ROW, count, job.scratch)
     write_widened(kernel, job, COLUMN, count, memory_of_columns(kernel, job, count))
@@ -154,9 +152,8 @@ def dot(a: Any, b: Any, count: int) -> Any:
     return total
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Some elements, for all h."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[LEFT], item_size(kernel.element_type[LEFT])
     rank, count = job.rank[LEFT], job.dims[ROW, 0]

@@ -29,7 +29,7 @@ from onnx_ops.loops.memory import (
     write_numbers,
 )
 from onnx_ops.loops.primitives import ceil_divide, helper, wide
-from onnx_ops.loops.records import JOB, KERNEL, NO_MEMORY, OK, REFUSED, attributes_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import same_shape, volume
 from onnx_ops.ops.indices import (
     INDICES,
@@ -133,7 +133,7 @@ def is_narrow(rows: int, width: int, count: int) -> bool:
 
 
 @helper
-def values_fit(kernel: Any, job: Any) -> bool:
+def values_fit(kernel: Kernel, job: Job) -> bool:
     """Whether there is a value for each element and index h, or one for all."""
     if kernel.element_type[VALUES] == 0 or job.rank[VALUES] == 0:
         return True
@@ -143,9 +143,8 @@ def values_fit(kernel: Any, job: Any) -> bool:
     return bool(fit)
 
 
-def plan(kernel_address: int, job_address: int) -> int:
+def plan(kernel: Kernel, job: Job) -> int:
     """Check shapes and indices."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     rank = job.rank[DENSE]
     if rank < 2 or job.rank[ROW] != 1 or not same_shape(job, COLUMN, ROW) or not values_fit(kernel, job):
         return REFUSED
@@ -173,19 +172,18 @@ def plan(kernel_address: int, job_address: int) -> int:
 
 
 @helper
-def memory_of_columns(kernel: Any, job: Any, count: int) -> int:
+def memory_of_columns(kernel: Kernel, job: Job, count: int) -> int:
     return int(job.scratch + widened_bytes(kernel, ROW, count))
 
 
 @helper
-def memory_of_sums(kernel: Any, job: Any, count: int) -> int:
+def memory_of_sums(kernel: Kernel, job: Job, count: int) -> int:
     """Where the scratch memory has more than indices."""
     return int(memory_of_columns(kernel, job, count) + widened_bytes(kernel, COLUMN, count))
 
 
-def begin(kernel_address: int, job_address: int) -> None:
+def begin(kernel: Kernel, job: Job) -> None:
     """Into the scratch memory: the elements by row (CSR format), each with its column, and its value or number."""
-    kernel, job = record_at(kernel_address, KERNEL), record_at(job_address, JOB)
     rows, count, width = job.output_dims[0, 0], job.dims[ROW, 0], volume(job, DENSE, 1, job.rank[DENSE])
     if job.scratch_bytes == 0:
         return
@@ -221,7 +219,7 @@ def begin(kernel_address: int, job_address: int) -> None:
 
 
 @helper
-def value_of_all(kernel: Any, job: Any) -> float:
+def value_of_all(kernel: Kernel, job: Job) -> float:
     """The value of all elements, where they have the same."""
     if kernel.element_type[VALUES] == 0 or job.rank[VALUES] != 0:
         return 1.0
@@ -236,7 +234,7 @@ def value_of_all(kernel: Any, job: Any) -> float:
 
 
 @helper
-def read_factors(kernel: Any, job: Any, e: int, first: int, last: int, heads: int, factors: Any) -> None:
+def read_factors(kernel: Kernel, job: Job, e: int, first: int, last: int, heads: int, factors: Any) -> None:
     """The values of an element for h in [first, last), of `heads`."""
     element_type = kernel.element_type[VALUES]
     if element_type == 0 or job.rank[VALUES] == 0:  # they are there already
@@ -298,7 +296,7 @@ def add_floats(sums: Any, dense: int, width: int, columns: int, sources: Any, fa
 
 
 @helper
-def add_all(kernel: Any, job: Any, row: Any, column: Any, sums: Any, numbers: Any, factors: Any) -> None:
+def add_all(kernel: Kernel, job: Job, row: Any, column: Any, sums: Any, numbers: Any, factors: Any) -> None:
     """All narrow sums."""
     element_type, rank = kernel.element_type[DENSE], job.rank[DENSE]
     width, length, count = volume(job, DENSE, 1, rank), job.dims[DENSE, rank - 1], job.dims[ROW, 0]
@@ -326,9 +324,8 @@ def add_all(kernel: Any, job: Any, row: Any, column: Any, sums: Any, numbers: An
             add_row(own, numbers, 0, width, length, factors)
 
 
-def task(job_address: int, number: int) -> None:
+def task(job: Job, number: int) -> None:
     """Some columns of some rows."""
-    job = record_at(job_address, JOB)
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[DENSE], item_size(kernel.element_type[DENSE])
     rank, rows, count = job.rank[DENSE], job.output_dims[0, 0], job.dims[ROW, 0]

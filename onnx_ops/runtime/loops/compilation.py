@@ -18,7 +18,7 @@ from onnx_ops.runtime.loops.maps import DIRECT_BYTES, MAP_BYTES, map_task
 from onnx_ops.runtime.loops.numbers import LOAD, NUMBERS, STORE, load, store
 from onnx_ops.runtime.loops.plan import begin, plan
 from onnx_ops.runtime.loops.sums import SUM_BYTES, finish, sum_task
-from onnx_ops.runtime.memory import free, job_at, kernel_at, layout_at, loop_at, malloc, stack
+from onnx_ops.runtime.memory import free, kernel_at, layout_at, loop_at, malloc, stack
 from onnx_ops.runtime.native import DOUBLE, FLOAT, OPTIONS
 from onnx_ops.runtime.signatures import ALONE, PLAN, TASK
 
@@ -41,16 +41,14 @@ CORE_OF_SUMS = {dtype: _core(dtype, F8) for dtype in NUMBERS}
 """The same of the terms of sums."""
 
 
-def task_of_terms(job_address, number):
+def task_of_terms(job, number):
     """A block of elements, for a loop without sums."""
-    job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     run_map(kernel, loop_at(kernel.loop), job, layout_at(job.layout), number)
 
 
-def task_of_sums(job_address, number):
+def task_of_sums(job, number):
     """A block of sums, or of elements where there is nothing to sum."""
-    job = job_at(job_address)
     kernel = kernel_at(job.kernel)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not layout.summed:

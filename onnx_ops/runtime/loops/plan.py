@@ -27,18 +27,7 @@ from onnx_ops.runtime.loops.operands import (
     fits,
     lay_out,
 )
-from onnx_ops.runtime.memory import (
-    f4_at,
-    f8_at,
-    i8_at,
-    job_at,
-    kernel_at,
-    layout_at,
-    loop_at,
-    number_at,
-    repeat,
-    stack,
-)
+from onnx_ops.runtime.memory import address_of, f4_at, f8_at, i8_at, layout_at, loop_at, number_at, repeat, stack
 from onnx_ops.runtime.native import DOUBLE, OPTIONS, call, f4, f8
 from onnx_ops.runtime.records import LAYOUT, OPERANDS
 
@@ -68,9 +57,8 @@ PARAMETERS_AT = offset(LAYOUT, "parameters")
 DIMS = offset(JOB, "dims")
 
 
-def plan(kernel_address, job_address):
+def plan(kernel, job):
     """Plan a run from the shapes of the inputs."""
-    kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not broadcast_shapes(kernel, loop, job, layout):
         return REFUSED
@@ -130,7 +118,7 @@ def plan(kernel_address, job_address):
         elif role & (UNREAD | COUNT) or kernel.element_type[i] == 0:
             layout.kind[i] = ABSENT
         else:
-            dims = i8_at(job_address + DIMS + i * AXES)
+            dims = i8_at(address_of(job) + DIMS + i * AXES)
             lay_out(layout, i, dims, layout.axes - job.rank[i], job.rank[i], order)
 
     layout.slices, layout.totals = 1, 0
@@ -298,9 +286,8 @@ def plan_sums(loop, job, layout):
     job.scratch_bytes = held
 
 
-def begin(kernel_address, job_address):
+def begin(kernel, job):
     """Write per-channel inputs to the scratch memory: prepared in float64, then converted to the computing dtype."""
-    kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     free_at = job.scratch
     channels = layout.channels

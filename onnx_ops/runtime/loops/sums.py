@@ -10,7 +10,7 @@ from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
 from onnx_ops.runtime.loops.plan import NOTHING, PARAMETERS_AT, ROW
-from onnx_ops.runtime.memory import f8_at, i8_at, job_at, kernel_at, layout_at, loop_at, stack
+from onnx_ops.runtime.memory import f8_at, i8_at, layout_at, loop_at, stack
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
 
@@ -305,9 +305,8 @@ def totals_at(loop, layout, piece, term):
     return f8_at(high), f8_at(high + 8 * layout.slices * loop.terms * layout.places)
 
 
-def finish(kernel_address, job_address):
+def finish(kernel, job):
     """Compute the outputs from the sums of slices, added in a fixed order."""
-    kernel, job = kernel_at(kernel_address), job_at(job_address)
     loop, layout = loop_at(kernel.loop), layout_at(job.layout)
     if not layout.summed or layout.totals == 0:
         return

@@ -74,6 +74,11 @@ PROBABILITY = Operand(probabilities, FACTORS)
 HARDSHRINK_INPUT = Operand(around_threshold, FACTORS)
 
 
+def of_calls(make: Callable[[Any, DType], Call], *sizes: Any) -> Accuracy:
+    """A row by the calls that `make`, that of a benchmark say, makes of these sizes."""
+    return Accuracy(lambda dtype: (make(size, dtype) for size in sizes))
+
+
 def draws(operands: Sequence[Operand], dtype: DType) -> Iterator[list[Array]]:
     """Values of the operands: random ones, and for the 16-bit dtypes all of one operand after the other."""
     rng = np.random.default_rng(SEED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from tests.ops._shared.numbers import Array
 
@@ -69,6 +70,11 @@ INTO: tuple[tuple[Shape, Shape], ...] = (
 )
 
 
+def text_of(*parts: Any) -> str:
+    """Shapes and other values as a label."""
+    return "-".join(map(str, parts)).replace(" ", "")
+
+
 _besides: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("besides", default=())
 
 
@@ -87,17 +93,17 @@ def rng(*key: Any) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(repr((*key, *_besides.get())).encode()))
 
 
-def normal(shape: Shape, dtype: Any, *key: Any, scale: float = 1.0) -> Array:
+def normal(shape: Shape, dtype: npt.DTypeLike, *key: Any, scale: float = 1.0) -> Array:
     """Normal numbers, rounded to `dtype`."""
     return np.asarray(rng("normal", shape, *key).normal(size=shape) * scale).astype(dtype)
 
 
-def uniform(shape: Shape, dtype: Any, *key: Any, low: float = 0.0, high: float = 1.0) -> Array:
+def uniform(shape: Shape, dtype: npt.DTypeLike, *key: Any, low: float = 0.0, high: float = 1.0) -> Array:
     """Evenly spread numbers, rounded to `dtype`."""
     return np.asarray(rng("uniform", shape, *key).uniform(low, high, shape)).astype(dtype)
 
 
-def extreme(shape: Shape, dtype: Any, *key: Any) -> Array:
+def extreme(shape: Shape, dtype: npt.DTypeLike, *key: Any) -> Array:
     """Numbers of both signs, over all exponents of a dtype; some are 0, 1, or the largest number."""
     generator, limits = rng("extreme", shape, dtype, *key), ml_dtypes.finfo(dtype)
     lowest = math.log2(float(limits.smallest_subnormal))
@@ -106,6 +112,6 @@ def extreme(shape: Shape, dtype: Any, *key: Any) -> Array:
     return np.asarray(sizes * generator.choice([-1.0, 1.0], shape)).astype(dtype)
 
 
-def all_bits(dtype: Any) -> Array:
+def all_bits(dtype: npt.DTypeLike) -> Array:
     """Every number of a 16-bit dtype, in the order of the bit patterns (65536,)."""
     return np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def benchmark_inputs(names: tuple[str, ...], elements: int, dtype: DType) -> dic
     return made
 
 
-def torch_wide(torch: Any, tensor: Any) -> Any:
+def torch_wide(torch: ModuleType, tensor: Any) -> Any:
     """16-bit tensors in float32, as statistics are kept."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def benchmark(op: str, gradient: bool, weighted: bool = False) -> Callable[[int,
     return make
 
 
-def torch_loss(torch: Any, call: Call, arguments: Mapping[str, Any], reduction: str) -> Any:
+def torch_loss(torch: ModuleType, call: Call, arguments: Mapping[str, Any], reduction: str) -> Any:
     """The loss that a call is about, in torch."""
     return torch.nn.functional.binary_cross_entropy_with_logits(
         arguments["self"],
@@ -165,7 +166,7 @@ def torch_loss(torch: Any, call: Call, arguments: Mapping[str, Any], reduction: 
     )
 
 
-def torch_backward(torch: Any, call: Call, by: str) -> Callable[[], Any]:
+def torch_backward(torch: ModuleType, call: Call, by: str) -> Callable[[], Any]:
     """Autograd's gradient by an input."""
     arguments = torch_arguments(torch, call)
     return with_torch.backward(
@@ -178,5 +179,5 @@ def torch_backward(torch: Any, call: Call, by: str) -> Callable[[], Any]:
     )
 
 
-def torch_arguments(torch: Any, call: Call) -> dict[str, Any]:
+def torch_arguments(torch: ModuleType, call: Call) -> dict[str, Any]:
     return {name: with_torch.tensor(torch, array) for name, array in call.given.items()}

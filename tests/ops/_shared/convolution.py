@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.ops._shared.arrays import INF, NAN, Shape, normal
+from tests.ops._shared.arrays import FLOAT32, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import Numbers, places
 from tests.ops._shared.numbers import Array
-from tests.ops._shared.record import Choice, DType, Refusal
+from tests.ops._shared.record import Call, Choice, DType, Refusal, with_value
 from tests.ops._shared.settings import Settings
 
 SPECIAL = (NAN, INF, -INF)
@@ -147,6 +147,39 @@ LAYERS = {
 }
 """Of ResNet-18: the first layers on images of 64 by 64 and 224 by 224, the last ones on images of 64 by 64."""
 HALVED = {name: LAYERS[name] for name in ("16x64x16x16", "4x64x56x56")}
+
+
+def calls_of(op: str, places: Mapping[str, Shape]) -> Iterator[Call]:
+    """Calls with each setting and shape, and with special values at a place of each input.
+
+    Args:
+        op: the op.
+        places: by the names of its inputs.
+    """
+    for number, setting in enumerate(SETTINGS):
+        given = only(operands(FEW, setting, FLOAT32), places)
+        yield Call(op, given, setting.attributes, label=f"setting_{number}", static=number % 2 == 0)
+    for label, shape, outputs, setting in SHAPES:
+        yield Call(op, only(shaped(shape, outputs, setting, FLOAT32), places), setting.attributes, label=label)
+    around = Setting((3, 3), (2, 1), (1, 1))
+    for value in SPECIAL:
+        for name, place in places.items():
+            special = with_value(only(operands(FEW, around, FLOAT32), places), name, place, value)
+            yield Call(op, special, around.attributes, label=f"{value}_in_{name}")
+
+
+def large(op: str, names: Container[str], dtype: DType) -> Iterator[Call]:
+    for label, shape, outputs, setting in LARGE:
+        yield Call(op, only(shaped(shape, outputs, setting, dtype), names), setting.attributes, label=label)
+
+
+def judged(op: str, names: Container[str], dtype: DType) -> Iterator[Call]:
+    yield Call(op, only(shaped((2, 16, 8, 8), 16, AROUND, dtype), names), AROUND.attributes)
+
+
+def only(given: Mapping[str, Array | None], names: Container[str]) -> dict[str, Array | None]:
+    """The inputs of these names."""
+    return {name: array for name, array in given.items() if name in names}
 
 
 def refusals(given: Mapping[str, Array]) -> Iterator[Refusal]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from tests.ops._shared.arrays import FLOAT16, FLOAT32, Shape, normal
@@ -301,7 +302,7 @@ def forward_inputs(
     classes: int = 4,
     *,
     steps: int | None = None,
-    dtype: Any = np.float64,
+    dtype: npt.DTypeLike = np.float64,
     flat: bool = False,
     log_probs: Array | None = None,
 ) -> dict[str, Array]:
@@ -374,7 +375,7 @@ def refusals(plain: Call, per_sample: Sequence[str]) -> Iterator[Refusal]:
     yield wrong("targets", (), "(N, S)", by_rank=True)
     yield wrong("targets", (1, 2, 2), "(N, S)", by_rank=True)
 
-    def value(label: str, name: str, numbers: Any, *words: str, dtype: Any = np.int64) -> Refusal:
+    def value(label: str, name: str, numbers: Any, *words: str, dtype: npt.DTypeLike = np.int64) -> Refusal:
         return Refusal(label, (f"'{name}'", *words), {name: np.array(numbers, dtype)}, by_values=True)
 
     most, least = 2**63 - 1, -(2**63)

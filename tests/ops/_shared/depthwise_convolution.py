@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from tests.ops._shared.arrays import Shape
@@ -12,11 +13,6 @@ from tests.ops._shared.record import Call, Refusal
 
 Numbers = tuple[int, ...]
 
-SIZES = {
-    "8x16x28x28": (8, 16, 28, 28),
-    "32x64x28x28": (32, 64, 28, 28),
-    "16x96x56x56": (16, 96, 56, 56),
-}
 # As ConvNeXt has them.
 LARGE_FILTERS = {"8x384x14x14": (8, 384, 14, 14), "8x96x56x56": (8, 96, 56, 56)}
 
@@ -43,7 +39,7 @@ def counts_of(lengths: Shape, filter_size: Numbers, strides: Numbers, pads: Numb
     )
 
 
-def torch_backward(torch: Any, call: Call, x: Any, weights: Any, grad: Any, by: int) -> Callable[[], Any] | None:
+def torch_backward(torch: ModuleType, call: Call, x: Any, weights: Any, grad: Any, by: int) -> Callable[[], Any] | None:
     """PyTorch's gradient by the input, 0, or by the filters, 1; None of a call that PyTorch does not take."""
     rank = grad.ndim - 2
     given = (call.attributes.get(name, ()) for name in ("strides", "pads", "dilations"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from tests.ops._shared import with_torch
-from tests.ops._shared.arrays import BROADCASTS, FLOAT32, FLOATS, INF, INTO, NAN, Shape, normal, uniform
+from tests.ops._shared.arrays import BROADCASTS, FLOAT32, FLOATS, INF, INTO, NAN, Shape, normal, text_of, uniform
 from tests.ops._shared.losses import MEAN, NONE, SUM
 from tests.ops._shared.record import Array, Call, Choice, DType, Refusal
 
@@ -48,8 +49,7 @@ def shapes(op: str, gradient: bool) -> Iterator[Call]:
 
     for number, (own, target) in enumerate(BROADCASTS):
         for reduction in (number % 4, (number + 2) % 4):
-            label = f"{own}-{target}-{reduction}".replace(" ", "")
-            yield call(label, (), own, target, reduction, static=reduction < 2)
+            yield call(text_of(own, target, reduction), (), own, target, reduction, static=reduction < 2)
     if gradient:
         for grad, space in INTO:
             yield call(f"grad{grad}-{space}".replace(" ", ""), grad, space, space, MEAN, static=False)
@@ -115,7 +115,7 @@ def large(op: str, gradient: bool, dtype: DType, summed: str) -> Iterator[Call]:
     yield Call(op, {**head, "self": x, "target": x}, {"log_target": 1}, label="log_target")
 
 
-def torch_loss(torch: Any, call: Call, this: Any, target: Any, reduction: str) -> Any:
+def torch_loss(torch: ModuleType, call: Call, this: Any, target: Any, reduction: str) -> Any:
     """The loss that a call is about, in torch."""
     if this.shape != target.shape:
         this, target = torch.broadcast_tensors(this, target)
@@ -123,7 +123,7 @@ def torch_loss(torch: Any, call: Call, this: Any, target: Any, reduction: str) -
     return torch.nn.functional.kl_div(this, target, reduction=reduction, log_target=log_target)
 
 
-def torch_backward(torch: Any, call: Call, by: str) -> Callable[[], Any]:
+def torch_backward(torch: ModuleType, call: Call, by: str) -> Callable[[], Any]:
     """Autograd's gradient by an input."""
     named = {name: with_torch.tensor(torch, array) for name, array in call.given.items()}
     this, target = named["self"], named["target"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tests.ops._shared.arrays import BROADCASTS, FLOATS, INF, NAN, Shape, normal
+from tests.ops._shared.arrays import BROADCASTS, FLOAT32, FLOATS, INF, NAN, Shape, normal, text_of
 from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Call, Choice, DType, Output, Refusal, Worked, limits, promoted
 
@@ -54,10 +55,7 @@ def calls(
         around: the numbers to try with a limit.
         masks: eight numbers of `self` by what they do, with the attribute's default.
     """
-    single = np.dtype(np.float32)
-    for number, shapes in enumerate(BROADCASTS):
-        label = f"{shapes[0]}-{shapes[1]}".replace(" ", "")
-        yield Call(op, operands(shapes, single, single), label=label, static=number % 2 == 1)
+    yield from broadcast_calls(op, lambda number: {}, known_every=2)
     for dtype in FLOATS:
         for edge in edges:
             x = around(edge, dtype)
@@ -66,6 +64,20 @@ def calls(
         g = np.array([NAN, INF, -INF, -0.0, -1.0, 1.0, NAN, INF], dtype)
         for label, values in masks.items():
             yield Call(op, {"grad_output": g, "self": np.array(values, dtype)}, label=f"{label}-{dtype.name}")
+
+
+def broadcast_calls(op: str, attributes: Callable[[int], Mapping[str, Any]], *, known_every: int = 4) -> Iterator[Call]:
+    """A call for each pair of shapes, whose attributes depend on its number; one in some with known shapes."""
+    for number, shapes in enumerate(BROADCASTS):
+        static, inputs = number % known_every == 1, operands(shapes, FLOAT32, FLOAT32)
+        yield Call(op, inputs, attributes(number), label=text_of(*shapes), static=static)
+
+
+def special(dtype: DType) -> dict[str, Array | None]:
+    """Inputs of a gradient by a smooth derivative: NaN, infinities, zeros, and some numbers."""
+    x = np.array([NAN, 0.0, -0.0, INF, -INF, 1.0, -1.0, 0.5, -0.5, 3e4, -3e4, 1.0, -1.0], dtype)
+    g = np.array([1.0, NAN, -3.0, -2.0, 2.0, INF, INF, -INF, NAN, 2.0, 2.0, 0.0, -0.0], dtype)
+    return {"grad_output": g, "self": x}
 
 
 def worked(op: str, dtype: DType, expected: Sequence[float]) -> Iterator[Worked]:
@@ -81,14 +93,16 @@ def refusals(plain: Call) -> Iterator[Refusal]:
         yield Refusal(f"self_of_{shape[0]}x{shape[1]}", words, {"self": np.zeros(shape, np.float32)})
 
 
-def large(op: str, attribute: str, dtype: DType) -> Iterator[Call]:
+def large(op: str, attributes: Mapping[str, Any], dtype: DType) -> Iterator[Call]:
+    """Calls with more elements than a block has; that with shapes that differ has the attributes."""
     g, x = normal((53, 61, 67), dtype, "g"), normal((53, 61, 67), dtype, "x")
     yield Call(op, {"grad_output": g, "self": x}, label="same")
-    yield Call(op, {"grad_output": g[:, :1].copy(), "self": x}, {attribute: 0.3}, label="broadcast")
+    yield Call(op, {"grad_output": g[:, :1].copy(), "self": x}, attributes, label="broadcast")
 
 
-def benchmark(op: str) -> Callable[[int, DType], Call]:
+def benchmark(op: str, **attributes: Any) -> Callable[[int, DType], Call]:
     def made(elements: int, dtype: DType) -> Call:
-        return Call(op, {"grad_output": normal((elements,), dtype, "g"), "self": normal((elements,), dtype, "x")})
+        inputs = {"grad_output": normal((elements,), dtype, "g"), "self": normal((elements,), dtype, "x")}
+        return Call(op, inputs, attributes)
 
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def of_wrong_shapes(plain: Call, tensors: Iterable[str], numbers: Iterable[str])
 def torch_call(in_place: TorchInPlace) -> Callable[[Any, Call], Callable[[], Any] | None]:
     """torch's step on copies of the tensors."""
 
-    def made(torch: Any, call: Call) -> Callable[[], Any] | None:
+    def made(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
         given, step = with_torch.tensors(torch, call), in_place(torch, call)
         return step and (lambda: step(_copies(given)))
 
@@ -45,7 +46,7 @@ def torch_call(in_place: TorchInPlace) -> Callable[[Any, Call], Callable[[], Any
 def torch_timed(in_place: TorchInPlace) -> Callable[[Any, Call], Callable[[], Any] | None]:
     """torch's step on copies that are made beforehand: copying takes as long as the step."""
 
-    def made(torch: Any, call: Call) -> Callable[[], Any] | None:
+    def made(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
         copies, step = _copies(with_torch.tensors(torch, call)), in_place(torch, call)
         return step and (lambda: step(copies))
 

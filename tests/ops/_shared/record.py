@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -70,6 +71,20 @@ class Call:
     def but(self, inputs: Mapping[str, Array | None], label: str = "") -> Call:
         """The same call with other inputs."""
         return replace(self, inputs={**self.inputs, **inputs}, label=label or self.label)
+
+
+def with_value(
+    inputs: Mapping[str, Array | None], name: str, place: int | tuple[int, ...], value: float
+) -> dict[str, Array | None]:
+    """Copies of inputs, one of which has another value at a place."""
+    array = np.array(inputs[name])
+    array[place] = value
+    return {**inputs, name: array}
+
+
+def with_dtypes(inputs: Mapping[str, Array | None], choice: Choice, *names: str) -> dict[str, Array | None]:
+    """Inputs, some of which have the dtypes of a choice."""
+    return {**inputs, **{name: np.asarray(inputs[name]).astype(choice.dtype(name)) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -226,7 +241,7 @@ class Benchmark:
     sizes: Mapping[str, Any] = field(default_factory=lambda: ELEMENTS)
     note: str = ""
     of_torch: Mapping[str, float] = field(default_factory=dict)
-    torch: Callable[[Any, Call], Callable[[], Any] | None] | None = None
+    torch: Callable[[ModuleType, Call], Callable[[], Any] | None] | None = None
     in_place: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -307,7 +322,7 @@ class Record:
     slack: Callable[[Call, str, DType, bool], ArrayLike] = lambda call, output, dtype, portable: 0.0
     limit_of: Callable[[Call, str, DType], float | None] = lambda call, output, dtype: None
     large: Callable[[DType], Iterable[Call]] = _none
-    torch: Callable[[Any, Call], Callable[[], Any] | None] | None = None
+    torch: Callable[[ModuleType, Call], Callable[[], Any] | None] | None = None
     torch_draws: bool = False
     documented: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,18 @@ from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Call
 
 
-def tensor(torch: Any, array: Array) -> Any:
+def tensor(torch: ModuleType, array: Array) -> Any:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def tensors(torch: Any, call: Call) -> list[Any]:
+def tensors(torch: ModuleType, call: Call) -> list[Any]:
     """The inputs of a call; None for one that is left out."""
     return [None if array is None else tensor(torch, array) for array in call.inputs.values()]
 
 
-def array(torch: Any, given: Any) -> Array:
+def array(torch: ModuleType, given: Any) -> Array:
     given = given.detach()
     if given.dtype == torch.bfloat16:
         return np.asarray(given.view(torch.int16).numpy().view(BFLOAT16))
@@ -32,7 +33,7 @@ def array(torch: Any, given: Any) -> Array:
 
 
 def backward(
-    torch: Any, loss: Callable[[str], Any], leaf: Any, grad_output: Any, reduction: int, shape: tuple[int, ...]
+    torch: ModuleType, loss: Callable[[str], Any], leaf: Any, grad_output: Any, reduction: int, shape: tuple[int, ...]
 ) -> Callable[[], Any]:
     """Autograd's gradient of loss(reduction's name) by a leaf; the loss is computed beforehand.
 
