@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,13 @@ from onnx_ops.torch import CaptureError
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
-def compared(model: nn.Module, loss: Loss, shapes: list[tuple[int, ...]], *dims: Dim) -> None:
+def compared(
+    model: nn.Module, loss: Loss, shapes: list[tuple[int, ...]], *dims: Dim, dtype: torch.dtype = torch.float32
+) -> None:
     """Capture at the first shape, and compare loss and gradients at all."""
     torch.manual_seed(0)
-    examples = [torch.randn(shape) for shape in shapes]
+    examples = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    bound = 2e-5 if dtype is torch.float32 else 1e-13
     capture = gradients(model, loss, (examples[0],), dynamic_shapes=({axis: dim for axis, dim in enumerate(dims)},))
     session = onnx_ops.InferenceSession(capture.model)
     for x in examples:
@@ -36,7 +41,7 @@ def compared(model: nn.Module, loss: Loss, shapes: list[tuple[int, ...]], *dims:
         got = session.run(names, capture.state | {"x": x.numpy()})
         for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
             scale = float(tensor.abs().max())
-            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=2e-5 * scale, err_msg=name)
+            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=bound * scale, err_msg=name)
 
 
 def test_len_of_a_tensor() -> None:
@@ -360,6 +365,24 @@ def test_square_roots_of_ratios_of_sizes_by_numpy() -> None:
         return (y / torch.add(0.5, norm, alpha=np.sqrt(norm.numel() / y.numel()))).sum()
 
     compared(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (1, 8)], Dim("N"))
+
+
+def test_mathematics_of_sizes() -> None:
+    """As in attention that is scaled by the logarithm of the length; Python computes with sizes in float64."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, size = model(x), x.shape[0]
+        scale = math.log(size + 1) + math.sqrt(size) - sqrt(size + 2) * math.log2(size + 1) + np.log1p(size) / size
+        scale += math.exp(-size) + math.pow(size, -0.3) * math.log10(size + 5) + math.cos(size) * np.tanh(size / 9)
+        # In float32 0.1 * 30 is not above 3; rounded down, and half to even.
+        rounded = math.ceil(0.1 * size) + math.floor(-0.7 * size) + (4 - size) // 3 + (0.7 * size) // 0.2
+        rounded += sum(divmod(size, 4)) + round(size / 4) + (3 - size) % 4 + (0.3 * size) % -0.4
+        mixed = max(1.0, size / 4) + max(y.sum(), size, 2) + min(2, size, y.mean()) + min(float("inf"), size)
+        return y.square().mean() * scale + y.mean() * rounded + y.sin().sum() * mixed
+
+    sizes = 6, 3, 1, 30, 10
+    compared(nn.Linear(8, 8), loss, [(size, 8) for size in sizes], Dim("N"))
+    compared(nn.Linear(8, 8).double(), loss, [(size, 8) for size in sizes], Dim("N"), dtype=torch.float64)
 
 
 def test_one_chunk() -> None:

@@ -44,6 +44,20 @@ def test_losses() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6)  # of differences of 1e-9, in float64
 
 
+def test_numbers_read_from_tensors() -> None:
+    """item() keeps the digits that a float32 has no place for."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * (1 + x.abs().sum().item() / 3)).sum()
+
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(4, 3, dtype=torch.float64)
+    capture = gradients(model, loss, (x,))
+    batch = torch.randn(4, 3, dtype=torch.float64)
+    (got,) = onnx_ops.InferenceSession(capture.model).run(["loss"], capture.state | {"x": batch.numpy()})
+    np.testing.assert_allclose(got, loss(model, batch).item(), rtol=1e-14)
+
+
 class Defaults(nn.Module):
     """Tensors without a dtype have the default dtype of PyTorch."""
 

@@ -31,6 +31,7 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from onnx_ops.torch.lowering.dynamic_numbers import type_numbers
 from onnx_ops.torch.lowering.sparse_products import multiply_sparse
 from onnx_ops.torch.lowering.writes import signature, without_writes
 from onnx_ops.torch.operators.sigmoid import refine_sigmoids
@@ -64,6 +65,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
             _share_sizes(module)
             _Promotion(module, _type_promotion()).run(*(None for _ in module.graph.find_nodes(op="placeholder")))
             module.graph.eliminate_dead_code()
+            type_numbers(module)
     return graph
 
 

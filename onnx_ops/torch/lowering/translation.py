@@ -20,6 +20,7 @@ from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.lowering.dynamic_numbers import TRANSLATIONS
 from onnx_ops.torch.lowering.lower import decompositions_of
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.explanations import Locations, untranslated
@@ -39,7 +40,7 @@ def translation_table() -> dict[OpOverload, Callable[..., Any]]:
 def registry(opset_version: int) -> ONNXRegistry:
     """All translations, cached, as torch.onnx parses the sources of its thousand functions for each new registry."""
     found = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
-    for operator, translate in TABLE.translations.items():
+    for operator, translate in (TABLE.translations | TRANSLATIONS).items():
         found.register_op(operator, translate, is_complex=False)
     return found
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,
     guard_or_true,
 )
-from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -35,6 +32,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import Line
+from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
 """Bound on dynamic sizes without one: multiples of them are integers of 64 bits, as PyTorch requires of all sizes."""
@@ -132,8 +130,8 @@ class Roots:
 def symbolic_sizes() -> Iterator[None]:
     """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
-    Python's own len() makes a number of the size, min() and max() make conditions of it, PyTorch's attention takes no
-    SymBool, such as `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
+    Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
+    `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
     """
     with contextlib.ExitStack() as stack:
         if torch.backends.opt_einsum.is_available():
@@ -143,11 +141,8 @@ def symbolic_sizes() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
             stack.enter_context(mock.patch.object(module, "contract_path", paths.contract_path))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
-        stack.enter_context(mock.patch.object(builtins, "min", _extreme(builtins.min, torch.sym_min)))
-        stack.enter_context(mock.patch.object(builtins, "max", _extreme(builtins.max, torch.sym_max)))
         stack.enter_context(symbolic_batches())
-        for kind in (torch.SymInt, torch.SymFloat):  # numpy.sqrt calls a method of that name
-            stack.enter_context(mock.patch.object(kind, "sqrt", _square_root, create=True))
+        stack.enter_context(symbolic_mathematics())
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
         for module in list(sys.modules.values()):
             found = getattr(module, "__dict__", {}).get(ATTENTION)
@@ -201,53 +196,10 @@ _compute_slice_index = fake_impls._compute_slice_index
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
 
 
-def _square_root(size: torch.SymInt | torch.SymFloat) -> float:
-    """Of a ratio of sizes in which the dynamic ones cancel out; of another size the number in the example, a guard."""
-    ratio = sympy.cancel(size.node.expr.replace(IntTrueDiv, lambda part, whole: part / whole))
-    return math.sqrt(ratio if ratio.is_number else size)
-
-
 def _length(container: Any, /) -> Any:
     if isinstance(container, torch.Tensor) and container.dim() and isinstance(container.shape[0], torch.SymInt):
         return container.shape[0]
     return _len(container)
-
-
-def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
-    """min or max, of dynamic sizes without a condition on them where the code is not PyTorch's."""
-
-    def extreme(*args: Any, **options: Any) -> Any:
-        values = args if _len(args) > 1 else args[0] if args and isinstance(args[0], tuple | list) else ()
-        if (
-            options
-            or not any(isinstance(value, torch.SymInt) for value in values)
-            or not all(isinstance(value, int | torch.SymInt) for value in values)
-            or _is_called_by_pytorch()
-        ):
-            return function(*args, **options)
-        return functools.reduce(both, values)
-
-    def both(first: Any, second: Any) -> Any:
-        least, most = (second, first) if symbolic is torch.sym_max else (first, second)
-        if _certain(least <= most):
-            return first
-        return second if _certain(most <= least) else symbolic(first, second)
-
-    return extreme
-
-
-def _is_called_by_pytorch() -> bool:
-    """Whether a function that this package puts in the place of a built-in one is called by PyTorch."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("onnx_ops.torch.tracing."):
-        frame = frame.f_back
-    return bool(frame.f_globals.get("__name__", "").startswith("torch."))
-
-
-def _certain(condition: bool | torch.SymBool) -> bool:
-    if isinstance(condition, bool):
-        return condition
-    return is_certain(condition.node.expr, condition.node.shape_env.var_to_range)
 
 
 def _condition(node: SymNode, file: str, line: int) -> bool:

@@ -37,7 +37,7 @@ from onnx_ops.torch.tracing.certainty import largest_size
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.tracing.explanations import Locations, explained
-from onnx_ops.torch.tracing.extremes import extremes_of_tensors
+from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
@@ -253,7 +253,7 @@ def _substituted() -> Iterator[None]:
         _symbolic_distributions(),
         Float32Computation(),
         single_reads(),
-        extremes_of_tensors(),
+        symbolic_extremes(),
         unchanged_conversions(),
         whole_ops(),
     ):

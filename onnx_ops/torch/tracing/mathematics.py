@@ -1,0 +1,81 @@
+"""Functions of Python's module math, of NumPy and of numbers, of dynamic sizes: not of the numbers in the example."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch.utils._sympy.functions import IntTrueDiv
+
+SIZES = torch.SymInt, torch.SymFloat
+
+
+@contextlib.contextmanager
+def symbolic_mathematics() -> Iterator[None]:
+    """A context in which these functions take dynamic sizes, in modules too that have imported them by name."""
+    with contextlib.ExitStack() as stack:
+        for kind in SIZES:
+            for name in NUMPY:  # numpy.sqrt calls a method of that name
+                stack.enter_context(mock.patch.object(kind, name, FUNCTIONS[name], create=True))
+            stack.enter_context(mock.patch.object(kind, "__divmod__", _divmod, create=True))
+        stack.enter_context(mock.patch.object(torch.SymFloat, "__floordiv__", _floor_divided))
+        functions = {name: (getattr(math, name), _of_sizes(getattr(math, name), FUNCTIONS[name])) for name in FUNCTIONS}
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", {})
+            found = {name: new for name, (old, new) in functions.items() if names.get(name) is old}
+            if found:
+                stack.enter_context(mock.patch.dict(names, found))
+        yield
+
+
+def _of_sizes(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        return (symbolic if any(isinstance(arg, SIZES) for arg in args) else function)(*args)
+
+    return called
+
+
+def _square_root(size: Any) -> Any:
+    """Of a ratio of sizes in which the dynamic ones cancel out it is a number, which all functions of PyTorch take."""
+    ratio = sympy.cancel(size.node.expr.replace(IntTrueDiv, lambda part, whole: part / whole))
+    return math.sqrt(ratio) if ratio.is_number else torch._sym_sqrt(size)
+
+
+def _logarithm(size: Any, base: Any = math.e) -> Any:
+    return torch._sym_log2(size) / (torch._sym_log2(base) if isinstance(base, SIZES) else math.log2(base))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return torch.sym_float(base) ** torch.sym_float(exponent)
+
+
+def _divmod(size: Any, divisor: Any) -> Any:
+    return size // divisor, size % divisor
+
+
+def _floor_divided(number: torch.SymFloat, divisor: Any) -> Any:
+    """Python's: PyTorch rounds the quotient down, which may have been rounded up to an integer before."""
+    return torch.sym_float(round((number - number % divisor) / divisor))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "sqrt": _square_root,
+    "log": _logarithm,
+    "log2": torch._sym_log2,
+    "log10": lambda size: _logarithm(size, 10.0),
+    "log1p": lambda size: _logarithm(size + 1),
+    "exp": lambda size: math.e ** torch.sym_float(size),
+    "pow": _power,
+    "cos": torch._sym_cos,
+    "sin": torch._sym_sin,
+    "tanh": torch._sym_tanh,
+}
+NUMPY = "sqrt", "log", "log2", "log10", "log1p", "exp", "cos", "sin", "tanh"
