@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
+import onnx_ops
 from onnx_ops import Error, StepError, Trainer
 from onnx_ops.torch import Capture, CaptureError, training_step
+from onnx_ops.torch.lowering import lower
 from scripts.trainings.threads import ThreadCommunicator, together
 
 CLASSES = 9
@@ -219,6 +222,41 @@ def test_flags_are_conditions_without_the_option() -> None:
         trainer.step(x=x.numpy())
     with pytest.raises(CaptureError, match=r"decides by the numbers.*specialize"):
         gradients(model, overwritten, (x,))
+
+
+def twice(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    rows = (labels > 1).nonzero()
+    assert len(rows) == 2 * len(x)
+    return (model(x) * rows[: len(x), 1:]).sum()
+
+
+def masked(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return (model(x)[:, 0] * x[labels[:, 0] > 1][:, 0]).sum()
+
+
+@pytest.mark.parametrize(("loss", "numbers"), [(twice, [5, 2]), (masked, [1, 2])])
+@pytest.mark.parametrize("dead_code", [True, False], ids=["with dead code", "without"])
+def test_conditions_on_sizes_compare_what_data_have(
+    loss: Callable[..., Tensor], numbers: list[int], dead_code: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not sizes with themselves, whichever nodes come first that compute a size."""
+
+    def shared(module: torch.fx.GraphModule) -> None:
+        if not dead_code:
+            module.graph.eliminate_dead_code()
+        share_sizes(module)
+
+    share_sizes = lower._share_sizes
+    monkeypatch.setattr(lower, "_share_sizes", shared)
+    torch.manual_seed(0)
+    example = torch.randn(3, 5), torch.tensor([[2, 2, 3, 0], [2, 0, 1, 2], [3, 1, 0, 0]])
+    dims = ({0: Dim("N")}, {0: Dim("N")})
+    capture = gradients(nn.Linear(5, 1), loss, example, dynamic_shapes=dims, specialize=True, check=False)
+    session = onnx_ops.InferenceSession(capture.model)
+    feeds = {"x": np.ones((2, 5), np.float32), "labels": np.array([[2, 2, 3, 0], [1, 0, 3, 2]])}
+    holds, found = session.run(["condition.holds", "condition.numbers"], capture.state | feeds)
+    assert not holds.all()
+    assert found.tolist() == numbers
 
 
 @pytest.mark.parametrize("reads", [False, True])

@@ -55,9 +55,7 @@ _DOUBLE = torch.empty((), dtype=torch.float64, device="meta")
 def _has_float64(node: Node) -> bool:
     values = [node.meta.get("val"), *(given.meta.get("val") for given in node.all_input_nodes)]
     parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
-    return any(
-        isinstance(part, torch.Tensor) and part is not _DOUBLE and part.dtype is torch.float64 for part in parts
-    )
+    return any(isinstance(part, torch.Tensor) and part is not _DOUBLE and part.dtype is torch.float64 for part in parts)
 
 
 def _is_certainly_positive(node: Node) -> bool:
@@ -66,8 +64,7 @@ def _is_certainly_positive(node: Node) -> bool:
     return all(
         number >= 0
         if isinstance(number, int)
-        else isinstance(number, torch.SymInt)
-        and is_certain(number.node.expr >= 0, number.node.shape_env.var_to_range)
+        else isinstance(number, torch.SymInt) and is_certain(number.node.expr >= 0, number.node.shape_env.var_to_range)
         for number in numbers
     )
 

@@ -10,7 +10,22 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.types import py_sym_types
 
+from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import op
 from onnx_ops.torch.base.table import decomposes, replaces
+
+
+@custom_operator(
+    lambda tensor, axis: op.Squeeze(op.Shape(tensor, start=axis, end=axis + 1)),
+    lambda tensor, axis: torch.empty((), dtype=torch.int64),
+)
+def measured_size(tensor: Tensor, axis: int) -> Tensor:
+    """A size of a tensor as an int64 scalar, in a graph computed from the tensor.
+
+    PyTorch's passes compute a size from others to which it is equal: where a condition says so, the condition itself
+    would compare the others with themselves.
+    """
+    return torch.tensor(tensor.shape[axis])
 
 
 @replaces(torch.tensor)

@@ -9,6 +9,7 @@ become outputs of the graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
+from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
 from onnx_ops.torch.tracing.effects import storages, written
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
@@ -48,6 +50,12 @@ CHECK = aten._linalg_check_errors.default
 KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
 
 Numbers = list[int | float | bool]
+
+
+def _sources(result: Any) -> list[Callable[[], torch.Tensor]]:
+    """What makes tensors of the sizes of a result's tensors, in the order of `_numbers`."""
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [functools.partial(measured_size, tensor, axis) for tensor in tensors for axis in range(tensor.dim())]
 
 
 @dataclass
@@ -167,13 +175,14 @@ class DataDependence(TorchDispatchMode):
             known = self._example.of_calls.get(place, []) if follows and self._example else []
             call, self._calls[place] = self._calls[place], self._calls[place] + 1
             values = known[call] if call < len(known) and len(known[call]) == len(numbers) else [None] * len(numbers)
-            for number, value in zip(numbers, values, strict=True):
+            sources = [lambda: args[0]] if func is READ else _sources(result)
+            for number, value, source in zip(numbers, values, sources, strict=True):
                 if isinstance(number, py_sym_types):
-                    self._read(number, value, args[0] if func is READ else None)
+                    self._read(number, value, source)
         elif func is SLICE:
-            for size in result.shape:
+            for size, source in zip(result.shape, _sources(result), strict=True):
                 if isinstance(size, torch.SymInt):
-                    self._read(size, None, None)
+                    self._read(size, None, source)
             self._offsets |= free_unbacked_symbols(result.storage_offset())
         return result
 
@@ -181,7 +190,7 @@ class DataDependence(TorchDispatchMode):
         """Make it a condition that a function of torch.linalg succeeds."""
         worst = torch.cat([info.flatten(), info.new_zeros(1)]).max()  # of an empty batch too
         number = worst.item()
-        self._read(number, 0, worst)
+        self._read(number, 0, lambda: worst)
         if isinstance(number, torch.SymInt):
             self._functions[number.node.expr] = function
         torch._check(number == 0)
@@ -198,19 +207,15 @@ class DataDependence(TorchDispatchMode):
             self._followed = {key: kept for key, kept in self._followed.items() if key not in changed}
         return follows
 
-    def _read(self, number: Any, value: int | float | bool | None, source: torch.Tensor | None) -> None:
-        """Enter a symbol that is new, with its value; `source` has the number, None for a size."""
+    def _read(self, number: Any, value: int | float | bool | None, source: Callable[[], torch.Tensor]) -> None:
+        """Enter a symbol that is new, with its value; `source` returns a tensor of the number."""
         expr = number.node.expr
         symbol = expr.lhs if isinstance(number, torch.SymBool) and isinstance(expr, sympy.Eq) else expr
         if not isinstance(symbol, sympy.Symbol) or symbol in self._readings or not free_unbacked_symbols(number):
             return
         kind = KINDS[type(number)]
-        if source is None:
-            tensor = torch.full((), number, dtype=torch.int64)
-        else:
-            copied = aten._to_copy.default(source, dtype=torch.float64 if kind == "float" else torch.int64)
-            tensor = aten.view.default(copied, [])
-        self._readings[symbol] = _Reading(tensor, kind, value)
+        copied = aten._to_copy.default(source(), dtype=torch.float64 if kind == "float" else torch.int64)
+        self._readings[symbol] = _Reading(aten.view.default(copied, []), kind, value)
         if value is not None:
             self._shapes.set_real_tensor_prop_unbacked_vals(symbol, int(value) if kind == "bool" else value)
 
