@@ -171,6 +171,8 @@ def test_accuracy_of_transforms(n: int) -> None:
             found = got.real.double() + 1j * got.imaginary.double() if isinstance(got, Pair) else got.double()
             scale = np.sqrt(np.mean(np.abs(wanted) ** 2))
             assert np.abs(found.numpy() - wanted).max() <= bound * scale
+        of_real_numbers = onesided[0].imaginary[:, [0, *([n // 2] if n % 2 == 0 else [])]]
+        assert not of_real_numbers.any()  # or the angle of a negative number could be -pi
 
 
 def test_what_onnxruntime_cannot_have() -> None:

@@ -42,9 +42,11 @@ def _constant(array: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 def _roots(products: np.ndarray, n: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of sign * 2 pi * products / n."""
-    angle = 2 * math.pi * (products % n) / n
-    return np.cos(angle), sign * np.sin(angle)
+    """Cosine and sine of sign * 2 pi * products / n, exactly 0 where they are, as those of n / 2."""
+    turns = products % n
+    angle = 2 * math.pi * turns / n
+    cosine = np.where(np.isin(4 * turns, (n, 3 * n)), 0.0, np.cos(angle))
+    return cosine, sign * np.where(2 * turns % n == 0, 0.0, np.sin(angle))
 
 
 @functools.cache
@@ -103,14 +105,29 @@ def _transform(z: Pair | Tensor, n: Size, sign: int, kept: Size | None = None) -
     a = _divisor(n)
     if n <= DIRECT or (a == 1 and n <= LARGEST_PRIME):
         return _product(z, _matrix(n, n, int(kept), sign, real, first.dtype))
+    if isinstance(z, Tensor):
+        whole = _composed(z, n, sign, int(kept))
+        return Pair(whole.real, whole.imaginary * _is_complex(n, int(kept), z.dtype))
+    return _composed(z, n, sign, int(kept))
+
+
+@functools.cache
+def _is_complex(n: int, kept: int, dtype: torch.dtype) -> Tensor:
+    """0 for the results of the transform of real numbers that are real, whose angle is 0 or pi; 1 for the others."""
+    return _constant(2 * np.arange(kept) % n != 0, dtype)
+
+
+def _composed(z: Pair | Tensor, n: int, sign: int, kept: int) -> Pair:
+    """A transform made of smaller ones."""
+    a, dtype = _divisor(n), (z if isinstance(z, Tensor) else z.real).dtype
     if a == 1:
         whole = _bluestein(z if isinstance(z, Pair) else Pair(z, torch.zeros_like(z)), n, sign)
         return _both(whole, lambda part: part[..., :kept])
     b = n // a
     # Element j1 * b + j2, result k1 + a * k2.
     rows = _both(z, lambda part: part.unflatten(-1, (a, b)).mT)
-    inner = _times(_transform(rows, a, sign), _twiddles(b, a, n, sign, first.dtype))
-    outer = _transform(_both(inner, lambda part: part.mT), b, sign, -(-int(kept) // a))
+    inner = _times(_transform(rows, a, sign), _twiddles(b, a, n, sign, dtype))
+    outer = _transform(_both(inner, lambda part: part.mT), b, sign, -(-kept // a))
     return _both(outer, lambda part: part.mT.flatten(-2)[..., :kept])
 
 
@@ -176,8 +193,11 @@ def _symbolic_matrix(n: Size, given: Size, kept: Size, sign: int, real: str, dty
     """As `_matrix`, of a dynamic number of elements."""
     products = torch.arange(given)[:, None] * torch.arange(kept)
     number = _number(n)
-    angle = (products % number.long()).double() * (2 * math.pi) / number
-    cosine, sine = angle.cos(), sign * angle.sin()
+    count = number.long()
+    turns = products % count
+    angle = turns.double() * (2 * math.pi) / number
+    cosine = torch.where(turns * 4 % (2 * count) == count, 0.0, angle.cos())
+    sine = torch.where(2 * turns % count == 0, 0.0, sign * angle.sin())
     above = cosine if real == "output" else torch.cat([cosine, sine], 1)
     below = -sine if real == "output" else torch.cat([-sine, cosine], 1)
     return (above if real == "input" else torch.cat([above, below], 0)).to(dtype)
