@@ -21,6 +21,15 @@ SMALL = torch.tensor([1e-8, -1e-8, 3e-5, -2e-3, 0.0, -0.9])
 ZEROS, OTHERS = torch.tensor([0.0, -0.0, 0.0, -0.0, 1.0, -1.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -0.0, 0.0])
 TARGETS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
 
+NUMBER, INDEX, SORTED = torch.tensor(0.7), torch.tensor([0]), torch.tensor([0.1, 0.5, 0.9])
+
+
+def segments(x: Tensor, reduce: str, initial: float | None = None) -> Tensor:
+    first = x[0].detach().long()[:2] + torch.tensor([1, 0])  # 2, 0 and 4 of 6 rows
+    lengths = torch.cat([first, 6 - first.sum()[None]])
+    return torch.segment_reduce(x, reduce, lengths=lengths, initial=initial)
+
+
 Function = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
 
 CASES: dict[str, tuple[Tensor, Function]] = {
@@ -51,6 +60,27 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "logarithms near 1": (SMALL, lambda x: (1e8 * x.log1p(), 1e8 * x.expm1())),
     "angles of signed zeros": (ZEROS, lambda x: (torch.atan2(x, OTHERS), torch.atan2(OTHERS, x))),
     "norm of a matrix that keeps its dimensions": (TIES, lambda x: torch.linalg.vector_norm(x, 3, keepdim=True)),
+    "logarithms of sums": (SPREAD, lambda x: (1e8 * torch.logaddexp(x, x * 0), 1e8 * torch.logaddexp2(x, x * 0))),
+    "extremes of a number": (NUMBER, lambda x: (*x.max(0), x.amin(0, keepdim=True), *torch.aminmax(x, dim=0))),
+    "order of a number": (NUMBER, lambda x: (*x.sort(0), *x.topk(1), *x.kthvalue(1, 0), *x.median(0), *x.mode(0))),
+    "sums of a number": (NUMBER, lambda x: (x.logsumexp(0), x.norm(2, 0), x.cumprod(0), x.prod(), x.all(0), x.mean(0))),
+    "elements of a number": (
+        NUMBER,
+        lambda x: (x.gather(0, INDEX), x.scatter_add(0, INDEX[0], x * x), x.index_add(0, INDEX[0], x), x.nonzero()),
+    ),
+    "softmax of a number": (NUMBER, lambda x: (x.log_softmax(0), F.normalize(x, dim=0), x.argwhere())),
+    "places of a number": (NUMBER, lambda x: (torch.searchsorted(SORTED, x), torch.bucketize(0.5, SORTED), x)),
+    "modes": (TIES, lambda x: (*x.mode(1), *x.mode(0, keepdim=True))),
+    "runs": (TIES, lambda x: (*torch.unique_consecutive(x.detach(), True, True), x)),
+    "runs of rows": (TIES[[0, 0, 1]], lambda x: (*torch.unique_consecutive(x.detach(), True, True, dim=0), x)),
+    "runs of large integers": (TIES, lambda x: (torch.unique_consecutive((x > 0) * (2**31 - 1)), x)),
+    "histogram": (TIES, lambda x: (x.histc(4), x[1].histc(3), x)),
+    "nothing": (TIES, lambda x: (torch.cat([x[:, :0], x[:, :0].long()], 1), torch.cat([x[0, :0], x[1:1]]), x)),
+    "combinations": (TIES, lambda x: (torch.combinations(x[0], 3), torch.combinations(x[2, :3], 2, True))),
+    "repeats": (TIES, lambda x: torch.repeat_interleave(x, (x[:, 5] + 1).long().clamp(max=2), 0, output_size=3)),
+    "least norm": (TIES[::2, :3], lambda x: torch.linalg.lstsq(x, x[:, :1])[:2]),
+    "sums of segments": (TIES.mT, lambda x: (segments(x, "sum"), segments(x, "prod", 2.0), segments(x, "mean"))),
+    "extremes of segments": (TIES.mT, lambda x: (segments(x, "max"), segments(x, "min"))),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
 }
 
@@ -68,8 +98,8 @@ class Cases(nn.Module):
 
 
 def weighted(results: tuple[Tensor, ...]) -> Tensor:
-    """The sum of the floating elements, each with a weight of its own."""
-    return sum((torch.linspace(0.5, 1.5, r.numel()).view_as(r) * r).sum() for r in results if r.is_floating_point())
+    """The sum of the elements that have gradients, each with a weight of its own."""
+    return sum((torch.linspace(0.5, 1.5, r.numel()).view_as(r) * r).sum() for r in results if r.requires_grad)
 
 
 def loss(model: Cases, x: Tensor) -> dict[str, Tensor]:

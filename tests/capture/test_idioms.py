@@ -15,6 +15,8 @@ from captures import compared, gradients
 from torch import Tensor, distributions, nn
 from torch.export import Dim
 
+import onnx_ops
+
 
 class Excited(nn.Module):
     """The squeeze-and-excitation block of EfficientNet."""
@@ -199,6 +201,26 @@ def test_writes_to_tensors_made_of_constants() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4)
     gradients(Masked(), lambda m, x: m(x).square().mean(), (x,), dynamic_shapes=({0: Dim("N")},))
+
+
+def rescaled(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    labels[labels > 2] = -100
+    x[:, 1:] *= 0.5
+    return {"loss": nn.functional.cross_entropy(model(x.add_(1)), labels), "shifted": x}
+
+
+def test_writes_to_arguments() -> None:
+    """Labels that are to be ignored, and inputs that are rescaled; what is reported has the new values."""
+    torch.manual_seed(0)
+    model, example = nn.Linear(4, 4), (torch.randn(5, 4), torch.tensor([0, 3, 1, 2, 3]))
+    capture = gradients(model, rescaled, example, dynamic_shapes=({0: Dim("N")}, {0: Dim("N")}))
+    batch = {"x": torch.randn(2, 4), "labels": torch.tensor([3, 1])}
+    got = onnx_ops.InferenceSession(capture.model).run(
+        ["loss", "shifted"], capture.state | {name: tensor.numpy().copy() for name, tensor in batch.items()}
+    )
+    wanted = rescaled(model, **batch)
+    for array, tensor in zip(got, wanted.values(), strict=True):
+        np.testing.assert_allclose(array, tensor.detach().numpy(), rtol=1e-6)
 
 
 KEPT = torch.tensor([True, False, True, False])

@@ -171,8 +171,13 @@ def _functionalized(graph: GraphModule) -> GraphModule:
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     run = torch.func.functionalize(_Functional(graph).run)
     functional = make_fx(run, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*examples)
+    result = functional.graph.output_node()
     for node in functional.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        if _source(node.args[1]) is node.args[0]:  # `parameter.data = parameter.data`
+        argument, value = node.args[:2]
+        # `parameter.data = parameter.data`, or the last value of an argument of the loss, which only its caller sees.
+        if _source(value) is argument or argument.op == "placeholder":
+            argument.replace_all_uses_with(value, lambda user: user is result)
+            node.replace_all_uses_with(value)
             functional.graph.erase_node(node)
     return functional
 

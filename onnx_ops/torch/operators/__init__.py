@@ -9,8 +9,11 @@ import importlib
 import pkgutil
 
 from onnx_ops.torch.base.table import TABLE
+from onnx_ops.torch.operators.scalar_tensors import for_scalars
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
+
+TABLE.decompositions.update(for_scalars(TABLE.decompositions))
 
 __all__ = ["TABLE"]

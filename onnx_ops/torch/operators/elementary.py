@@ -66,6 +66,20 @@ def _expm1(x: Any) -> Any:
     return op.Where(nothing, x, op.Where(near, op.Mul(less, op.Div(x, divisor)), less))
 
 
+@decomposes(aten.logaddexp.default)
+def _logaddexp(self: Tensor, other: Tensor) -> Tensor:
+    """log1p keeps the digits of the smaller one, that the sum of exponentials would lose."""
+    larger = torch.maximum(self, other)
+    return torch.where(self == other, larger + math.log(2), larger + (-(self - other).abs()).exp().log1p())
+
+
+@decomposes(aten.logaddexp2.default)
+def _logaddexp2(self: Tensor, other: Tensor) -> Tensor:
+    larger = torch.maximum(self, other)
+    more = (-(self - other).abs()).exp2().log1p() / math.log(2)
+    return torch.where(self == other, larger + 1, larger + more)
+
+
 @replaces(torch.fmax, torch.Tensor.fmax)
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
     """The gradient with respect to equal elements is that of `input` alone."""

@@ -28,4 +28,5 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
 @replaces(torch.linalg.vander)
 def _powers(x: Tensor, *, N: Any = None) -> Tensor:
     """The powers (..., n, N) of vectors (..., n), in ascending order."""
+    x = x if x.dim() else x.view(1)
     return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)

@@ -106,10 +106,10 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
     rows = input if dtype is None else input.to(dtype)
     if not rows.is_floating_point() and not rows.is_complex():
         rows = rows.to(torch.int64)
-    if dim is None:
-        rows, dim = rows.flatten(), 0
     if input.dim() == 0:
         return rows.clone()
+    if dim is None:
+        rows, dim = rows.flatten(), 0
     rows = rows.movedim(dim, -1)
     if is_symbolic(rows.shape[-1]):
         product = running_products(rows.movedim(-1, 0))[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._prims_common import infer_size, is_contiguous_or_false
 from torch._subclasses.fake_impls import _compute_stride
 
-from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.table import decomposes, replaces
 
 
 @replaces(torch.reshape, torch.Tensor.reshape)
@@ -52,3 +53,22 @@ def _axes(rank: int, start_dim: Any = 0, end_dim: Any = -1, **named: Any) -> tup
         return None
     first, last = start_dim % rank, end_dim % rank
     return (first, last) if first < last else None
+
+
+@decomposes(torch.ops.aten.cat.default)
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Of tensors without elements, which torch.onnx refuses; those of shape (0,) are left out, as in PyTorch."""
+    if not all(0 in tensor.shape for tensor in tensors):
+        return NotImplemented
+    kept = [tensor for tensor in tensors if tensor.dim() > 1] or list(tensors)
+    shape = list(kept[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in kept)
+    return torch.zeros(shape, dtype=functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
+
+
+@replaces(torch.argwhere, torch.nonzero, torch.Tensor.argwhere, torch.Tensor.nonzero)
+def _nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The places (N, 0) in a tensor without dimensions."""
+    if input.dim() or as_tuple:
+        return input.nonzero(as_tuple=as_tuple)
+    return input.view(1).nonzero()[:, :0]

@@ -168,3 +168,27 @@ def _index_reduce(
 def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     input, mask = torch.broadcast_tensors(input, mask)
     return input[mask]
+
+
+REDUCTIONS = {"sum": ("sum", 0.0), "mean": ("sum", 0.0), "prod": ("prod", 1.0), "max": ("amax", -math.inf)}
+REDUCTIONS["min"] = "amin", math.inf
+"""Those of segment_reduce: those of scatter_reduce, and what they begin with."""
+
+
+@replaces(torch.segment_reduce)
+def _segment_reduce(data: Tensor, reduce: str, *, axis: int = 0, initial: Any = None, **segments: Any) -> Tensor:
+    lengths, offsets = segments.get("lengths"), segments.get("offsets")
+    given = offsets if lengths is None else lengths
+    is_extreme = reduce in ("max", "min")
+    if axis or given is None or given.dim() != 1 or (is_extreme and initial is not None):
+        return torch.segment_reduce(data, reduce, axis=axis, initial=initial, **segments)
+    counts = given.diff() if lengths is None else given
+    function, first = REDUCTIONS[reduce]
+    shape = [-1] + [1] * (data.dim() - 1)
+    of_rows = torch.repeat_interleave(torch.arange(counts.shape[0]), counts, output_size=data.shape[0])
+    start = torch.full((counts.shape[0], *data.shape[1:]), first if initial is None else initial, dtype=data.dtype)
+    found = _scatter_reduce(start, 0, of_rows.view(shape).expand(data.shape), data, function)
+    if reduce != "mean":
+        return found
+    number = counts.view(shape)
+    return torch.where(number > 0, found / number.clamp(min=1), math.nan if initial is None else initial)

@@ -6,9 +6,10 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
 from onnx_ops.torch.base.nodes import integers, op
-from onnx_ops.torch.base.table import translates
+from onnx_ops.torch.base.table import decomposes, translates
 
 
 @translates(torch.ops.aten.searchsorted.Tensor)
@@ -25,9 +26,18 @@ def _searchsorted(
     ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
     behind = op.Greater if right or side == "right" else op.GreaterOrEqual
     # A NaN is behind all elements.
-    found = op.Not(behind(op.Unsqueeze(ordered, integers([-2])), op.Unsqueeze(self, integers([-1]))))
+    one = op.Unsqueeze(ordered, integers([-2])) if len(self.shape) else ordered
+    found = op.Not(behind(one, op.Unsqueeze(self, integers([-1]))))
     kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
     return op.ReduceSum(op.Cast(found, to=kind), integers([-1]), keepdims=0)
+
+
+@decomposes(torch.ops.aten.searchsorted.Scalar, torch.ops.aten.bucketize.Scalar)
+def _of_number(first: Any, second: Any, **options: Any) -> Tensor:
+    """Of a number, as a tensor without dimensions."""
+    if isinstance(first, Tensor):
+        return torch.searchsorted(first, torch.full((), second, dtype=first.dtype), **options)
+    return torch.bucketize(torch.full((), first, dtype=second.dtype), second, **options)
 
 
 @translates(torch.ops.aten.bucketize.Tensor)

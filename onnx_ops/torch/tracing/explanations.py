@@ -138,14 +138,21 @@ def refused_control_flow() -> Iterator[None]:
     try:
         yield
     except NotImplementedError as error:
-        found = re.search(r"no rule registered for HigherOrderOperator (\w+)", str(error))
-        if found is None:
+        text = _control_flow(error)
+        if text is None:
             raise
-        raise CaptureError(
-            f"the control flow operator {found[1]}{_at(line_of_error(error))} cannot be captured. Write torch.cond as"
-            " torch.where of both results, or as an `if` with specialize=True; scan and while_loop as a loop of Python"
-            " over a static number of steps, or, of a linear recurrence, by cumsum and cumprod"
-        ) from error
+        raise CaptureError(text) from error
+
+
+def _control_flow(error: BaseException, where: Locations | None = None) -> str | None:
+    found = re.search(r"no rule registered for HigherOrderOperator (\w+)", str(error))
+    if found is None:
+        return None
+    return (
+        f"the control flow operator {found[1]}{_at(line_of_error(error))} cannot be captured. Write torch.cond as"
+        " torch.where of both results, or as an `if` with specialize=True; map as torch.vmap; scan and while_loop as a"
+        " loop of Python over a static number of steps, or, of a linear recurrence, by cumsum and cumprod"
+    )
 
 
 def _bare(operator: OpOverload) -> str:
@@ -159,7 +166,8 @@ def explained(where: Locations) -> Iterator[None]:
     before = sys.exception()  # an exception that the caller is handling is not a cause
     try:
         yield
-    except CaptureError:
+    except CaptureError as error:
+        error.args = (str(error).split("\n\nWhile executing ")[0],)  # torch.fx adds the node
         raise
     except Exception as error:
         links = list(_causes(error, before))
@@ -200,7 +208,7 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_branch, _compiled, _sparse, _shape_from_data, _specialized, _no_translation, _size):
+    for explain in (_control_flow, _branch, _compiled, _sparse, _shape_from_data, _specialized, _no_translation, _size):
         if text := explain(error, where):
             return text
     return None
@@ -267,9 +275,10 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
-            f"{_restricted(found[1], where)}: by int(), range() or math, a loop over the tensor, a number in view or"
-            " reshape, or a tensor of that size. Use x.shape[0], torch.arange and -1, torch.vmap or operators on the"
-            " whole tensor in place of a loop, or let dynamic_shapes not name it"
+            f"{_restricted(found[1], where)}: by int(), float() or range(), a loop over the tensor, a number in view or"
+            " reshape, or a tensor of that size. Use x.shape[0] as it is, which math and NumPy take too, and -1,"
+            " torch.arange, and torch.vmap or operators on the whole tensor in place of a loop, or let dynamic_shapes"
+            " not name it"
         )
     if found := re.search(rf"guard (\d+) <= (\S+) and \S+ <= {LARGEST}\b", str(error)):
         return (
@@ -278,9 +287,14 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             " not name it"
         )
     if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
+        remedy = (
+            " Use // or math.floor in place of int(). Or say so"
+            if "trunc" in found[2] or "//" in found[2]
+            else " Say so"
+        )
         return (
             f"{found[1]} is to be dynamic, but the graph is right only where {found[2]}"
-            f"{_restricted(found[1], where)}. Say so by min and max of its torch.export.Dim, or by a multiple such as"
+            f"{_restricted(found[1], where)}.{remedy} by min and max of its torch.export.Dim, or by a multiple such as"
             ' 16 * torch.export.Dim("s"), or let dynamic_shapes not name it'
         )
     if found := re.search(r"The values of (\S+) .* and (\S+) .*must always be equal", str(error)):
@@ -292,12 +306,13 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
 
 
 def _size(error: BaseException, where: Locations) -> str | None:
-    if not isinstance(error, TypeError | AttributeError) or not re.search(r"\bSym(Int|Bool|Float)\b", str(error)):
+    sizes = r"\bSym(Int|Bool|Float)\b|numpy\.object_"
+    if not isinstance(error, TypeError | AttributeError) or not re.search(sizes, str(error)):
         return None
     return (
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"
-        f" ({_first_lines(error)}): as a key, or where it is asked whether it is an int. Pass what it computes into the"
-        " step as an argument, or let dynamic_shapes not name that dimension"
+        f" ({_first_lines(error)}): as a key, in an array of NumPy, or where it is asked whether it is an int. Pass what"
+        " it computes into the step as an argument, or let dynamic_shapes not name that dimension"
     )
 
 

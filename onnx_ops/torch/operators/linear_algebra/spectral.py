@@ -233,7 +233,7 @@ def _lstsq_with_residuals(input: Tensor, b: Tensor, rcond: float | None = None, 
     The solution minimizes them, so that they do not change with it.
     """
     found = torch.linalg.lstsq(input, b, rcond, driver=driver)
-    if found.residuals.dim() < input.dim() - 1:
+    if found.residuals.dim() < input.dim() - 1 or found.residuals.shape == (0,):  # of fewer equations than unknowns
         return found
     is_vector = found.solution.dim() < input.dim()
     solution, given = (part.unsqueeze(-1) if is_vector else part for part in (found.solution.detach(), b))
