@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -31,20 +31,20 @@ def type_numbers(module: GraphModule) -> None:
     In the place of a SymFloat, a node has a float64 tensor, of which torch.onnx takes dtype and shape. Operators on
     tensors get a float32, unless one of their tensors is a float64.
     """
-    narrowed: dict[Node, Node] = {}
+    casts: dict[Node, Node] = {}
     for node in list(module.graph.nodes):
         value = node.meta.get("val")
         if isinstance(node.target, OpOverload):
             for number in node.all_input_nodes:
                 if number.meta.get("val") is not _DOUBLE or _has_float64(node):
                     continue
-                if number not in narrowed:
+                if number not in casts:
                     with module.graph.inserting_after(number):
-                        narrowed[number] = module.graph.call_function(_narrowed, (number,))
-                    narrowed[number].meta["val"] = torch.empty((), dtype=torch.float32, device="meta")
-                node.replace_input_with(number, narrowed[number])
+                        casts[number] = module.graph.call_function(narrowed, (number,))
+                    casts[number].meta["val"] = torch.empty((), dtype=torch.float32, device="meta")
+                node.replace_input_with(number, casts[number])
         elif node.target is operator.floordiv and not _is_certainly_positive(node):
-            node.target = _floor_divided
+            node.target = floor_divided
         if isinstance(value, torch.SymFloat):
             node.meta["val"] = _DOUBLE
 
@@ -69,8 +69,14 @@ def _is_certainly_positive(node: Node) -> bool:
     )
 
 
-def _narrowed(number: Any) -> Any:
-    return op.Cast(number, to=FLOAT)
+def narrowed(number: Any) -> Any:
+    """A number that is a float32 in a graph."""
+    return number
+
+
+def floor_divided(number: Any, divisor: Any) -> Any:
+    """A quotient of numbers that may be negative."""
+    return number // divisor
 
 
 def _is_integer(number: Any) -> bool:
@@ -166,10 +172,10 @@ def _read(self: Any) -> Any:
     return op.Cast(first, to=ir.DataType.BOOL if self.dtype == ir.DataType.BOOL else INT64)
 
 
-TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     READ: _read,
-    _narrowed: _narrowed,
-    _floor_divided: _floor_divided,
+    narrowed: lambda number: op.Cast(number, to=FLOAT),
+    floor_divided: _floor_divided,
     operator.floordiv: _quotient,
     operator.truediv: _true_divided,
     operator.pow: _power,
@@ -184,20 +190,20 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
     torch._sym_sin: _in_double(op.Sin),
     torch._sym_tanh: _in_double(op.Tanh),
     torch._sym_log2: _in_double(lambda number: op.Div(op.Log(number), double(math.log(2.0)))),
-} | {
-    function: _arithmetic(write)
-    for function, write in (
-        (operator.add, op.Add),
-        (operator.sub, op.Sub),
-        (operator.mul, op.Mul),
-        (operator.eq, op.Equal),
-        (operator.ne, lambda self, other: op.Not(op.Equal(self, other))),
-        (operator.lt, op.Less),
-        (operator.le, op.LessOrEqual),
-        (operator.gt, op.Greater),
-        (operator.ge, op.GreaterOrEqual),
-        (torch.sym_max, op.Max),
-        (torch.sym_min, op.Min),
-    )
 }
 """Of functions of numbers, and of the number in a tensor."""
+
+for _function, _write in (
+    (operator.add, op.Add),
+    (operator.sub, op.Sub),
+    (operator.mul, op.Mul),
+    (operator.eq, op.Equal),
+    (operator.ne, lambda self, other: op.Not(op.Equal(self, other))),
+    (operator.lt, op.Less),
+    (operator.le, op.LessOrEqual),
+    (operator.gt, op.Greater),
+    (operator.ge, op.GreaterOrEqual),
+    (torch.sym_max, op.Max),
+    (torch.sym_min, op.Min),
+):
+    TRANSLATIONS[_function] = _arithmetic(_write)

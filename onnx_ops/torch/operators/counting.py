@@ -69,7 +69,7 @@ def _unique_consecutive(
 def _mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The least of the most frequent elements, and the last place of it, as PyTorch has for few elements."""
     if not input.dim():
-        return mode(part.view(()) for part in _mode(input.view(1), 0))
+        return mode(tuple(part.view(()) for part in _mode(input.view(1), 0)))
     values, order = input.detach().movedim(dim, -1).sort(stable=True, dim=-1)
     first = torch.ones_like(values[..., :1], dtype=torch.bool)
     runs = torch.cat([first, values[..., 1:] != values[..., :-1]], -1).cumsum(-1) - 1

@@ -16,7 +16,7 @@ from onnx_ops.torch.base.table import replaces
 @replaces(torch.kthvalue, torch.Tensor.kthvalue)
 def _kthvalue(input: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
     if not input.dim():
-        return kthvalue(part.view(()) for part in _kthvalue(input.view(1), k, dim, keepdim))
+        return kthvalue(tuple(part.view(()) for part in _kthvalue(input.view(1), k, dim, keepdim)))
     values, indices = input.sort(dim)
     if is_symbolic(k):
         place = torch.full((1,), k - 1, dtype=torch.int64, device=input.device)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
+from torch import Tensor
 
 from onnx_ops.torch.base.nodes import double, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, translates
@@ -116,3 +117,11 @@ for _operator, _of_python, _of_tensors in (
     (aten.sub.Scalar, core.aten_sub_scalar, core.aten_sub),
 ):
     translates(_operator)(_of_number(_of_python, _of_tensors))
+
+
+@decomposes(aten.searchsorted.Scalar, aten.bucketize.Scalar)
+def _place_of_number(first: Any, second: Any, **options: Any) -> Tensor:
+    """The place of a number, as of a tensor without dimensions."""
+    if isinstance(first, Tensor):
+        return torch.searchsorted(first, torch.full((), second, dtype=first.dtype), **options)
+    return torch.bucketize(torch.full((), first, dtype=second.dtype), second, **options)

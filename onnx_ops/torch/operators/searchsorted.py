@@ -6,10 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor
 
 from onnx_ops.torch.base.nodes import integers, op
-from onnx_ops.torch.base.table import decomposes, translates
+from onnx_ops.torch.base.table import translates
 
 
 @translates(torch.ops.aten.searchsorted.Tensor)
@@ -30,14 +29,6 @@ def _searchsorted(
     found = op.Not(behind(one, op.Unsqueeze(self, integers([-1]))))
     kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
     return op.ReduceSum(op.Cast(found, to=kind), integers([-1]), keepdims=0)
-
-
-@decomposes(torch.ops.aten.searchsorted.Scalar, torch.ops.aten.bucketize.Scalar)
-def _of_number(first: Any, second: Any, **options: Any) -> Tensor:
-    """Of a number, as a tensor without dimensions."""
-    if isinstance(first, Tensor):
-        return torch.searchsorted(first, torch.full((), second, dtype=first.dtype), **options)
-    return torch.bucketize(torch.full((), first, dtype=second.dtype), second, **options)
 
 
 @translates(torch.ops.aten.bucketize.Tensor)
