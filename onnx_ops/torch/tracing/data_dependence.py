@@ -52,10 +52,17 @@ KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
 Numbers = list[int | float | bool]
 
 
-def _sources(result: Any) -> list[Callable[[], torch.Tensor]]:
-    """What makes tensors of the sizes of a result's tensors, in the order of `_numbers`."""
-    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return [functools.partial(measured_size, tensor, axis) for tensor in tensors for axis in range(tensor.dim())]
+def _sources(result: Any) -> list[Callable[[], Any]]:
+    """What makes tensors of the numbers in a result, in the order of `_numbers`."""
+    return [
+        source
+        for leaf in tree_leaves(result)
+        for source in (
+            [functools.partial(measured_size, leaf, axis) for axis in range(leaf.dim())]
+            if isinstance(leaf, torch.Tensor)
+            else [functools.partial(torch.full, (), leaf)]
+        )
+    ]
 
 
 @dataclass
