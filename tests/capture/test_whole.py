@@ -244,6 +244,7 @@ def test_ctc_of_padded_and_of_concatenated_targets(dtype: torch.dtype, whole: to
     def loss(x: Tensor, padded: Tensor, joined: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
         total = ctc_forms(x, padded, steps, lengths) + 2 * ctc_forms(x, joined, steps, lengths)
         total = total + 3 * ctc_forms(x, padded, (7, 6), [3, 2]) + 4 * ctc_forms(x, joined, (7, 6), (3, 2))
+        total = total + 5 * ctc_forms(x, padded, steps.tolist(), lengths.tolist())
         alone = ctc_forms(x[:, 0], padded[0], steps[0], lengths[0]) + ctc_forms(
             x[:, 0], padded[:1], steps[:1], lengths[:1]
         )

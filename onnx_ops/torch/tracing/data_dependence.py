@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -30,7 +30,7 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
-from onnx_ops.torch.tracing.effects import storages, written
+from onnx_ops.torch.tracing.effects import Storages, storages, written
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
 from onnx_ops.training.conditions import Condition, Number
 
@@ -107,9 +107,21 @@ class _SingleReads(TorchFunctionMode):
 
 @contextlib.contextmanager
 def single_reads() -> Iterator[None]:
-    """Functions of tensors that return numbers read them one by one, by operators."""
-    with _SingleReads(), mock.patch.object(FakeTensor, "tolist", _to_list):
+    """Functions of tensors that return numbers read them one by one, by operators; the numbers may be keys."""
+    with (
+        _SingleReads(),
+        mock.patch.object(FakeTensor, "tolist", _to_list),
+        mock.patch.object(torch.SymInt, "__hash__", _hash),
+    ):
         yield
+
+
+_hash_of_size = torch.SymInt.__hash__
+
+
+def _hash(number: torch.SymInt) -> int:
+    """Of a number that is read from data, that of its value, which is then a condition; a dynamic size has none."""
+    return hash(int(number)) if free_unbacked_symbols(number) else _hash_of_size(number)
 
 
 def _numbers(result: Any) -> list[Any]:
@@ -139,12 +151,27 @@ class DataDependence(TorchDispatchMode):
         example: the values; with None, ExampleRequired is raised where they are needed.
         followed: tensors on whose elements, or on what is computed from these alone, code may branch; where it branches
             on others, PyTorch raises its error.
+        seed: of the random numbers. Code may not branch on these alone: a step that is refused would draw the same
+            ones again.
+
+    Attributes:
+        random: the lines that read numbers that depend on the seed alone.
     """
 
-    def __init__(self, shapes: ShapeEnv, example: Example | None, followed: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        shapes: ShapeEnv,
+        example: Example | None,
+        followed: Iterable[torch.Tensor],
+        seed: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
         self._shapes, self._example = shapes, example
         self._followed = storages(followed)
+        self._random = storages([seed])
+        self._free: Storages = {}
+        """What depends on no input."""
+        self.random: set[Line | None] = set()
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
@@ -158,10 +185,14 @@ class DataDependence(TorchDispatchMode):
         if func in TABLE.checks:
             self._check(*TABLE.checks[func](*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
-        follows = bool(self._followed) and self._follows(func, args, kwargs or {}, result)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        random = self._is_random(func, given, args, kwargs or {}, result)
+        follows = bool(self._followed) and self._follows(func, given, args, kwargs or {}, result) and not random
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
             place = func, line_now()
+            if random:
+                self.random.add(place[1])
             if follows and self._example is None:
                 raise ExampleRequired
             known = self._example.of_calls.get(place, []) if follows and self._example else []
@@ -186,9 +217,27 @@ class DataDependence(TorchDispatchMode):
             self._functions[number.node.expr] = function
         torch._check(number == 0)
 
-    def _follows(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    def _is_random(
+        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
+        """Whether a call depends on the seed and constants alone; its results, also in place, then do too."""
+        if not self._random:
+            return False
+        sources = storages(tensor for tensor in given if tensor.constant is None).keys() - self._free.keys()
+        changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
+        random = bool(sources) and sources <= self._random.keys()
+        self._random = {key: kept for key, kept in self._random.items() if key not in changed}
+        self._free = {key: kept for key, kept in self._free.items() if key not in changed}
+        if random:
+            self._random |= changed
+        elif not sources:
+            self._free |= changed
+        return random
+
+    def _follows(
+        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
         """Whether a call depends on followed tensors and constants alone; its results, also in place, then do too."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         random = torch.Tag.nondeterministic_seeded in func.tags
         follows = not random and storages(given).keys() <= self._followed.keys()
         changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
@@ -214,11 +263,14 @@ class DataDependence(TorchDispatchMode):
         if value is not None:
             self._shapes.set_real_tensor_prop_unbacked_vals(symbol, int(value) if kind == "bool" else value)
 
-    def conditions(self, sizes: Mapping[sympy.Symbol, torch.SymInt]) -> Conditions | None:
+    def conditions(
+        self, sizes: Mapping[sympy.Symbol, torch.SymInt], sizes_of_slices: Set[sympy.Symbol]
+    ) -> Conditions | None:
         """The conditions of the trace; None if there is none.
 
         Args:
             sizes: the symbols of dynamic sizes.
+            sizes_of_slices: those of slices whose sizes depend on data.
 
         Raises:
             CaptureError: a condition that a graph cannot compute.
@@ -227,6 +279,8 @@ class DataDependence(TorchDispatchMode):
         # That an offset in memory, which graphs do not have, is not negative, is no condition on data.
         offsets = self._offsets - self._readings.keys()  # without numbers of the data that are offsets too
         found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - offsets}
+        for symbol in sizes_of_slices - self._readings.keys():  # of those in decompositions
+            found.pop(sympy.Le(0, symbol), None)
         if not found:
             return None
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}

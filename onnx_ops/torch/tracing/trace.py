@@ -29,7 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.utils._sympy.numbers import int_oo
 
-from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
@@ -194,12 +194,14 @@ def _trace(
     conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        known = (tensor for name, tensor in zip(examples, tensors, strict=True) if name in followed)
-        dependence = DataDependence(shapes, example, known)
+        named = dict(zip(examples, tensors, strict=True))
+        known = [tensor for name, tensor in named.items() if name in followed]
+        dependence = DataDependence(shapes, example, known, named.get(SEED))
+        where.random = dependence.random
         with preserved(where.model), symbolic_sizes(), where, Constants(mode), dependence, _substituted():
-            outputs = list(function(dict(zip(examples, tensors, strict=True))).values())
+            outputs = list(function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
-        found = dependence.conditions(sizes)
+        found = dependence.conditions(sizes, mode.sizes_of_slices)
         if found is not None:
             conditions[:] = found.records
             outputs += [found.holds, found.numbers]
