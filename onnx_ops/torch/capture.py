@@ -294,7 +294,8 @@ def _attempted(
     progress.ended("steps of PyTorch")
     where = Locations(joint.model)
     fixed = joint.buffers.keys() - set(eager.changed)
-    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed)
+    constants = joint.constants(eager.changed)
+    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed, constants)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
@@ -320,7 +321,8 @@ def _attempted(
     steps.clear()
     return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
-    forward = Forward(joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed)
+    followed = None if options.specialize else fixed
+    forward = Forward(joint, traced, options.opset_version, where, options.check, followed, constants)
     if callable(options.inference):
         trained = forward.of_function(options.inference)
     else:

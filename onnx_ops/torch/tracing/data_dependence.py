@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -263,14 +263,11 @@ class DataDependence(TorchDispatchMode):
         if value is not None:
             self._shapes.set_real_tensor_prop_unbacked_vals(symbol, int(value) if kind == "bool" else value)
 
-    def conditions(
-        self, sizes: Mapping[sympy.Symbol, torch.SymInt], sizes_of_slices: Set[sympy.Symbol]
-    ) -> Conditions | None:
+    def conditions(self, sizes: Mapping[sympy.Symbol, torch.SymInt]) -> Conditions | None:
         """The conditions of the trace; None if there is none.
 
         Args:
             sizes: the symbols of dynamic sizes.
-            sizes_of_slices: those of slices whose sizes depend on data.
 
         Raises:
             CaptureError: a condition that a graph cannot compute.
@@ -279,8 +276,6 @@ class DataDependence(TorchDispatchMode):
         # That an offset in memory, which graphs do not have, is not negative, is no condition on data.
         offsets = self._offsets - self._readings.keys()  # without numbers of the data that are offsets too
         found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - offsets}
-        for symbol in sizes_of_slices - self._readings.keys():  # of those in decompositions
-            found.pop(sympy.Le(0, symbol), None)
         if not found:
             return None
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}

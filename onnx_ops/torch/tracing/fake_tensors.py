@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-import sympy
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_symbolic
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_leaves
 
 
@@ -39,25 +38,13 @@ class FakeTensors(FakeTensorMode):
     """FakeTensorMode, which keeps the results of a call with dynamic sizes only if there is a second call like it.
 
     To keep one takes about half as long as to compute it, and most calls in a small model are the only ones.
-
-    Attributes:
-        sizes_of_slices: the symbols of sizes that depend on data, of slices that decompositions make too.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._seen: set[Any] = set()
-        self.sizes_of_slices: set[sympy.Symbol] = set()
 
     def _cached_dispatch_impl(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> object:
-        result = self._kept_or_computed(func, types, args, kwargs)
-        if func is torch.ops.aten.slice.Tensor and isinstance(result, torch.Tensor):
-            self.sizes_of_slices |= free_unbacked_symbols(result.shape)
-        return result
-
-    def _kept_or_computed(
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -153,6 +153,7 @@ def trace(
     dynamic: Dynamic,
     where: Locations,
     followed: Collection[str] = (),
+    constants: Collection[str] = (),
 ) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
@@ -163,15 +164,16 @@ def trace(
             have the same torch.export.Dim.
         where: records the locations of the operators for error messages.
         followed: the names of inputs on whose elements the function may branch: the trace goes the way of the examples.
+        constants: the names of inputs that always have the values of the examples.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     try:
-        return _trace(function, examples, dynamic, where, followed, None)
+        return _trace(function, examples, dynamic, where, followed, constants, None)
     except ExampleRequired:
         pass
-    return _trace(function, examples, dynamic, where, followed, _recorded(function, examples, where))
+    return _trace(function, examples, dynamic, where, followed, constants, _recorded(function, examples, where))
 
 
 def _trace(
@@ -180,6 +182,7 @@ def _trace(
     dynamic: Dynamic,
     where: Locations,
     followed: Collection[str],
+    constants: Collection[str],
     example: Example | None,
 ) -> Traced:
     """As `trace`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
@@ -198,10 +201,13 @@ def _trace(
         known = [tensor for name, tensor in named.items() if name in followed]
         dependence = DataDependence(shapes, example, known, named.get(SEED))
         where.random = dependence.random
-        with preserved(where.model), symbolic_sizes(), where, Constants(mode), dependence, _substituted():
+        known_values = Constants(mode)
+        for name in constants:
+            known_values.enter(named[name], examples[name])
+        with preserved(where.model), symbolic_sizes(), where, known_values, dependence, _substituted():
             outputs = list(function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
-        found = dependence.conditions(sizes, mode.sizes_of_slices)
+        found = dependence.conditions(sizes)
         if found is not None:
             conditions[:] = found.records
             outputs += [found.holds, found.numbers]
@@ -243,7 +249,7 @@ def _trace(
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
         # With the sizes of the other dimensions as numbers.
-        return _trace(function, examples, kept, where, followed, example)
+        return _trace(function, examples, kept, where, followed, constants, example)
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 
