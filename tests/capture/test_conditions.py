@@ -342,3 +342,27 @@ def test_numbers_of_data_as_keys_and_in_lists() -> None:
         assert holds
         assert value == pytest.approx(loss(model, x[: len(labels)], labels).item(), rel=1e-5)
     assert not run(x, torch.tensor([0, 1, 1, 1]))[1]
+
+
+def test_numbers_of_data_in_the_names_of_modules() -> None:
+    """As those of the experts in Switch Transformers; not in messages that are not shown."""
+
+    def loss(model: nn.ModuleDict, x: Tensor, labels: Tensor) -> Tensor:
+        message = f"the last label is {labels[-1]}"
+        if len(x) == 0:
+            raise ValueError(message)
+        return torch.stack([model[f"expert_{label}"](x).square().sum() for label in labels[:2]]).sum()
+
+    torch.manual_seed(0)
+    model = nn.ModuleDict({f"expert_{i}": nn.Linear(2, 2) for i in range(3)})
+    example = torch.randn(3, 2), torch.tensor([2, 0, 1])
+    with pytest.raises(CaptureError, match=r"decides by the numbers.*specialize"):
+        gradients(model, loss, example)
+    step = gradients(model, loss, example, specialize=True)
+    session = InferenceSession(step.model)
+    for labels, expected in ([2, 0, 5], True), ([2, 1, 1], False):
+        given = {"x": example[0].numpy(), "labels": np.array(labels)}
+        value, holds = session.run(["loss", "condition.holds"], step.state | given)
+        assert holds.all() == expected
+        if expected:
+            assert value == pytest.approx(loss(model, example[0], torch.tensor(labels)).item(), rel=1e-5)
