@@ -26,7 +26,7 @@ from onnx_ops.core.step_format import (
 )
 from onnx_ops.torch.base.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import as_array, to_array
-from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError, DifferenceError
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
@@ -45,6 +45,7 @@ from onnx_ops.torch.tracing.explanations import (
     refused_control_flow,
     vectors_explained,
 )
+from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
 from onnx_ops.torch.verification.trials import Trial, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
@@ -251,6 +252,23 @@ def _captured(
     """
     refuse_autocast()
     refuse_compiled(joint.model)
+    inspections = Inspections()
+    try:
+        with inspections.watched(hidden=False):
+            return _attempted(joint, options, update_of, scale)
+    except DifferenceError:
+        if not inspections.found:
+            raise
+    with inspections.watched(hidden=True):
+        return _attempted(joint, options, update_of, scale)
+
+
+def _attempted(
+    joint: JointStep,
+    options: _Options,
+    update_of: Callable[[Sequence[str]], Update] | None,
+    scale: Mapping[str, torch.Tensor],
+) -> Capture:
     progress = Progress()
     eager = RunInfo()
     with refused_control_flow():
@@ -276,7 +294,8 @@ def _captured(
     progress.ended("steps of PyTorch")
     where = Locations(joint.model)
     fixed = joint.buffers.keys() - set(eager.changed)
-    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed)
+    constants = joint.constants(eager.changed)
+    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed, constants)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
@@ -302,7 +321,8 @@ def _captured(
     steps.clear()
     return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
-    forward = Forward(joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed)
+    followed = None if options.specialize else fixed
+    forward = Forward(joint, traced, options.opset_version, where, options.check, followed, constants)
     if callable(options.inference):
         trained = forward.of_function(options.inference)
     else:
@@ -348,7 +368,7 @@ def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[
     warnings.warn(
         "the step is compared with PyTorch at the captured state only, as other states and batches that were tried"
         f" violate a condition: {violated}",
-        stacklevel=4,
+        stacklevel=5,
     )
     return compared
 

@@ -43,6 +43,7 @@ class Forward:
         check: whether to compare the graphs with PyTorch.
         followed: the tensors, by name, on whose elements the model may branch; None for all. The graphs go the way of
             the example, and a run fails for numbers that would take another way.
+        constants: the names of the buffers that are constants.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Forward:
         where: Locations,
         check: bool,
         followed: Collection[str] | None,
+        constants: Collection[str],
     ) -> None:
         self._joint, self._traced, self._opset_version = joint, traced, opset_version
-        self._where, self._check, self._followed = where, check, followed
+        self._where, self._check, self._followed, self._constants = where, check, followed, constants
 
     def of_function(self, function: Callable[..., Any]) -> onnx.ModelProto | None:
         """The graph of a function of the model and of arguments of the loss; None if it draws random numbers."""
@@ -109,7 +111,8 @@ class Forward:
             return result
 
         dynamic = {name: self._traced.dynamic[name] for name in joint.arguments}
-        traced = trace(forward, values, dynamic, self._where, values if self._followed is None else self._followed)
+        followed = values if self._followed is None else self._followed
+        traced = trace(forward, values, dynamic, self._where, followed, self._constants)
         joint.check_constants(traced.graph, joint.buffers)
         if draws and SEED not in state:
             raise CaptureError(
@@ -164,7 +167,8 @@ class Forward:
             outputs[:] = result
             return result
 
-        traced = trace(forward, values, dynamic, self._where, values if self._followed is None else self._followed)
+        followed = values if self._followed is None else self._followed
+        traced = trace(forward, values, dynamic, self._where, followed, self._constants)
         joint.check_constants(traced.graph, joint.buffers)
         if random.used:
             return None

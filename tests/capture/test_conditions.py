@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops import Error, StepError, Trainer
+from onnx_ops import Error, InferenceSession, Step, StepError, Trainer
 from onnx_ops.torch import Capture, CaptureError, training_step
 from onnx_ops.torch.lowering import lower
 from scripts.trainings.threads import ThreadCommunicator, together
@@ -183,7 +183,7 @@ def test_a_second_step_that_violates_a_condition_is_reported() -> None:
     """Neither another batch nor another state can be compared where the draw decides."""
 
     def drawn(model: nn.Linear, x: Tensor) -> Tensor:
-        return model(x).sum() * int(1e6 * torch.rand([]))
+        return model(x).sum() * int(1e6 * torch.rand([]) * x.mean())
 
     with pytest.warns(UserWarning, match=r"captured state only.*test_conditions\.py, line \d+ .*reads"):
         gradients(nn.Linear(2, 2), drawn, (torch.ones(2, 2),), specialize=True)
@@ -275,12 +275,16 @@ def test_the_loss_runs_for_what_depends_on_data_only_if_it_does(reads: bool) -> 
 
 
 def test_conditions_on_constants_are_none() -> None:
+    """Nor on buffers that are not in the state_dict, as those with the paddings of EnCodec's convolutions."""
     table = torch.tensor([1, 2, 3])
 
     def constant(model: nn.Linear, x: Tensor) -> Tensor:
-        return model(x).sum() * (2 if table.max() > 2 else int(table[0]))
+        padded = functional.pad(model(x), (int(model.sides[0]), model.sides[1].item()), mode="reflect")
+        return padded.sum() * (2 if table.max() > 2 else int(table[0]))
 
-    capture = gradients(nn.Linear(2, 2), constant, (torch.ones(2, 2),), specialize=True)
+    model = nn.Linear(2, 3)
+    model.register_buffer("sides", torch.tensor([1, 2]), persistent=False)
+    capture = gradients(model, constant, (torch.ones(2, 2),), inference=lambda model, x: constant(model, x))
     assert not [value.name for value in capture.model.graph.output if value.name.startswith("condition")]
 
 
@@ -310,3 +314,93 @@ def test_comparisons_of_whole_tensors() -> None:
             trainer.step(x=other.numpy())
     with pytest.raises(StepError, match="reads False from tensors, and read True in the example"):
         trainer.step(x=x.numpy() + 200)
+
+
+class Skipping(nn.Module):
+    """Layers of which each step skips some at random, as the speech models of transformers do."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.layers, self.probability = nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not (self.training and torch.rand([]) < self.probability):
+                x = functional.dropout(layer(x))
+        if x.isnan().any():
+            x = x.nan_to_num()
+        return x
+
+
+@pytest.mark.parametrize("specialize", [False, True])
+def test_branches_on_random_numbers(specialize: bool) -> None:
+    """A step that such a branch refused would draw the same numbers again; a probability of 0 or 1 is no branch."""
+
+    def capture(probability: float) -> Capture:
+        model = Skipping(probability)
+        return gradients(
+            model, lambda model, x: model(x).sum(), (torch.ones(2, 3, requires_grad=True),), specialize=specialize
+        )
+
+    with pytest.raises(CaptureError, match=r"decides by random numbers of the step .*test_conditions.py, line \d+; a"):
+        capture(0.5)
+    for probability in (0.0, 1.0):
+        if specialize:
+            (condition,) = Step.of(capture(probability).model).conditions
+            assert "isnan" in condition.code
+        else:
+            with pytest.raises(CaptureError, match="specialize=True"):
+                capture(probability)
+
+
+def test_numbers_of_data_as_keys_and_in_lists() -> None:
+    """As in the positions of vision-language models: kinds of tokens are keys, and positions are put into lists."""
+    scales = {0: 2.0, 3: 5.0}
+
+    def loss(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+        first, last = labels[0].item(), labels[-1]
+        offsets = torch.tensor([[labels.max() + 1, 2.5], [last[None], len(x)]])
+        weights = labels.new_tensor([last, first]).double() + torch.as_tensor([labels[1], last])
+        return (model(x) * scales[first] + offsets[0] * offsets[1]).square().mean() * weights.float().sum()
+
+    torch.manual_seed(0)
+    model, x, rows = nn.Linear(2, 2), torch.randn(4, 2), {0: Dim("rows")}
+    example = x[:2], torch.tensor([3, 1])
+    step = gradients(model, loss, example, dynamic_shapes=(rows, rows), specialize=True)
+    session = InferenceSession(step.model)
+
+    def run(x: Tensor, labels: Tensor) -> tuple[float, bool]:
+        value, holds = session.run(
+            ["loss", "condition.holds"], {**step.state, "x": x.numpy(), "labels": labels.numpy()}
+        )
+        return float(value), bool(holds.all())
+
+    for labels in (torch.tensor([3, 4, 0, 7]), torch.tensor([3, 1])):
+        value, holds = run(x[: len(labels)], labels)
+        assert holds
+        assert value == pytest.approx(loss(model, x[: len(labels)], labels).item(), rel=1e-5)
+    assert not run(x, torch.tensor([0, 1, 1, 1]))[1]
+
+
+def test_numbers_of_data_in_the_names_of_modules() -> None:
+    """As those of the experts in Switch Transformers; not in messages that are not shown."""
+
+    def loss(model: nn.ModuleDict, x: Tensor, labels: Tensor) -> Tensor:
+        message = f"the last label is {labels[-1]}"
+        if len(x) == 0:
+            raise ValueError(message)
+        return torch.stack([model[f"expert_{label}"](x).square().sum() for label in labels[:2]]).sum()
+
+    torch.manual_seed(0)
+    model = nn.ModuleDict({f"expert_{i}": nn.Linear(2, 2) for i in range(3)})
+    example = torch.randn(3, 2), torch.tensor([2, 0, 1])
+    with pytest.raises(CaptureError, match=r"decides by the numbers.*specialize"):
+        gradients(model, loss, example)
+    step = gradients(model, loss, example, specialize=True)
+    session = InferenceSession(step.model)
+    for labels, expected in ([2, 0, 5], True), ([2, 1, 1], False):
+        given = {"x": example[0].numpy(), "labels": np.array(labels)}
+        value, holds = session.run(["loss", "condition.holds"], step.state | given)
+        assert holds.all() == expected
+        if expected:
+            assert value == pytest.approx(loss(model, example[0], torch.tensor(labels)).item(), rel=1e-5)

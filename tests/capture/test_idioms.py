@@ -13,7 +13,11 @@ import pytest
 import torch
 from captures import compared, gradients
 from torch import Tensor, distributions, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim
+from torch.nn import functional
+
+from onnx_ops import InferenceSession
 
 import onnx_ops
 
@@ -259,3 +263,31 @@ def pooled(model: nn.Module, x: Tensor) -> Tensor:
 def test_places_of_elements(loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     compared(nn.Linear(2, 2), loss, [torch.randn(n, 4) for n in (3, 5)], {0: Dim("N")})
+
+
+class Packed(nn.Module):
+    """Attention, with a mask if the positions begin again, as transformers computes it.
+
+    Of a FakeTensor it does not look at the positions, and takes a mask that stands for another attention than none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        restarts = (torch.arange(x.shape[1]).diff() != 1).cumsum(0)
+        if not isinstance(restarts, torch._subclasses.FakeTensor) and restarts[-1] == 0:
+            return functional.scaled_dot_product_attention(x, x, x)
+        return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_models_that_ask_whether_they_are_traced() -> None:
+    """The step is that of real tensors where the two ways differ."""
+    torch.manual_seed(0)
+    model, x = Packed(), torch.randn(2, 5, 4)
+    captured = gradients(model, lambda model, x: model(x).square().mean(), (x,), dynamic_shapes=({0: Dim("rows")},))
+    (loss,) = InferenceSession(captured.model).run(["loss"], captured.state | {"x": x.numpy()})
+    assert loss == pytest.approx(model(x).square().mean().item(), rel=1e-6)
+    assert torch._subclasses.FakeTensor is FakeTensor

@@ -82,7 +82,7 @@ def _written(x: torch.Tensor) -> torch.Tensor:
 
 REFUSED |= {
     "constant that becomes another": (_written, rf"{WHERE} decides by the numbers"),
-    "drawn number": (lambda x: x if torch.rand(3).sum() > 0 else -x, rf"{WHERE} decides by the numbers"),
+    "drawn number": (lambda x: x if torch.rand(3).sum() > 0 else -x, rf"{WHERE} decides by random numbers"),
 }
 
 

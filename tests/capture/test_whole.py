@@ -244,6 +244,7 @@ def test_ctc_of_padded_and_of_concatenated_targets(dtype: torch.dtype, whole: to
     def loss(x: Tensor, padded: Tensor, joined: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
         total = ctc_forms(x, padded, steps, lengths) + 2 * ctc_forms(x, joined, steps, lengths)
         total = total + 3 * ctc_forms(x, padded, (7, 6), [3, 2]) + 4 * ctc_forms(x, joined, (7, 6), (3, 2))
+        total = total + 5 * ctc_forms(x, padded, steps.tolist(), lengths.tolist())
         alone = ctc_forms(x[:, 0], padded[0], steps[0], lengths[0]) + ctc_forms(
             x[:, 0], padded[:1], steps[:1], lengths[:1]
         )
@@ -527,7 +528,7 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
     size = 20000
 
     def loss(model: nn.Module) -> dict[str, Tensor]:
-        like = torch.empty(size, dtype=torch.float64)
+        like, weights = torch.empty(size, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])
         drawn = {
             "uniform": torch.rand(size),
             "stretched": like.clone().uniform_(-1, 3),
@@ -537,6 +538,8 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
             "truth": torch.bernoulli(torch.full((size,), 0.2)),
             "whole": torch.randint(3, 7, (size,)),
             "order": torch.randperm(100),
+            "chosen": torch.multinomial(weights, size, replacement=True),
+            "pairs": torch.multinomial(weights.expand(1000, 3), 2),
         }
         return {"error": model().sum() * drawn["uniform"].mean()} | drawn
 
@@ -551,6 +554,7 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
         "exponential": (2, 4),
         "truth": (0.2, 0.16),
         "whole": (4.5, 1.25),
+        "chosen": (1.75, 0.1875),
     }
     for name, (mean, variance) in moments.items():
         assert abs(got[name].mean() - mean) < 5 * np.sqrt(variance / size), name
@@ -558,6 +562,9 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
     assert 0 <= got["uniform"].min() <= got["uniform"].max() < 1
     assert sorted(got["order"]) == list(range(100))
     assert set(got["whole"]) == {3, 4, 5, 6}
+    assert set(got["chosen"]) == {1, 2}  # never the one of weight 0
+    assert (np.sort(got["pairs"], 1) == [1, 2]).all()
+    assert abs((got["pairs"][:, 0] == 2).mean() - 0.75) < 5 * np.sqrt(0.1875 / 1000)
     later = run(captured.model, captured.state | {"seed": got["next.seed"]})
     assert all(not np.array_equal(later[name], got[name]) for name in (*moments, "order"))
 

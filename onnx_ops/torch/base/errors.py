@@ -7,3 +7,7 @@ from onnx_ops.core.errors import Error
 
 class CaptureError(Error, ValueError):
     """A model, loss or optimizer that cannot be captured; the message names the reason and what to do."""
+
+
+class DifferenceError(CaptureError):
+    """Results of a captured graph that are not PyTorch's."""

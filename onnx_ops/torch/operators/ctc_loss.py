@@ -13,6 +13,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.reduction import reduction_of
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.sizes_as_data import tensor
 
 differentiable("CtcLoss", {"log_probs": "CtcLossBackward"}, output="loss")
 
@@ -59,4 +60,4 @@ def _ctc_loss(
 
 def _lengths(given: Any) -> Tensor:
     """The lengths of all samples; they may also be given as numbers."""
-    return given.reshape(-1) if isinstance(given, Tensor) else torch.tensor(list(given), dtype=torch.int64)
+    return given.reshape(-1) if isinstance(given, Tensor) else tensor(list(given), dtype=torch.int64)

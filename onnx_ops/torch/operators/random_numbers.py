@@ -170,6 +170,18 @@ def _exponential_(random: Generator, input: Tensor, lambd: float = 1.0, **rest: 
     return input.copy_(-torch.log(1 - random.uniform(input.shape, input.dtype)) / lambd)
 
 
+@draws(aten.multinomial.default)
+def _multinomial(random: Generator, input: Tensor, num_samples: int, replacement: bool = False, **rest: Any) -> Tensor:
+    """Without replacement the largest quotients of weights and exponential numbers (Efraimidis and Spirakis, 2006)."""
+    if replacement and num_samples != 1:
+        sums = input.double().cumsum(-1)
+        numbers = random.uniform((*input.shape[:-1], num_samples), torch.float64) * sums[..., -1:]
+        return torch.searchsorted(sums, numbers, right=True).clamp(max=input.shape[-1] - 1)
+    times = -torch.log(1 - random.uniform(input.shape, torch.float64))
+    smallest = torch.finfo(torch.float64).tiny  # so that a weight of 0 is not divided by 0
+    return (input.double() / times.clamp(min=smallest)).topk(num_samples, -1).indices
+
+
 @draws(aten.randint.low, aten.randint.low_generator)
 def _randint(
     random: Generator, low: int, high: int, size: Shape, *, dtype: torch.dtype | None = torch.int64, **rest: Any

@@ -1,12 +1,14 @@
-"""Tensors made of dynamic sizes, of which PyTorch's functions make numbers."""
+"""Tensors made of dynamic sizes, and of tensors of one element, of which PyTorch's functions make numbers."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.types import py_sym_types
 
@@ -29,33 +31,48 @@ def measured_size(tensor: Tensor, axis: int) -> Tensor:
 
 
 @replaces(torch.tensor)
-def _tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any) -> Tensor:
-    kinds = _kinds_with_sizes(data)
+def tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any) -> Tensor:
+    """As torch.tensor; of dynamic sizes and tensors of one element too."""
+    kinds = _kinds(data)
     if kinds is None:
         return torch.tensor(data, dtype=dtype, requires_grad=requires_grad, **options)
-    if dtype is None:
-        dtype = torch.get_default_dtype() if {float, torch.SymFloat} & kinds else torch.int64
-    return _filled(data, dtype).requires_grad_(requires_grad)
+    return _filled(data, dtype or functools.reduce(torch.promote_types, kinds)).requires_grad_(requires_grad)
 
 
 @replaces(torch.as_tensor, torch.asarray)
 def _as_tensor(data: Any, *args: Any, **options: Any) -> Tensor:
-    if _kinds_with_sizes(data) is None:
+    if _kinds(data) is None:
         return torch.as_tensor(data, *args, **options)
-    return _tensor(data, dtype=args[0] if args else options.get("dtype"))
+    return tensor(data, dtype=args[0] if args else options.get("dtype"))
 
 
 @replaces(torch.Tensor.new_tensor)
 def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    if _kinds_with_sizes(data) is None:
+    if _kinds(data) is None:
         return self.new_tensor(data, dtype=dtype, **options)
-    return _tensor(data, dtype=dtype or self.dtype, requires_grad=options.get("requires_grad", False))
+    return tensor(data, dtype=dtype or self.dtype, requires_grad=options.get("requires_grad", False))
 
 
-def _kinds_with_sizes(data: Any) -> set[type] | None:
-    """The types of the numbers in nested lists; None if there is no dynamic size, or what is not a number."""
-    kinds = set(map(type, _leaves(data)))
-    return kinds if kinds & set(py_sym_types) and kinds <= {int, float, *py_sym_types} else None
+def _kinds(data: Any) -> list[torch.dtype] | None:
+    """The dtypes of the numbers in nested lists; None if all are Python's, or one is no number."""
+    leaves = list(_leaves(data))
+    if isinstance(data, Tensor) or not any(isinstance(leaf, (FakeTensor, *py_sym_types)) for leaf in leaves):
+        return None
+    if not all(type(leaf) in DTYPES or (isinstance(leaf, Tensor) and leaf.numel() == 1) for leaf in leaves):
+        return None
+    kinds = [leaf.dtype if isinstance(leaf, Tensor) else DTYPES[type(leaf)] for leaf in leaves]
+    return [kind or torch.get_default_dtype() for kind in kinds]
+
+
+DTYPES = {
+    bool: torch.bool,
+    torch.SymBool: torch.bool,
+    int: torch.int64,
+    torch.SymInt: torch.int64,
+    float: None,
+    torch.SymFloat: None,
+}
+"""The dtype that PyTorch gives a tensor of a number; None for the default one."""
 
 
 def _leaves(data: Any) -> Iterator[Any]:
@@ -69,6 +86,8 @@ def _leaves(data: Any) -> Iterator[Any]:
 def _filled(data: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(data, list | tuple):
         return torch.stack([_filled(part, dtype) for part in data])
+    if isinstance(data, Tensor):
+        return data.detach().reshape(()).to(dtype)
     return torch.full((), data, dtype=dtype)
 
 

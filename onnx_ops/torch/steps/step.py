@@ -271,6 +271,10 @@ class JointStep:
         value, reported = loss_and_outputs(result)
         return {LOSS: value.detach()} | {name: tensor.detach() for name, tensor in reported.items()}
 
+    def constants(self, changed: Collection[str]) -> set[str]:
+        """The names of the buffers that are constants: that are neither in the model's state_dict nor in `changed`."""
+        return self.buffers.keys() - self.persistent - set(changed)
+
     def check_constants(self, graph: torch.fx.GraphModule, changed: Collection[str]) -> None:
         """Check that no constant of a graph is a parameter or buffer, or a view of one.
 
@@ -279,7 +283,7 @@ class JointStep:
         Raises:
             CaptureError: a constant of the graph is state of the step.
         """
-        fixed = self.buffers.keys() - self.persistent - set(changed)
+        fixed = self.constants(changed)
         state = {storage_of(t): name for name, t in (self.parameters | self.buffers).items() if name not in fixed}
         for tensor in _constants(graph):
             name = state.get(storage_of(tensor))

@@ -20,6 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 MAX_NUMEL = 1 << 20
 """Maximal number of elements of a tensor whose values are computed while tracing."""
 
+MAX_READ = 1 << 10
+"""Maximal number of elements of an input whose values are known: larger ones are tables, which no code branches on."""
+
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """PyTorch's tags of operators that return a number, or a tensor whose shape depends on the values of the inputs."""
 
@@ -73,6 +76,12 @@ class Constants(TorchDispatchMode):
         elif not given and computable and made and result is made[0]:
             self._record(result, _computed(func, args, kwargs))
         return result
+
+    def enter(self, fake: FakeTensor, value: torch.Tensor) -> None:
+        """Record the values of an input of the step that is a constant, if it is so small that code may read it."""
+        if value.numel() <= MAX_READ and value.layout is torch.strided and not value.requires_grad:
+            with no_dispatch():
+                self._record(fake, value.detach().clone())
 
     def _find(self, tensor: torch.Tensor) -> None:
         """Record the values of a tensor that is not an input of the step."""

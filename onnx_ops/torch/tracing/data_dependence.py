@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
-from onnx_ops.torch.tracing.effects import storages, written
+from onnx_ops.torch.tracing.effects import Storages, storages, written
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
 from onnx_ops.training.conditions import Condition, Number
 
@@ -109,7 +110,32 @@ def _to_bool(tensor: torch.Tensor) -> bool:
 READS: dict[Any, Callable[..., Any]] = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
 
 
+class _Texts:
+    """Texts of tensors without values, which are read where a text is a key of modules: `experts[f"expert_{i}"]`.
+
+    Most texts are those of messages that are not shown.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+
+    def of(self, tensor: torch.Tensor, spec: str = "") -> str:
+        """As Tensor.__format__."""
+        if spec or tensor.dim() or not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+            return torch.Tensor.__format__(tensor, spec)
+        self._tensors.append(tensor)
+        return f"<number {len(self._tensors) - 1} of the data>"
+
+    def read(self, key: str) -> str:
+        """A key with the numbers, of which it is a condition that they are those of the example."""
+        return re.sub(r"<number (\d+) of the data>", lambda found: str(int(self._tensors[int(found[1])].item())), key)
+
+
 class _SingleReads(TorchFunctionMode):
+    def __init__(self, texts: _Texts) -> None:
+        super().__init__()
+        self._reads = READS | {torch.Tensor.__format__: texts.of}
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -117,14 +143,28 @@ class _SingleReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return READS.get(func, func)(*args, **(kwargs or {}))
+        return self._reads.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def single_reads() -> Iterator[None]:
-    """Functions of tensors that return numbers read them one by one, by operators."""
-    with _SingleReads(), mock.patch.object(FakeTensor, "tolist", _to_list):
+    """Functions of tensors that return numbers read them one by one, by operators; the numbers may be keys."""
+    texts, item = _Texts(), torch.nn.ModuleDict.__getitem__
+    with (
+        _SingleReads(texts),
+        mock.patch.object(torch.nn.ModuleDict, "__getitem__", lambda modules, key: item(modules, texts.read(key))),
+        mock.patch.object(FakeTensor, "tolist", _to_list),
+        mock.patch.object(torch.SymInt, "__hash__", _hash),
+    ):
         yield
+
+
+_hash_of_size = torch.SymInt.__hash__
+
+
+def _hash(number: torch.SymInt) -> int:
+    """Of a number that is read from data, that of its value, which is then a condition; a dynamic size has none."""
+    return hash(int(number)) if free_unbacked_symbols(number) else _hash_of_size(number)
 
 
 def _numbers(result: Any) -> list[Any]:
@@ -154,12 +194,27 @@ class DataDependence(TorchDispatchMode):
         example: the values; with None, ExampleRequired is raised where they are needed.
         followed: tensors on whose elements, or on what is computed from these alone, code may branch; where it branches
             on others, PyTorch raises its error.
+        seed: of the random numbers. Code may not branch on these alone: a step that is refused would draw the same
+            ones again.
+
+    Attributes:
+        random: the lines that read numbers that depend on the seed alone.
     """
 
-    def __init__(self, shapes: ShapeEnv, example: Example | None, followed: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        shapes: ShapeEnv,
+        example: Example | None,
+        followed: Iterable[torch.Tensor],
+        seed: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
         self._shapes, self._example = shapes, example
         self._followed = storages(followed)
+        self._random = storages([seed])
+        self._free: Storages = {}
+        """What depends on no input."""
+        self.random: set[Line | None] = set()
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
@@ -173,10 +228,14 @@ class DataDependence(TorchDispatchMode):
         if func in TABLE.checks:
             self._check(*TABLE.checks[func](*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
-        follows = bool(self._followed) and self._follows(func, args, kwargs or {}, result)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        random = self._is_random(func, given, args, kwargs or {}, result)
+        follows = bool(self._followed) and self._follows(func, given, args, kwargs or {}, result) and not random
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
             place = func, line_now()
+            if random:
+                self.random.add(place[1])
             if follows and self._example is None:
                 raise ExampleRequired
             known = self._example.of_calls.get(place, []) if follows and self._example else []
@@ -202,9 +261,27 @@ class DataDependence(TorchDispatchMode):
             self._functions[number.node.expr] = function
         torch._check(number == 0)
 
-    def _follows(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    def _is_random(
+        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
+        """Whether a call depends on the seed and constants alone; its results, also in place, then do too."""
+        if not self._random:
+            return False
+        sources = storages(tensor for tensor in given if tensor.constant is None).keys() - self._free.keys()
+        changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
+        random = bool(sources) and sources <= self._random.keys()
+        self._random = {key: kept for key, kept in self._random.items() if key not in changed}
+        self._free = {key: kept for key, kept in self._free.items() if key not in changed}
+        if random:
+            self._random |= changed
+        elif not sources:
+            self._free |= changed
+        return random
+
+    def _follows(
+        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
         """Whether a call depends on followed tensors and constants alone; its results, also in place, then do too."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         random = torch.Tag.nondeterministic_seeded in func.tags
         follows = not random and storages(given).keys() <= self._followed.keys()
         changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class Locations(TorchDispatchMode):
         number_at: a function that returns the text of the number that a line reads from a tensor in the example; None
             if that is unknown.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
+        random: the lines that read numbers that depend on random numbers alone.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -51,6 +52,7 @@ class Locations(TorchDispatchMode):
         self._of_gradients: dict[int, Location] = {}
         self.number_at: Callable[[Line], str | None] = lambda line: None
         self.restrictions: dict[str, Line] = {}
+        self.random: Container[Line | None] = ()
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Locations:
@@ -184,7 +186,7 @@ def vectors_explained(graph: GraphModule) -> Iterator[None]:
     except CaptureError as error:
         if not any(node.target is torch.ops.onnx_ops.orthogonal_rows.default for node in graph.graph.nodes):
             raise
-        raise CaptureError(
+        raise type(error)(
             f"{error}. The signs of eigenvectors and singular vectors, which the loss computes, are arbitrary, and so"
             " are bases of those of equal values: results that depend on them differ"
         ) from error
@@ -226,6 +228,12 @@ def _branch(error: BaseException, where: Locations) -> str | None:
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
     line = line_of_error(error)
+    if line in where.random:
+        return (
+            f"{where.module()} decides by random numbers of the step what to do{operator}{_at(line)}; a graph cannot"
+            " follow such a branch. Switch it off, as by layerdrop=0.0 in the configurations of transformers, or"
+            " compute both results and select one with torch.where"
+        )
     number = None if line is None else where.number_at(line)
     return (
         f"{where.module()} decides by the numbers in a tensor what to do{operator}{_at(line)}"

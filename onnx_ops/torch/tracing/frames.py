@@ -16,7 +16,7 @@ import onnxscript
 import torch
 
 OWN = Path(__file__).parents[1]
-TRACING = str(Path(__file__).with_name("tracing.py"))
+TRACING = str(Path(__file__).with_name("trace.py"))
 """Frames outside of this file's are those of the caller of the capture."""
 LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
 STANDARD = sysconfig.get_path("stdlib")

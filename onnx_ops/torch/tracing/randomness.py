@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.random_numbers import Generator
+from onnx_ops.torch.tracing.effects import written
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Draw:
 class Random(TorchDispatchMode):
     """A mode in which random operators draw from one seed, each at another offset.
 
-    Seeding PyTorch's generator has no effect in it.
+    Numbers of torch.rand are less than 1 and not less than 0 where code compares them with these, as with a probability
+    of 0. Seeding PyTorch's generator has no effect in it.
 
     Args:
         seed: () int64, another number for each step.
@@ -49,6 +53,7 @@ class Random(TorchDispatchMode):
     def __init__(self, seed: Tensor) -> None:
         super().__init__()
         self._generator = Generator(seed)
+        self._uniform = WeakTensorKeyDictionary()
         self._state: bytes | None = None
         self._patches = contextlib.ExitStack()
         self.closed = False
@@ -100,6 +105,10 @@ class Random(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not _draws(func, args, kwargs):
+            if func in CERTAIN and args[0] in self._uniform and (holds := CERTAIN[func](args[1])) is not None:
+                return torch.full(args[0].shape, holds)
+            for tensor in tree_leaves(list(written(func, args, kwargs))):
+                self._uniform.pop(tensor, None)
             return func(*args, **kwargs)
         if func not in TABLE.draws:
             raise CaptureError(
@@ -114,7 +123,24 @@ class Random(TorchDispatchMode):
         state = self._state if generator is None else _bytes(generator.get_state())
         if state is not None:
             self.seeded.append(Draw(func, state, generator))
-        return TABLE.draws[func](self._generator, *args, **kwargs)
+        drawn = TABLE.draws[func](self._generator, *args, **kwargs)
+        if func in UNIFORM:
+            self._uniform[drawn] = True
+        return drawn
+
+
+aten = torch.ops.aten
+
+UNIFORM = {aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator}
+"""The operators that draw from [0, 1)."""
+
+CERTAIN: dict[OpOverload, Callable[[float], bool | None]] = {
+    aten.lt.Scalar: lambda bound: False if bound <= 0 else True if bound >= 1 else None,
+    aten.ge.Scalar: lambda bound: True if bound <= 0 else False if bound >= 1 else None,
+    aten.le.Scalar: lambda bound: False if bound < 0 else True if bound >= 1 else None,
+    aten.gt.Scalar: lambda bound: True if bound < 0 else False if bound >= 1 else None,
+}
+"""The result of a comparison that is the same for all numbers in [0, 1); None for another one."""
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -29,7 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.utils._sympy.numbers import int_oo
 
-from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS
+from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
@@ -153,6 +153,7 @@ def trace(
     dynamic: Dynamic,
     where: Locations,
     followed: Collection[str] = (),
+    constants: Collection[str] = (),
 ) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
@@ -163,15 +164,16 @@ def trace(
             have the same torch.export.Dim.
         where: records the locations of the operators for error messages.
         followed: the names of inputs on whose elements the function may branch: the trace goes the way of the examples.
+        constants: the names of inputs that always have the values of the examples.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     try:
-        return _trace(function, examples, dynamic, where, followed, None)
+        return _trace(function, examples, dynamic, where, followed, constants, None)
     except ExampleRequired:
         pass
-    return _trace(function, examples, dynamic, where, followed, _recorded(function, examples, where))
+    return _trace(function, examples, dynamic, where, followed, constants, _recorded(function, examples, where))
 
 
 def _trace(
@@ -180,6 +182,7 @@ def _trace(
     dynamic: Dynamic,
     where: Locations,
     followed: Collection[str],
+    constants: Collection[str],
     example: Example | None,
 ) -> Traced:
     """As `trace`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
@@ -194,10 +197,15 @@ def _trace(
     conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        known = (tensor for name, tensor in zip(examples, tensors, strict=True) if name in followed)
-        dependence = DataDependence(shapes, example, known)
-        with preserved(where.model), symbolic_sizes(), where, Constants(mode), dependence, _substituted():
-            outputs = list(function(dict(zip(examples, tensors, strict=True))).values())
+        named = dict(zip(examples, tensors, strict=True))
+        known = [tensor for name, tensor in named.items() if name in followed]
+        dependence = DataDependence(shapes, example, known, named.get(SEED))
+        where.random = dependence.random
+        known_values = Constants(mode)
+        for name in constants:
+            known_values.enter(named[name], examples[name])
+        with preserved(where.model), symbolic_sizes(), where, known_values, dependence, _substituted():
+            outputs = list(function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
         found = dependence.conditions(sizes)
         if found is not None:
@@ -241,7 +249,7 @@ def _trace(
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
         # With the sizes of the other dimensions as numbers.
-        return _trace(function, examples, kept, where, followed, example)
+        return _trace(function, examples, kept, where, followed, constants, example)
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from onnx_ops.core.step_format import LOSS
-from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.errors import DifferenceError
 
 # Errors of sums in another order, relative to the largest entry of a tensor; those of wrong graphs are much larger. The
 # second number is relative to the largest entry of all tensors compared: a gradient that is 0 except for rounding, such
@@ -61,10 +61,10 @@ class Comparison:
                 self._wrong.append(text)
 
     def check(self) -> None:
-        """Raise a CaptureError for a missing result, another shape, or an error above the tolerance."""
+        """Raise a DifferenceError for a missing result, another shape, or an error above the tolerance."""
         if self._wrong:
             more = f"; and {len(self._wrong) - 5} more" if len(self._wrong) > 5 else ""
-            raise CaptureError(
+            raise DifferenceError(
                 f"{self._what} of the captured graph are not those of PyTorch: {'; '.join(self._wrong[:5])}{more}."
                 " With check=False the graph is not compared"
             )
