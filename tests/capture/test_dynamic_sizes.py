@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from captures import gradients
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention
 
 import onnx_ops
 from onnx_ops.torch import CaptureError
+from onnx_ops.torch.tracing.caches import without_traced_values
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -469,6 +471,24 @@ def test_caches_keep_no_tensor_of_a_trace() -> None:
     check(functools.cache(lambda count: torch.ones(count)))  # made after a capture
     check(functools.cache(torch.ones))
     check(functools.cache(torch.signal.windows.hann))
+
+
+def test_caches_with_values_of_a_trace_in_containers_are_cleared() -> None:
+    @functools.cache
+    def held(key: Any) -> Any:
+        return {"pair": (1, [key])}
+
+    @functools.cache
+    def cyclic(number: int) -> list[Any]:
+        values: list[Any] = [number]
+        values.append(values)
+        return values
+
+    with FakeTensorMode(), without_traced_values():
+        held(torch.ones(2))
+        cyclic(1)
+    assert held.cache_info().currsize == 0
+    assert cyclic.cache_info().currsize == 1
 
 
 class Patches(nn.Module):

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.types import py_sym_types
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_is_leaf
 
 from onnx_ops.torch.tracing.frames import is_library
 
@@ -66,9 +66,28 @@ def without_traced_values() -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _CACHES.outside():
-            if any(isinstance(leaf, (FakeTensor, *py_sym_types)) for leaf in tree_leaves(gc.get_referents(cache))):
-                cache.cache_clear()
+        caches = _CACHES.outside()
+        if _have_traced_values(*caches):
+            for cache in caches:
+                if _have_traced_values(cache):
+                    cache.cache_clear()
+
+
+def _have_traced_values(*caches: Any) -> bool:
+    """Whether a tensor or size of a trace is among the arguments and results of cached functions, or in one of them.
+
+    The objects of a level are looked at by their types, as there may be a hundred thousand of them: sympy has caches.
+    """
+    level, seen = gc.get_referents(*caches), set[int]()
+    while level:
+        one_of = {type(value): value for value in level}
+        if any(issubclass(kind, (FakeTensor, *py_sym_types)) for kind in one_of):
+            return True
+        containers = {kind for kind, value in one_of.items() if not tree_is_leaf(value)}
+        opened = {id(value): value for value in level if type(value) in containers and id(value) not in seen}
+        seen |= opened.keys()
+        level = gc.get_referents(*opened.values())
+    return False
 
 
 def hashes_a_size(error: TypeError) -> bool:
