@@ -21,6 +21,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import onnx_ops
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch.tracing.caches import without_traced_values
+from onnx_ops.torch.tracing.explanations import Locations
+from onnx_ops.torch.tracing.frames import Line, is_library, line_now
+from onnx_ops.torch.tracing.trace import trace
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -525,6 +528,21 @@ def test_multiples_of_a_dimension() -> None:
 def lines_of(loss: Loss) -> str:
     code = loss.__code__
     return rf"test_dynamic_sizes\.py, line {code.co_firstlineno + 1}\)"
+
+
+def test_a_backward_pass_has_no_line_of_the_caller_of_the_capture() -> None:
+    lines: list[Line | None] = []
+    names = {"grad": torch.autograd.grad, "hook": Tensor.register_hook, "line_now": line_now, "lines": lines}
+    # Python's own code, as it is in no file, runs them.
+    step = eval("lambda given: dict(g=grad([hook(y := given['x'].sin(), note), y][1].sum(), given['x'])[0])", names)
+    names["note"] = eval("lambda _: lines.append(line_now())", names)
+    trace(step, {"x": torch.ones(3, requires_grad=True)}, {}, Locations(nn.Identity()))
+    assert lines == [None]
+
+
+def test_code_of_this_package_is_no_code_of_a_model() -> None:
+    assert is_library(onnx_ops.__file__)
+    assert not is_library(__file__)
 
 
 def test_the_line_that_makes_a_number_of_a_size_is_named() -> None:
