@@ -7,16 +7,19 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import CellType
 from typing import Any
 from weakref import WeakSet
 
+import sympy
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.types import py_sym_types
 from torch.utils._pytree import tree_is_leaf
 
 from onnx_ops.torch.tracing.frames import is_library
 
+SYMPY = str(Path(sympy.__file__).parent)
 Cache = functools._lru_cache_wrapper  # functools.cache and functools.lru_cache make it
 
 
@@ -52,10 +55,13 @@ _CACHES = _Caches()
 
 
 def _of_library(cache: Any) -> bool:
-    """Whether a library has decorated its own function; a user may have a cache of torch.arange."""
+    """Whether a library has decorated its own function; a user may have a cache of torch.arange.
+
+    sympy is one here: its caches have expressions, and it computes what it cannot look up.
+    """
     function = cache.__wrapped__
     code = getattr(function, "__code__", None)
-    if code is None or not is_library(code.co_filename):
+    if code is None or not (is_library(code.co_filename) or code.co_filename.startswith(SYMPY)):
         return False
     return getattr(sys.modules.get(function.__module__), function.__name__, None) is not function
 
@@ -76,7 +82,7 @@ def without_traced_values() -> Iterator[None]:
 def _have_traced_values(*caches: Any) -> bool:
     """Whether a tensor or size of a trace is among the arguments and results of cached functions, or in one of them.
 
-    The objects of a level are looked at by their types, as there may be a hundred thousand of them: sympy has caches.
+    The objects of a level are looked at by their types, as there may be very many of them.
     """
     level, seen = gc.get_referents(*caches), set[int]()
     while level:
