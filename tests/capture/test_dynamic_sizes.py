@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 import types
@@ -16,11 +17,19 @@ import torch
 import torch.nn.functional as F
 from captures import gradients
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.functional import scaled_dot_product_attention
 
 import onnx_ops
 from onnx_ops.torch import CaptureError
+from onnx_ops.torch.tracing.caches import without_traced_values
+from onnx_ops.torch.tracing.effects import storages
+from onnx_ops.torch.tracing.explanations import Locations
+from onnx_ops.torch.tracing.fake_tensors import FakeTensors
+from onnx_ops.torch.tracing.frames import Line, is_library, line_now
+from onnx_ops.torch.tracing.trace import trace
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -495,6 +504,24 @@ def test_caches_keep_no_tensor_of_a_trace() -> None:
     check(functools.cache(torch.signal.windows.hann))
 
 
+def test_caches_with_values_of_a_trace_in_containers_are_cleared() -> None:
+    @functools.cache
+    def held(key: Any) -> Any:
+        return {"pair": (1, [key])}
+
+    @functools.cache
+    def cyclic(number: int) -> list[Any]:
+        values: list[Any] = [number]
+        values.append(values)
+        return values
+
+    with FakeTensorMode(), without_traced_values():
+        held(torch.ones(2))
+        cyclic(1)
+    assert held.cache_info().currsize == 0
+    assert cyclic.cache_info().currsize == 1
+
+
 class Patches(nn.Module):
     """Patches of 4 x 4 pixels, a U-Net of one level, and conditions on the size."""
 
@@ -529,6 +556,50 @@ def test_multiples_of_a_dimension() -> None:
 def lines_of(loss: Loss) -> str:
     code = loss.__code__
     return rf"test_dynamic_sizes\.py, line {code.co_firstlineno + 1}\)"
+
+
+def layout_of(result: Tensor, x: Tensor) -> tuple[Any, ...]:
+    """What describes a result of `x`: whether it has the memory of `x`, and its dispatch keys too."""
+    sizes = str((result.shape, result.stride(), result.storage_offset()))
+    shared = storages([result]) == storages([x])
+    return sizes, result.dtype, shared, str(torch._C._dispatch_key_set(result))
+
+
+def test_results_that_a_trace_keeps_are_those_of_the_first_call() -> None:
+    """The first call is computed, the second one kept, and the third made of what is kept."""
+    mode = FakeTensors(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    dynamic = mode.from_tensor(torch.ones(6, 4, dtype=torch.complex64), symbolic_context=context)
+    static = mode.from_tensor(torch.ones(6, 4, dtype=torch.complex64))
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x.sin(),
+        lambda x: x.t(),
+        lambda x: x[1:, ::2],
+        lambda x: x.conj(),
+        lambda x: x.conj().imag,
+        lambda x: x.expand(3, -1, -1),
+        lambda x: torch._efficientzerotensor(x.shape) * x,
+    ]
+    with mode:
+        for x, call in itertools.product((dynamic, static), calls):
+            first, second, third = call(x), call(x), call(x)
+            for found in (second, third):
+                assert layout_of(found, x) == layout_of(first, x)
+
+
+def test_a_backward_pass_has_no_line_of_the_caller_of_the_capture() -> None:
+    lines: list[Line | None] = []
+    names = {"grad": torch.autograd.grad, "hook": Tensor.register_hook, "line_now": line_now, "lines": lines}
+    # Python's own code, as it is in no file, runs them.
+    step = eval("lambda given: dict(g=grad([hook(y := given['x'].sin(), note), y][1].sum(), given['x'])[0])", names)
+    names["note"] = eval("lambda _: lines.append(line_now())", names)
+    trace(step, {"x": torch.ones(3, requires_grad=True)}, {}, Locations(nn.Identity()))
+    assert lines == [None]
+
+
+def test_code_of_this_package_is_no_code_of_a_model() -> None:
+    assert is_library(onnx_ops.__file__)
+    assert not is_library(__file__)
 
 
 def test_the_line_that_makes_a_number_of_a_size_is_named() -> None:

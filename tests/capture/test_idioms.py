@@ -17,9 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim
 from torch.nn import functional
 
-from onnx_ops import InferenceSession
-
 import onnx_ops
+from onnx_ops import InferenceSession
 
 
 class Excited(nn.Module):

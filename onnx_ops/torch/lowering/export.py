@@ -17,7 +17,7 @@ from onnx_ops.torch.operators.gradient_marks import take_out_marks
 from onnx_ops.torch.rewriting.simplifying import simplify
 from onnx_ops.torch.tracing.explanations import Locations, explained
 from onnx_ops.torch.tracing.sizes import size_oblivious
-from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, without_code, without_logs
+from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, only_nodes, without_logs
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def to_onnx(traced: Traced, examples: Tensors, outputs: list[str], opset_version
     Raises:
         CaptureError: an operator has no translation to ONNX.
     """
-    with explained(where), _quiet(), size_oblivious(), without_code():
+    with explained(where), _quiet(), size_oblivious(), only_nodes():
         translations = registry(opset_version)
         check_translations(traced.graph, translations, where)
         graph = lowered(traced.graph, translations, traced.mode)

@@ -72,9 +72,16 @@ def _exportable(registry: ONNXRegistry) -> frozenset[OpOverload]:
     return frozenset({*_decomp.get_onnx_implemented_overloads(registry), *decompositions_of(registry)})
 
 
+def _no_metadata(fx_node: torch.fx.Node, ir_node: ir.Node) -> None:
+    """In place of texts about the traced node."""
+
+
 @contextlib.contextmanager
-def _shared_signatures() -> Iterator[None]:
-    """A context in which the schema of a standard operator is parsed once, instead of for each node."""
+def _few_texts() -> Iterator[None]:
+    """A context in which the schema of a standard operator is parsed once, and nodes get no metadata in the exporter.
+
+    It does either for each node, and the metadata is text that would be removed in the end.
+    """
     parsed = OpSignature.from_op_schema
 
     @functools.cache
@@ -84,7 +91,10 @@ def _shared_signatures() -> Iterator[None]:
     def signature(schema: onnx.defs.OpSchema) -> OpSignature:
         return parsed(schema) if schema.domain else standard(schema.name, schema.since_version)
 
-    with mock.patch.object(OpSignature, "from_op_schema", signature):
+    with (
+        mock.patch.object(OpSignature, "from_op_schema", signature),
+        mock.patch.object(_core, "_set_node_metadata", _no_metadata),
+    ):
         yield
 
 
@@ -108,7 +118,7 @@ def translated(graph: GraphModule, registry: ONNXRegistry, opset_version: int) -
             target = ir.Function(_constants.LOCAL_FUNCTION_DOMAIN, name, graph=body, attributes=())
             parent, _, own = path.rpartition(".")
             owned.setdefault(parent, {})[own] = model.functions[target.identifier()] = target
-        with _shared_signatures():
+        with _few_texts():
             _core._translate_fx_graph(
                 module.graph,
                 model,

@@ -7,16 +7,19 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import CellType
 from typing import Any
 from weakref import WeakSet
 
+import sympy
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.types import py_sym_types
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_is_leaf
 
 from onnx_ops.torch.tracing.frames import is_library
 
+SYMPY = str(Path(sympy.__file__).parent)
 Cache = functools._lru_cache_wrapper  # functools.cache and functools.lru_cache make it
 
 
@@ -52,10 +55,13 @@ _CACHES = _Caches()
 
 
 def _of_library(cache: Any) -> bool:
-    """Whether a library has decorated its own function; a user may have a cache of torch.arange."""
+    """Whether a library has decorated its own function; a user may have a cache of torch.arange.
+
+    sympy is one here: its caches have expressions, and it computes what it cannot look up.
+    """
     function = cache.__wrapped__
     code = getattr(function, "__code__", None)
-    if code is None or not is_library(code.co_filename):
+    if code is None or not (is_library(code.co_filename) or code.co_filename.startswith(SYMPY)):
         return False
     return getattr(sys.modules.get(function.__module__), function.__name__, None) is not function
 
@@ -66,9 +72,28 @@ def without_traced_values() -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _CACHES.outside():
-            if any(isinstance(leaf, (FakeTensor, *py_sym_types)) for leaf in tree_leaves(gc.get_referents(cache))):
-                cache.cache_clear()
+        caches = _CACHES.outside()
+        if _have_traced_values(*caches):
+            for cache in caches:
+                if _have_traced_values(cache):
+                    cache.cache_clear()
+
+
+def _have_traced_values(*caches: Any) -> bool:
+    """Whether a tensor or size of a trace is among the arguments and results of cached functions, or in one of them.
+
+    The objects of a level are looked at by their types, as there may be very many of them.
+    """
+    level, seen = gc.get_referents(*caches), set[int]()
+    while level:
+        one_of = {type(value): value for value in level}
+        if any(issubclass(kind, (FakeTensor, *py_sym_types)) for kind in one_of):
+            return True
+        containers = {kind for kind, value in one_of.items() if not tree_is_leaf(value)}
+        opened = {id(value): value for value in level if type(value) in containers and id(value) not in seen}
+        seen |= opened.keys()
+        level = gc.get_referents(*opened.values())
+    return False
 
 
 def hashes_a_size(error: TypeError) -> bool:

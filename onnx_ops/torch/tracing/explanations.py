@@ -72,17 +72,19 @@ class Locations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._locations.setdefault(_bare(func), self._location())
+        self._record(_bare(func))
         return func(*args, **(kwargs or {}))
 
-    def _location(self) -> Location:
-        """The location of the running operator; in a backward pass, of the operator that is differentiated."""
+    def _record(self, name: str) -> None:
+        """Record the location of the running operator; in a backward pass, that of the operator differentiated."""
         node = torch._C._current_autograd_node()
-        if node is not None:
-            return self._of_gradients.get(node._sequence_nr(), Location(self.module(), line_now()))
-        location = Location(self.module(), line_now())
-        self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = location
-        return location
+        if node is None:
+            location = Location(self.module(), line_now())
+            self._of_gradients[torch._C._autograd._get_sequence_nr() - 1] = location
+            self._locations.setdefault(name, location)
+        elif name not in self._locations:
+            differentiated = self._of_gradients.get(node._sequence_nr())
+            self._locations[name] = differentiated or Location(self.module(), line_now())
 
     def line(self) -> Line | None:
         """The line of the model or loss that is running; in a backward pass, that of the operator differentiated."""

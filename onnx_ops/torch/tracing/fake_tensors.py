@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -43,6 +44,7 @@ class FakeTensors(FakeTensorMode):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._seen: set[Any] = set()
+        self._compares_keys = False
 
     def _cached_dispatch_impl(
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
@@ -54,3 +56,24 @@ class FakeTensors(FakeTensorMode):
                 self._seen.add(call)
                 return self._dispatch_impl(func, types, args, kwargs)
         return super()._cached_dispatch_impl(func, types, args, kwargs)
+
+    def _get_output_info_for_cache_entry(self, *args: Any) -> Any:
+        """PyTorch makes a result once more to compare its dispatch keys, for which one without elements suffices.
+
+        Sizes that depend on data may not allow to make it, which PyTorch finds out by that.
+        """
+        *_, output = args
+        if isinstance(output, torch.Tensor):
+            sizes = (*output.shape, *output.stride(), output.storage_offset())
+            self._compares_keys = all(not is_symbolic(size) or size.node.has_hint() for size in sizes)
+        try:
+            return super()._get_output_info_for_cache_entry(*args)
+        finally:
+            self._compares_keys = False
+
+    def _output_from_cache_entry(self, state: Any, entry: Any, *args: Any) -> Any:
+        if self._compares_keys:
+            (info,) = entry.output_infos
+            empty = dataclasses.replace(info.metadata, shape=(0,), stride=(1,), storage_offset=0, storage_bytes=None)
+            entry = dataclasses.replace(entry, output_infos=(dataclasses.replace(info, metadata=empty),))
+        return super()._output_from_cache_entry(state, entry, *args)

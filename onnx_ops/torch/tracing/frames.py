@@ -15,7 +15,7 @@ import onnx_ir
 import onnxscript
 import torch
 
-OWN = Path(__file__).parents[1]
+OWN = Path(__file__).parents[2]
 TRACING = str(Path(__file__).with_name("trace.py"))
 """Frames outside of this file's are those of the caller of the capture."""
 LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
@@ -48,7 +48,10 @@ class Line:
 
 def line_now() -> Line | None:
     """The innermost running line of a model or loss; None within a backward pass."""
-    return _first((frame.f_code.co_filename, number) for frame, number in traceback.walk_stack(None))
+    frame = sys._getframe(1)  # numbers of lines take time to compute: only the one that is returned
+    while (file := frame.f_code.co_filename) != TRACING and is_library(file) and frame.f_back is not None:
+        frame = frame.f_back
+    return _first([(file, frame.f_lineno)])
 
 
 def line_of_error(error: BaseException) -> Line | None:

@@ -17,6 +17,7 @@ from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertyS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -110,9 +111,18 @@ def without_logs(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def without_code() -> contextlib.AbstractContextManager[None]:
-    """A context in which graphs are not compiled to Python, as only their nodes are used."""
-    return _use_lazy_graph_module(True)
+@contextlib.contextmanager
+def only_nodes() -> Iterator[None]:
+    """A context in which graphs are nodes with FakeTensors, as nothing else is used.
+
+    They are not compiled to Python, and have no TensorMetadata, for which PyTorch looks for a memory format.
+    """
+    with _use_lazy_graph_module(True), mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _no_metadata):
+        yield
+
+
+def _no_metadata(tensor: torch.Tensor) -> None:
+    """In place of the TensorMetadata of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,7 @@ def _trace(
                 graph = make_fx(real, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
             return graph
 
-    with explained(where), without_traced_values(), without_code():
+    with explained(where), without_traced_values(), only_nodes():
         try:
             graph = traced()
         except TypeError as error:
