@@ -58,7 +58,7 @@ def _axes(rank: int, start_dim: Any = 0, end_dim: Any = -1, **named: Any) -> tup
 @decomposes(torch.ops.aten.cat.default)
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Of tensors without elements, which torch.onnx refuses; those of shape (0,) are left out, as in PyTorch."""
-    if not all(0 in tensor.shape for tensor in tensors):
+    if not all(any(isinstance(size, int) and size == 0 for size in tensor.shape) for tensor in tensors):
         return NotImplemented
     kept = [tensor for tensor in tensors if tensor.dim() > 1] or list(tensors)
     shape = list(kept[0].shape)

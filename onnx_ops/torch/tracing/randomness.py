@@ -108,7 +108,8 @@ class Random(TorchDispatchMode):
             if func in CERTAIN and args[0] in self._uniform and (holds := CERTAIN[func](args[1])) is not None:
                 return torch.full(args[0].shape, holds)
             for tensor in tree_leaves(list(written(func, args, kwargs))):
-                self._uniform.pop(tensor, None)
+                if isinstance(tensor, Tensor):  # others are optional
+                    self._uniform.pop(tensor, None)
             return func(*args, **kwargs)
         if func not in TABLE.draws:
             raise CaptureError(
