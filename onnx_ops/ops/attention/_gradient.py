@@ -100,6 +100,15 @@ def write_query_gradient(
 
 
 @helper
+def clear_by_key(sums: Any, row_size: int, columns: int) -> None:
+    """Set the sums of `columns` keys, and of the others of their tiles, to 0."""
+    for panel in range(panels_of(row_size)):
+        begin = panel * KEYS * WIDTH
+        for i in range(ceil_divide(columns, ROWS) * ROWS * WIDTH):
+            sums[begin + i] = like(0, sums[0])
+
+
+@helper
 def add_by_key(sums: Any, row_size: int, rows: Any, weights: Any, count: int, columns: int) -> None:
     """Add sums of `count` rows with weights to the rows of `columns` keys, [panel, key, WIDTH]."""
     for panel in range(panels_of(row_size)):
@@ -162,11 +171,12 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
     for i in range(QUERIES):
         q_starts[i], v_starts[i], tile_starts[i] = i * q_row, i * v_row, i * ROW
         tile_places[i], product_places[i] = i * ROW // LANES, i * q_row // LANES
-    for i in range(KEYS * q_row):
+    for i in range(min(layout.keys, KEYS) * q_row):
         key_rows[i] = nought
-    for i in range(QUERIES * q_row):
+    of_tiles = ceil_divide(min(queries, QUERIES), ROWS) * ROWS
+    for i in range(of_tiles * q_row):
         rows[i] = nought
-    for i in range(QUERIES * v_row):
+    for i in range(of_tiles * v_row):
         grads[i] = nought
 
     # A weight of 0 times a number that is not finite is NaN, and with statistics of NaN all weights are: such keys and
@@ -198,10 +208,8 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
         interleave_rows(keys_in, sample, key_head, first_key, key_count, sources, keys)
         interleave_rows(values_in, sample, key_head, first_key, key_count, sources, values)
         read_rows(keys_in, sample, key_head, first_key, key_count, key_rows)
-        for i in range(KEYS * panels_of(q_row) * WIDTH):
-            by_key[i] = nought
-        for i in range(KEYS * panels_of(v_row) * WIDTH):
-            by_value[i] = nought
+        clear_by_key(by_key, q_row, key_count)
+        clear_by_key(by_value, v_row, key_count)
         for h in range(group):
             head = key_head * group + h
             by_query = partial_gradients(job, layout, split, sample, head, dtype)

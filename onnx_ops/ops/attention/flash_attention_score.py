@@ -230,7 +230,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
         most[i], total[i] = lowest, nought
     for i in range(count * v_row):
         sums[i] = nought
-    for i in range(KEYS * v_row):
+    for i in range(min(layout.keys, KEYS) * v_row):
         values[i] = nought
 
     # A weight of 0 times a value that is not finite is NaN: such keys are not left out.
