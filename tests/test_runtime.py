@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import pytest
+from llvmlite import binding
 from native import natively
+from numba import types
+from numba.core.registry import cpu_target
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
@@ -40,7 +43,7 @@ from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, add_products, 
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
-from onnx_ops.runtime import abi, registration, requests
+from onnx_ops.runtime import abi, compiler, native, registration, requests, target
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
 from onnx_ops.runtime.memory import copy_past_caches, i8_at, store_fence
@@ -738,3 +741,31 @@ def test_terms_of_a_softmax(dtype: np.dtype[Any]) -> None:
         assert got[48] == 5
         expected = np.where(differences < lowest, 0, np.where(differences > -lowest, np.inf, np.exp(differences)))
         np.testing.assert_allclose(got[:48].astype(np.longdouble), expected, rtol=ulp)
+
+
+# --- the processor that is compiled for ------------------------------------------------------------------------------
+
+
+def thirds_in_place(address: int, count: int) -> None:
+    numbers = floats_at(address, count)
+    for i in range(count):
+        numbers[i] = numbers[i] / np.float32(3)
+
+
+def test_loops_have_the_widest_vectors() -> None:
+    if "+avx512f" not in native.FEATURES:
+        pytest.skip("this processor has no registers of 512 bits")
+    if binding.llvm_version_info < (20,):
+        pytest.skip("Numba before 0.62 makes its passes once, for its own description of the processor")
+    function = thirds_in_place, types.void(types.int64, types.int64)
+    compiler.compile_native(*function)
+    _, bitcode = compiler.optimized(function)
+    assert "fdiv <16 x float>" in str(binding.parse_bitcode(bitcode)).replace("contract ", "")
+
+
+def test_what_a_program_compiles_itself_is_as_before() -> None:
+    codegen = cpu_target.target_context.codegen()
+    own = codegen._tm
+    with target.widest_vectors():
+        assert (codegen._tm is own) == ("+avx512f" not in native.FEATURES)
+    assert codegen._tm is own
