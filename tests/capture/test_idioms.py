@@ -267,7 +267,7 @@ def test_places_of_elements(loss: Callable[[nn.Module, Tensor], Tensor]) -> None
 class Packed(nn.Module):
     """Attention, with a mask if the positions begin again, as transformers computes it.
 
-    Of a FakeTensor it does not look at the positions, and takes a mask that stands for another attention than none.
+    For a FakeTensor it does not read the positions, and uses a mask whose results differ from those without one.
     """
 
     def __init__(self) -> None:

@@ -229,8 +229,10 @@ class DataDependence(TorchDispatchMode):
             self._check(*TABLE.checks[func](*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        random = self._is_random(func, given, args, kwargs or {}, result)
-        follows = bool(self._followed) and self._follows(func, given, args, kwargs or {}, result) and not random
+        tracked = self._random or self._followed
+        changed = storages(tree_leaves([result, list(written(func, args, kwargs or {}))])) if tracked else {}
+        random = bool(self._random) and self._is_random(given, changed)
+        follows = bool(self._followed) and self._follows(func, given, changed) and not random
         if DATA_DEPENDENT & set(func.tags):
             numbers = _numbers(result)
             place = func, line_now()
@@ -261,14 +263,9 @@ class DataDependence(TorchDispatchMode):
             self._functions[number.node.expr] = function
         torch._check(number == 0)
 
-    def _is_random(
-        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> bool:
+    def _is_random(self, given: list[FakeTensor], changed: Storages) -> bool:
         """Whether a call depends on the seed and constants alone; its results, also in place, then do too."""
-        if not self._random:
-            return False
         sources = storages(tensor for tensor in given if tensor.constant is None).keys() - self._free.keys()
-        changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
         random = bool(sources) and sources <= self._random.keys()
         self._random = {key: kept for key, kept in self._random.items() if key not in changed}
         self._free = {key: kept for key, kept in self._free.items() if key not in changed}
@@ -278,13 +275,10 @@ class DataDependence(TorchDispatchMode):
             self._free |= changed
         return random
 
-    def _follows(
-        self, func: OpOverload, given: list[FakeTensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> bool:
+    def _follows(self, func: OpOverload, given: list[FakeTensor], changed: Storages) -> bool:
         """Whether a call depends on followed tensors and constants alone; its results, also in place, then do too."""
         random = torch.Tag.nondeterministic_seeded in func.tags
         follows = not random and storages(given).keys() <= self._followed.keys()
-        changed = storages(tree_leaves([result, list(written(func, args, kwargs))]))
         if follows:
             self._followed |= changed
         else:

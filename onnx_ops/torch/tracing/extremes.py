@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.tracing.certainty import is_certain
+from onnx_ops.torch.tracing.mathematics import SIZES
 
 
 @contextlib.contextmanager
@@ -69,9 +70,6 @@ class _Extreme:
         return other if _is_certain(self.precedes(other, found)) else self.of_sizes(found, other)
 
 
-SIZES = torch.SymInt, torch.SymFloat
-
-
 def _are_numbers(given: Sequence[Any]) -> bool:
     """Whether these are tensors of one number, of one dtype, and numbers that leave it as it is."""
     tensors = [one for one in given if isinstance(one, Tensor)]
@@ -86,7 +84,7 @@ def _are_sizes(given: Sequence[Any]) -> bool:
     return (
         len(given) > 1
         and any(isinstance(one, SIZES) for one in given)
-        and all(isinstance(one, int | float | torch.SymInt | torch.SymFloat) for one in given)
+        and all(isinstance(one, (int, float, *SIZES)) for one in given)
     )
 
 

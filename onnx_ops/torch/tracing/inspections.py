@@ -1,7 +1,7 @@
 """Models that ask whether a tensor is a FakeTensor, as those of transformers do before they branch on its elements.
 
-With a FakeTensor they take a way that is right for all data, such as to compute an attention mask where none would be
-needed for those at hand. Where the two ways are not equivalent, that of real tensors is PyTorch's.
+For a FakeTensor they take the branch that is valid for all data, such as computing an attention mask which the data at
+hand do not need. Where the two branches are not equivalent, PyTorch's results are those of real tensors.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 from torch.utils._sympy.functions import IntTrueDiv
 
 SIZES = torch.SymInt, torch.SymFloat
+"""The types of numbers that depend on dynamic sizes."""
 
 
 @contextlib.contextmanager
