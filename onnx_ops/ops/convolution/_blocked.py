@@ -245,7 +245,7 @@ def interleave_windows(layout: Blocks, number: int, source: int, element_type: i
     """A task: interleave some planes of the gradient of the output; returns whether there was memory."""
     if not interleave_planes(layout, number, layout.outputs, layout.count, source, element_type, layout.windows, dtype):
         return False
-    if layout.packed:  # zeros of padded lines, which are multiplied with the windows
+    if layout.packed and layout.weight_tasks > 0:  # multiplied with the zeros of padded lines
         plane, per_task = plane_of(layout.count), planes_per_task(layout.count)
         planes = min(per_task, layout.samples * layout.groups * blocks_of(layout.outputs) - number * per_task)
         begin = layout.windows + number * per_task * plane * size_of(dtype)

@@ -83,11 +83,8 @@ def add_products(
     by_image, by_grad = image_blocks(layout) * plane, blocks_of(layout.outputs) * grad_plane  # distances of groups
     image_step, grad_step = layout.groups * by_image, layout.groups * by_grad
     image_begin, grad_begin = group * by_image, group * by_grad
-    if layout.packed:
-        image_begin += row
-        grad_begin += panel * PANEL * grad_plane
-    elif layout.rows_are_inputs:
-        image_begin += row // LANES * plane + row % LANES
+    if layout.rows_are_inputs:
+        image_begin += row if layout.packed else row // LANES * plane + row % LANES
         grad_begin += panel * PANEL * grad_plane
     else:
         image_begin += panel * PANEL * plane
