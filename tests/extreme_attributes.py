@@ -33,6 +33,7 @@ from tests.ops import (
     RECORDS,
     convolution,
     convolution_backward,
+    depthwise_conv2d,
     depthwise_conv2d_backprop_filter,
     depthwise_conv2d_backprop_input,
     max_pool2d_with_indices,
@@ -98,6 +99,7 @@ WINDOWS = {
     convolution_backward.OP: replace(CONVOLUTION, counted=("grad_output",)),
     max_pool2d_with_indices.OP: POOL,
     max_pool2d_with_indices_backward.OP: replace(POOL, counted=("grad_output", "indices")),
+    depthwise_conv2d.OP: Windows("filter", "input", counted=()),
     depthwise_conv2d_backprop_input.OP: Windows("filter", "input_size"),
     depthwise_conv2d_backprop_filter.OP: Windows("filter_size", "input"),
 }

@@ -538,32 +538,32 @@ def test_rows_are_taken_apart(given: Any, out: Any, count: int) -> None:
         np.testing.assert_array_equal(got.astype(FLOAT64), expected.astype(FLOAT64))
 
 
-def correlate_floats(out: int, a: int, b: int, places: int, columns: int) -> None:
+def correlate_floats(out: int, a: int, b: int, places: int, columns: int, step: int) -> None:
     x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LENGTH * LANES, np.float32)
     of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
-    correlate(x, y, of_x, of_y, 3, 2, columns, 9, array_at(out, LENGTH * LANES, np.float32), 1, 18, 2)
+    correlate(x, y, of_x, of_y, 3, 2, columns, 9, step, array_at(out, LENGTH * LANES, np.float32), 1, 18, 2)
 
 
-def correlate_doubles(out: int, a: int, b: int, places: int, columns: int) -> None:
+def correlate_doubles(out: int, a: int, b: int, places: int, columns: int, step: int) -> None:
     x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LENGTH * LANES, np.float64)
     of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
-    correlate(x, y, of_x, of_y, 3, 2, columns, 9, array_at(out, LENGTH * LANES, np.float64), 1, 18, 2)
+    correlate(x, y, of_x, of_y, 3, 2, columns, 9, step, array_at(out, LENGTH * LANES, np.float64), 1, 18, 2)
 
 
-@pytest.mark.parametrize("columns", [0, 1, 3, 4, 6, 8])
+@pytest.mark.parametrize(("columns", "step"), [(0, 1), (1, 1), (3, 1), (4, 1), (6, 1), (8, 1), (1, 2), (6, 2), (4, 3)])
 @pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), (correlate_doubles, FLOAT64)])
-def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, columns: int) -> None:
+def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, columns: int, step: int) -> None:
     """Whole numbers, so that no sum is rounded; two rows, whose results are two places apart."""
     rng = np.random.default_rng(29)
     start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
     places = np.array([5, 0, 7, 0, 2, 11])
     expected = start.copy()
     for i, j in np.ndindex(2, columns):
-        terms = (a[x] * b[y + 9 * i + j] for x, y in places.reshape(2, 3).T)
+        terms = (a[x] * b[y + 9 * i + step * j] for x, y in places.reshape(2, 3).T)
         expected[1 + 18 * i + 2 * j] = sum(terms)
     for run in (natively(function), function):
         got = start.copy()
-        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, places.ctypes.data, columns)
+        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, places.ctypes.data, columns, step)
         np.testing.assert_array_equal(got, expected)
 
 

@@ -111,14 +111,15 @@ def correlate(
     rows: int,
     columns: int,
     b_row: int,
+    b_step: int,
     out: Any,
     place: int,
     out_row: int,
-    step: int,
+    out_step: int,
 ) -> None:
-    """Sums of products for each lane: out[(place + i*out_row + j*step)*LANES + lane] = sum over t in [0, terms) of
+    """Sums of products for each lane: out[(place + i*out_row + j*out_step)*LANES + lane] = sum over t in [0, terms) of
 
-        a[a_places[t]*LANES + lane] * b[(b_places[t] + i*b_row + j)*LANES + lane]
+        a[a_places[t]*LANES + lane] * b[(b_places[t] + i*b_row + j*b_step)*LANES + lane]
 
     in the order of t, for i in [0, rows) and j in [0, columns). a, b and out have one dtype.
     """
@@ -126,10 +127,10 @@ def correlate(
         for j in range(columns):
             total = np.zeros(LANES, out.dtype)
             for t in range(terms):
-                at_a, at_b = int(a_places[t]) * LANES, (int(b_places[t]) + i * b_row + j) * LANES
+                at_a, at_b = int(a_places[t]) * LANES, (int(b_places[t]) + i * b_row + j * b_step) * LANES
                 with np.errstate(all="ignore"):
                     total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
-            at = (place + i * out_row + j * step) * LANES
+            at = (place + i * out_row + j * out_step) * LANES
             out[at : at + LANES] = total
 
 

@@ -295,7 +295,7 @@ def _separate(numbers, place, count, targets, element_type, start):
 
 
 def _correlating(width: int) -> Any:
-    """An intrinsic for the sums at `width` adjacent places, which are `ahead` of the first in b."""
+    """An intrinsic for the sums at `width` places, which are `b_step` apart in b and `out_step` in out."""
 
     @intrinsic
     def correlating(
@@ -306,13 +306,14 @@ def _correlating(width: int) -> Any:
         b_places: Any,
         terms: Any,
         ahead: Any,
+        b_step: Any,
         out: Any,
         place: Any,
-        step: Any,
+        out_step: Any,
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            a, b, a_places, b_places, terms, ahead, out, place, step = args
-            number = context.get_value_type(signature.args[6].dtype)
+            a, b, a_places, b_places, terms, ahead, b_step, out, place, out_step = args
+            number = context.get_value_type(signature.args[7].dtype)
             vector, align = ir.VectorType(number, LANES), alignment(number)
             with builder.goto_entry_block():
                 totals = [builder.alloca(vector) for _ in range(width)]
@@ -324,14 +325,15 @@ def _correlating(width: int) -> Any:
                 x = load(builder, _lanes_at(builder, a, number, at_a), vector, align=align)
                 begin = builder.add(at_b, ahead)
                 for k, total in enumerate(totals):
-                    y = load(builder, _lanes_at(builder, b, number, builder.add(begin, WORD(k))), vector, align=align)
+                    source = _lanes_at(builder, b, number, builder.add(begin, builder.mul(b_step, WORD(k))))
+                    y = load(builder, source, vector, align=align)
                     builder.store(plus_product(builder, builder.load(total), x, y), total)
             for k, total in enumerate(totals):
-                target = _lanes_at(builder, out, number, builder.add(place, builder.mul(step, WORD(k))))
+                target = _lanes_at(builder, out, number, builder.add(place, builder.mul(out_step, WORD(k))))
                 store(builder, builder.load(total), target, align=align)
             return context.get_dummy_value()
 
-        return types.none(a, b, a_places, b_places, *[types.int64] * 2, out, *[types.int64] * 2), codegen
+        return types.none(a, b, a_places, b_places, *[types.int64] * 3, out, *[types.int64] * 2), codegen
 
     return correlating
 
@@ -340,18 +342,20 @@ _correlate_quad, _correlate_one = _correlating(QUAD), _correlating(1)
 
 
 @overload(tiles.correlate, jit_options=OPTIONS)
-def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
-    def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, out, place, out_row, step):
+def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
+    def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
         whole = columns - columns % QUAD
         for i in range(rows):
             ahead, at = i * b_row, place + i * out_row
             for j in range(0, whole, QUAD):
-                _correlate_quad(a, b, a_places, b_places, terms, ahead + j, out, at + j * step, step)
+                begin, target = ahead + j * b_step, at + j * out_step
+                _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
             if columns >= QUAD and whole < columns:  # overlaps the previous step
-                last = columns - QUAD
-                _correlate_quad(a, b, a_places, b_places, terms, ahead + last, out, at + last * step, step)
+                begin, target = ahead + (columns - QUAD) * b_step, at + (columns - QUAD) * out_step
+                _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
             elif whole < columns:
                 for j in range(columns):
-                    _correlate_one(a, b, a_places, b_places, terms, ahead + j, out, at + j * step, step)
+                    begin, target = ahead + j * b_step, at + j * out_step
+                    _correlate_one(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
 
     return implementation

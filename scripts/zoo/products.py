@@ -13,8 +13,8 @@ import onnxruntime as ort
 
 PRODUCTS = (
     "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose", "Convolution",
-    "ConvolutionBackward", "DepthwiseConv2DBackpropFilter", "DepthwiseConv2DBackpropInput", "FlashAttentionScore",
-    "FlashAttentionScoreGrad",
+    "ConvolutionBackward", "DepthwiseConv2D", "DepthwiseConv2DBackpropFilter", "DepthwiseConv2DBackpropInput",
+    "FlashAttentionScore", "FlashAttentionScoreGrad",
 )  # fmt: skip
 """The operators whose time is that of multiplications and additions."""
 STEPS, WARM_UP = 6, 2

@@ -1,4 +1,4 @@
-"""What DepthwiseConv2DBackpropFilter and DepthwiseConv2DBackpropInput correspond to in CANN."""
+"""What depthwise convolutions and their gradients correspond to in CANN."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from onnx_ops.ascend.records import (
 )
 
 CORRESPONDENCES = {
+    "DepthwiseConv2D": Correspondence(
+        None,
+        None,
+        "CANN's list of aclnn functions does not have this name: it is that of an operator of graphs, DepthwiseConv2D,"
+        " whose filters have another layout. aclnnConvolution computes the same with as many groups as channels.",
+    ),
     "DepthwiseConv2DBackpropFilter": Correspondence(
         None,
         None,

@@ -1,1 +1,1 @@
-"""Convolutions of each channel by itself: their gradient."""
+"""Convolutions of each channel by itself, and their gradients."""

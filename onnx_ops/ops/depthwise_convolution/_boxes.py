@@ -24,11 +24,11 @@ WORK = 1 << 17
 
 
 class Boxes(Protocol):
-    """The layout of the gradients of a depthwise convolution."""
+    """The layout of a depthwise convolution and its gradients."""
 
     # by spatial axis
     length: Annotated[Numbers, AXES]  # of the input
-    count: Annotated[Numbers, AXES]  # positions of a filter, the size of out_backprop
+    count: Annotated[Numbers, AXES]  # positions of a filter, the size of output and out_backprop
     filter: Annotated[Numbers, AXES]
     stride: Annotated[Numbers, AXES]
     before: Annotated[Numbers, AXES]  # padding before the first element
@@ -49,8 +49,12 @@ LAYOUT = record_of(Boxes)
 
 
 @helper
-def write_windows(layout: Boxes, attributes: Any, spatial: int) -> bool:
-    """Write stride, before and dilation; returns whether they fit length, count and filter."""
+def write_windows(layout: Boxes, attributes: Any, spatial: int, counts: bool) -> bool:
+    """Write stride, before and dilation; returns whether they fit length, filter and count.
+
+    Args:
+        counts: whether count is known; else it is written.
+    """
     plane, padded = 1.0, 1.0
     for i in range(AXES):
         axis = i - (AXES - spatial)
@@ -64,8 +68,9 @@ def write_windows(layout: Boxes, attributes: Any, spatial: int) -> bool:
         if filter_size > MAX_NUMBER:
             return False
         rest = length + before + after - dilation * (filter_size - 1) - 1
-        if rest < 0 or rest // stride + 1 != layout.count[i]:
+        if rest < 0 or (counts and rest // stride + 1 != layout.count[i]):
             return False
+        layout.count[i] = rest // stride + 1
         layout.stride[i], layout.before[i], layout.dilation[i] = stride, before, dilation
         plane, padded = plane * length, padded * (length + before + after)
     return not adds_too_much(plane, padded)
@@ -129,6 +134,39 @@ def reach_of(layout: Boxes, axis: int, positions: int) -> int:
     """Number of adjacent input elements that adjacent positions of a filter read, along an axis."""
     extent = layout.dilation[axis] * (layout.filter[axis] - 1) + 1
     return int((positions - 1) * layout.stride[axis] + extent)
+
+
+@helper
+def write_positions(layout: Boxes) -> None:
+    """Write step and reach of boxes of positions of a filter, and of the elements of the input that they read."""
+    read = 1
+    for i in range(AXES - 1, -1, -1):
+        step = min(layout.count[i], max((BOX // read - reach_of(layout, i, 1)) // layout.stride[i] + 1, 1))
+        if i == AXES - 1:
+            step = min(step, LONGEST)
+        layout.step[i], layout.reach[i] = step, reach_of(layout, i, step)
+        read *= layout.reach[i]
+
+
+@helper
+def seen_by(layout: Boxes, first: Any, steps: Any) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """First element and size of the box of the input that a box of positions reads."""
+    stride, before = layout.stride, layout.before
+    begins = (
+        first[0] * stride[0] - before[0],
+        first[1] * stride[1] - before[1],
+        first[2] * stride[2] - before[2],
+    )
+    return begins, (reach_of(layout, 0, steps[0]), reach_of(layout, 1, steps[1]), reach_of(layout, 2, steps[2]))
+
+
+@helper
+def offset_in_box(layout: Boxes, element: int, height: int, width: int) -> int:
+    """Offset of an element of a filter at the first position in a box of this height and width."""
+    columns, rows = layout.filter[2], layout.filter[1]
+    z = element // (rows * columns) * layout.dilation[0]
+    y = element // columns % rows * layout.dilation[1]
+    return int((z * height + y) * width + element % columns * layout.dilation[2])
 
 
 @helper

@@ -9,7 +9,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
-from onnx_ops.core.types import Dim
+from onnx_ops.core.types import MAX_NUMBER, Dim, Shape
 from onnx_ops.ops.windows import AXES, LEAD, check_padding
 
 
@@ -49,21 +49,24 @@ def axes_of(
     ]
 
 
-def check_windows(call: Call, sized: str, rank: int) -> None:
-    """Raise OpError for wrong attributes; `sized` names the one with sizes, the last `rank` of which are spatial."""
-    sizes = call.attributes[sized]
-    extra = len(sizes) - rank
-    if not 1 <= rank <= AXES:
-        raise call.error(f"attribute '{sized}' is {sizes}, expected {1 + extra} to {AXES + extra} numbers")
-    for name, count, least in (
-        (sized, len(sizes), 1),
-        ("strides", rank, 1),
-        ("pads", 2 * rank, 0),
-        ("dilations", rank, 1),
-    ):
+def check_windows(call: Call, rank: int | None, sized: str | None = None) -> None:
+    """Raise OpError for wrong attributes.
+
+    Args:
+        call: the call.
+        rank: number of spatial axes; None if unknown.
+        sized: an attribute with sizes, the last `rank` of which are spatial.
+    """
+    extra = len(call.attributes[sized]) - (rank or 0) if sized else 0
+    if sized and rank is not None and not 1 <= rank <= AXES:
+        problem = f"attribute '{sized}' is {call.attributes[sized]}"
+        raise call.error(f"{problem}, expected {1 + extra} to {AXES + extra} numbers")
+    if sized:
+        call.check_range(sized, 1)
+    for name, each, least in (("strides", 1, 1), ("pads", 2, 0), ("dilations", 1, 1)):
         given = call.attributes[name]
-        if given and len(given) != count:
-            raise call.error(f"attribute '{name}' is {given}, expected {count} numbers, or none")
+        if rank is not None and given and len(given) != each * rank:
+            raise call.error(f"attribute '{name}' is {given}, expected {each * rank} numbers, or none")
         call.check_range(name, least)
 
 
@@ -79,11 +82,30 @@ def check_rank(call: Call, name: str, rank: int) -> None:
         raise call.shape_error(name, f"{LEAD + rank} dimensions, {rank} of them spatial")
 
 
-def check_filters(call: Call, name: str, channels: Dim) -> None:
-    """Raise OpError for an input whose axis 1 is not a positive multiple of the channels."""
+def check_filter(call: Call, shape: Shape) -> None:
+    """Raise OpError for an input `filter` of this shape whose filters are empty, too large or of several channels."""
+    if not all(1 <= size <= MAX_NUMBER for size in shape[LEAD:] if isinstance(size, int)):
+        raise call.shape_error("filter", f"sizes of at least 1, at most {MAX_NUMBER}")
+    call.same_shape("filter", (shape[0], 1, *shape[LEAD:]), "one channel in each filter")
+
+
+def counts_on(call: Call, axes: Sequence[Axis], filter_size: Sequence[Dim]) -> list[int | None]:
+    """The number of positions on `input` along each axis, as far as known; OpError where a filter does not fit."""
+    lengths = (call.shape("input") or ())[LEAD:]
+    counts: list[int | None] = []
+    for place, (axis, length, size) in enumerate(zip(axes, lengths, filter_size, strict=True), LEAD):
+        count = axis.count(length) if isinstance(length, int) and isinstance(size, int) else None
+        if count is not None and count < 1:
+            raise call.shape_error("input", f"a size of axis {place} in which a filter fits")
+        counts.append(count)
+    return counts
+
+
+def check_filters(call: Call, name: str, channels: Dim, axis: int = 1) -> None:
+    """Raise OpError for an input whose size along an axis, the filters, is not a positive multiple of the channels."""
     shape = call.shape(name)
-    filters = shape[1] if shape is not None else None
+    filters = shape[axis] if shape is not None else None
     if isinstance(channels, int) and isinstance(filters, int):
         fits = filters == 0 if channels == 0 else filters > 0 and filters % channels == 0
         if not fits:
-            raise call.shape_error(name, f"a multiple of the {channels} channels of the input (axis 1)")
+            raise call.shape_error(name, f"a multiple of the {channels} channels of the input (axis {axis})")

@@ -38,9 +38,7 @@ from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import add_products
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.depthwise_convolution._boxes import (
-    BOX,
     LAYOUT,
-    LONGEST,
     Boxes,
     box_count,
     box_of,
@@ -48,8 +46,10 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     find_planes,
     groups_of_task,
     load_box,
-    reach_of,
+    offset_in_box,
+    seen_by,
     write_lanes,
+    write_positions,
     write_windows,
 )
 from onnx_ops.ops.depthwise_convolution._rules import (
@@ -58,6 +58,7 @@ from onnx_ops.ops.depthwise_convolution._rules import (
     check_rank,
     check_sizes,
     check_windows,
+    counts_on,
     window_attributes,
 )
 from onnx_ops.ops.references import rounded
@@ -178,15 +179,9 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
         layout.filter[i] = setting(attributes.filter_size, spatial, axis, 1) if is_own else 1
         if is_own:
             job.output_dims[0, LEAD + axis] = layout.filter[i]
-    if not write_windows(layout, attributes, spatial):
+    if not write_windows(layout, attributes, spatial, True):
         return False
-    read = 1
-    for i in range(AXES - 1, -1, -1):
-        step = min(layout.count[i], max((BOX // read - reach_of(layout, i, 1)) // layout.stride[i] + 1, 1))
-        if i == AXES - 1:
-            step = min(step, LONGEST)
-        layout.step[i], layout.reach[i] = step, reach_of(layout, i, step)
-        read *= layout.reach[i]
+    write_positions(layout)
     work = LANES * volume(layout.length) + 1.0 * volume(layout.count) * (sums_of_filter(layout) + LANES)
     sums_bytes = 8 * sums_of_filter(layout) * LANES
     return write_lanes(layout, job, samples, channels, filters, filters, work, sums_bytes)
@@ -203,24 +198,15 @@ def totals_of(job: Job, layout: Boxes, task: int) -> Any:
 
 
 @helper
-def offset_in_box(layout: Boxes, element: int, height: int, width: int) -> int:
-    """Offset of an element of a filter at the first position in a box of this height and width."""
-    element = min(element, volume(layout.filter) - 1)
-    columns, rows = layout.filter[2], layout.filter[1]
-    z = element // (rows * columns) * layout.dilation[0]
-    y = element // columns % rows * layout.dilation[1]
-    return int((z * height + y) * width + element % columns * layout.dilation[2])
-
-
-@helper
 def add_box(layout: Boxes, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
     """Add the sums of products over a box to the totals of the first `valid` lanes."""
     layer = layout.stride[0] * reach[1] * reach[2]
     row, step = layout.stride[1] * reach[2], layout.stride[2]
-    for element in range(0, volume(layout.filter), TOGETHER):
+    last = volume(layout.filter) - 1
+    for element in range(0, last + 1, TOGETHER):
         a = offset_in_box(layout, element, reach[1], reach[2])
-        b = offset_in_box(layout, element + 1, reach[1], reach[2])
-        c = offset_in_box(layout, element + 2, reach[1], reach[2])
+        b = offset_in_box(layout, min(element + 1, last), reach[1], reach[2])
+        c = offset_in_box(layout, min(element + 2, last), reach[1], reach[2])
         clear(sums, 0, TOGETHER * LANES)
         for z in range(steps[0]):
             before = z * layer
@@ -251,7 +237,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
     input_type, grad_type = kernel.element_type[INPUT], kernel.element_type[GRAD]
     input_bytes = volume(layout.length) * item_size(input_type)
     grad_bytes = volume(layout.count) * item_size(grad_type)
-    stride, before, filters = layout.stride, layout.before, layout.filters
+    filters = layout.filters
     boxes, block = box_count(layout.count, layout.step), number // layout.chunks
     first_group, stop = groups_of_task(layout, number)
     for group in range(first_group, stop):
@@ -260,12 +246,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
         valid = min(layout.group, layout.samples - group * layout.group) * layout.block
         for box in range(boxes):
             first, steps = box_of(layout.count, layout.step, box)
-            begins = (
-                first[0] * stride[0] - before[0],
-                first[1] * stride[1] - before[1],
-                first[2] * stride[2] - before[2],
-            )
-            reach = (reach_of(layout, 0, steps[0]), reach_of(layout, 1, steps[1]), reach_of(layout, 2, steps[2]))
+            begins, reach = seen_by(layout, first, steps)
             load_box(planes_of_grad, grad_type, layout.count, first, steps, grad, 0, False)
             rim = boxes > 1 or group == first_group  # else the zeros are still there
             load_box(planes, input_type, layout.length, begins, reach, x, 0, rim)
@@ -357,17 +338,14 @@ def body(b: Body) -> None:
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     sizes = call.attributes["filter_size"]
-    check_windows(call, "filter_size", len(sizes))
+    check_windows(call, len(sizes), "filter_size")
     x, grad = call.shape("input"), call.shape("out_backprop")
     for name in ("input", "out_backprop"):
         check_rank(call, name, len(sizes))
     if x is not None:
         axes = axes_of(*(call.attributes[name] for name in ("filter_size", "strides", "pads", "dilations")))
         check_sizes(call, axes, x[LEAD:])
-        counts = [own.count(n) if isinstance(n, int) else None for own, n in zip(axes, x[LEAD:], strict=True)]
-        for axis, fitting in enumerate(counts, LEAD):
-            if fitting is not None and fitting < 1:
-                raise call.shape_error("input", f"a size of axis {axis} in which a filter fits")
+        counts = counts_on(call, axes, sizes)
         call.same_shape("out_backprop", (x[0], None, *counts), "the places of the filters on 'input'")
         check_filters(call, "out_backprop", x[1])
     return (TensorType(call.dtype("input"), (grad[1] if grad is not None else None, 1, *sizes)),)

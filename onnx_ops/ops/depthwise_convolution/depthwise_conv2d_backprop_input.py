@@ -17,7 +17,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Input, Output, Signature
-from onnx_ops.core.types import MAX_NUMBER, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, free, interleave, item_size, record_at, separate, setting
@@ -40,6 +40,7 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
 )
 from onnx_ops.ops.depthwise_convolution._rules import (
     axes_of,
+    check_filter,
     check_filters,
     check_rank,
     check_sizes,
@@ -166,7 +167,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
         layout.filter[i] = job.dims[WEIGHTS, LEAD + axis] if is_own else 1
         if layout.filter[i] < 1:
             return False
-    if not write_windows(layout, attributes, spatial):
+    if not write_windows(layout, attributes, spatial, True):
         return False
     own = max(filters // channels, 1)
     read = own
@@ -287,7 +288,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
                         rows, columns = ceil_divide(steps[1] - i, down), ceil_divide(steps[2] - j, across)
                         place, lower = (layer * steps[1] + i) * steps[2] + j, down * steps[2]
                         given = (weights, grad, of_weights, of_grad, terms)
-                        correlate(*given, rows, columns, reach[2], sums, place, lower, across)
+                        correlate(*given, rows, columns, reach[2], 1, sums, place, lower, across)
                 place, first = layer * steps[1] * steps[2], ((z + layer) * lengths[1] + y) * lengths[2] + x
                 if steps[2] == lengths[2]:  # contiguous rows
                     separate(sums, place, steps[1] * steps[2], targets, grad_type, first)
@@ -369,15 +370,13 @@ def body(b: Body) -> None:
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     channels, *lengths = call.attributes["input_size"] or (0,)
-    check_windows(call, "input_size", len(lengths))
+    check_windows(call, len(lengths), "input_size")
     weights, grad = call.shape("filter"), call.shape("out_backprop")
     for name in ("filter", "out_backprop"):
         check_rank(call, name, len(lengths))
     check_filters(call, "out_backprop", channels)
     if weights is not None:
-        if not all(1 <= size <= MAX_NUMBER for size in weights[LEAD:] if isinstance(size, int)):
-            raise call.shape_error("filter", f"sizes of at least 1, at most {MAX_NUMBER}")
-        call.same_shape("filter", (weights[0], 1, *weights[LEAD:]), "one channel in each filter")
+        check_filter(call, weights)
         known = [size if isinstance(size, int) else 1 for size in weights[LEAD:]]
         axes = axes_of(known, *(call.attributes[name] for name in ("strides", "pads", "dilations")))
         check_sizes(call, axes, lengths)

@@ -82,6 +82,8 @@ def _convolution(
     groups: int = 1,
 ) -> Any:
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
+    if not transposed and _is_depthwise_op(x, weight, window):
+        return _depthwise(x, weight, window, bias)
     if not transposed:
         return _added(_forward(x, weight, window), bias, window.rank)
     return _added(_by_input(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
@@ -144,18 +146,52 @@ def _is_op_faster(weight: Any, window: Window) -> bool:
 @rewrites("Convolution")
 def _without_gradients(node: ir.Node) -> None:
     """A convolution without gradients, as in an inference graph, becomes ONNX's: with constant weights it is faster."""
-    weight, (convolved,) = node.inputs[1], node.outputs
+    stride, padding, dilation = _settings_of(node, "stride", "padding", "dilation")
+    weight = node.inputs[1]
     assert weight is not None
-    if any(user.op_type == "ConvolutionBackward" for user, _ in weight.uses()):
-        return
-    stride, padding, dilation = (node.attributes[name].as_ints() for name in ("stride", "padding", "dilation"))
-    window = Window(sizes(weight)[2:], stride, padding, dilation, node.attributes["groups"].as_int())
-    plain = ir.node("Conv", node.inputs, window.attributes)
+    if not _is_used_by(weight, "ConvolutionBackward"):
+        window = Window(sizes(weight)[2:], stride, padding, dilation, node.attributes["groups"].as_int())
+        _become_conv(node, window)
+
+
+@rewrites("DepthwiseConv2D")
+def _depthwise_without_gradients(node: ir.Node) -> None:
+    stride, pads, dilation = _settings_of(node, "strides", "pads", "dilations")
+    x, weight = node.inputs[:2]
+    assert x is not None
+    assert weight is not None
+    if not _is_used_by(weight, "DepthwiseConv2DBackpropInput") and not _is_used_by(x, "DepthwiseConv2DBackpropFilter"):
+        _become_conv(node, Window(sizes(weight)[2:], stride, pads[: len(pads) // 2], dilation, sizes(x)[1]))
+
+
+def _settings_of(node: ir.Node, *names: str) -> list[list[int]]:
+    return [list(node.attributes[name].as_ints()) for name in names]
+
+
+def _is_used_by(value: ir.Value, op_type: str) -> bool:
+    return any(user.op_type == op_type for user, _ in value.uses())
+
+
+def _become_conv(node: ir.Node, window: Window) -> None:
+    """Replace a node by ONNX's Conv with the same inputs."""
+    (convolved,), plain = node.outputs, ir.node("Conv", node.inputs, window.attributes)
     plain.outputs[0].shape, plain.outputs[0].type = convolved.shape, convolved.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [convolved], [plain.outputs[0]])
 
 
+def _is_depthwise_op(x: Any, weight: Any, window: Window) -> bool:
+    """Whether an op of this domain computes a convolution of each channel by itself."""
+    return x.dtype != ir.DataType.DOUBLE and _is_depthwise(window, sizes(weight)[1] * window.groups)
+
+
+def _depthwise(x: Any, weight: Any, window: Window, bias: Any = None) -> Any:
+    given = [] if bias is None else [bias]
+    return aclnn.DepthwiseConv2D(x, weight, *given, **_depthwise_attributes(window))
+
+
 def _forward(x: Any, weight: Any, window: Window) -> Any:
+    if _is_depthwise_op(x, weight, window):
+        return _depthwise(x, weight, window)
     if x.dtype != ir.DataType.DOUBLE:
         if _is_op_faster(weight, window):
             return aclnn.Convolution(x, weight, **window.settings)
