@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import onnx_ops
 from onnx_ops.torch import gradients
+from onnx_ops.torch.capture import Capture
 
 
 def compare(
@@ -21,7 +24,7 @@ def compare(
     transposed: bool = False,
     convolutions: int = 0,
     depthwise: int = 0,
-) -> None:
+) -> Capture:
     """Capture with some samples, and compare the gradients of one more.
 
     The graph has so many nodes of the gradients of depthwise convolutions by filters and by inputs, of other
@@ -50,6 +53,7 @@ def compare(
         (got,) = session.run([f"grad.{name}"], capture.state | {"x": x.numpy()})
         wanted = parameter.grad.numpy()
         np.testing.assert_allclose(got, wanted, rtol=0, atol=off * np.abs(wanted).max(), err_msg=name)
+    return capture
 
 
 # Sums of a few hundred terms, in another order.
@@ -96,6 +100,19 @@ def test_pointwise() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Tanh(), nn.Conv2d(6, 3, 1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 1))
     compare(network, torch.randn(2, 4, 6, 5), OFF[torch.float32], 0, 0)
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_pointwise_on_few_pixels(dtype: torch.dtype) -> None:
+    """Products of matrices for the pixels of all samples where there are gradients by weights and inputs."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Tanh(), nn.ConvTranspose2d(6, 3, 1), nn.Tanh(), nn.Conv2d(3, 5, 1))
+    network = network.to(dtype)
+    capture = compare(network, torch.randn(2, 4, 3, 2, dtype=dtype), OFF[dtype], 0, 0)
+    kinds = Counter(node.op_type for node in capture.model.graph.node)
+    assert (kinds["Conv"], kinds["Convolution"], kinds["ConvTranspose"]) == (int(dtype == torch.float32), 0, 0)
+    line = nn.Sequential(nn.Conv1d(4, 6, 1), nn.Tanh(), nn.Conv1d(6, 5, 1)).to(dtype)
+    compare(line, torch.randn(2, 4, 1, dtype=dtype), OFF[dtype], 0, 0)
 
 
 @pytest.mark.parametrize("dtype", names_with(full=[torch.float32], names=OFF), ids=str)
