@@ -209,6 +209,7 @@ def refused_at_run(known: str, backend: Backend, row: Row) -> None:
         good["targets"] = np.array([1, 2, 3] if targets.ndim == 1 else [[1, 2], [3, 0]], targets.dtype)
     # A session that knows a wrong rank takes no other.
     fits = known == "dtypes" or all(a.ndim == row.given[name].ndim for name, a in good.items())
+    fits = fits and not (row.refusal.by_rank and row.refusal.attributes)  # nor does an attribute that does not suit it
     expected = backends.run_outputs(session, good) if fits else None
     for _ in range(2):
         with pytest.raises(Exception, match=row.op) as raised:

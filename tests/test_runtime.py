@@ -39,7 +39,20 @@ from onnx_ops.loops.memory import (
 )
 from onnx_ops.loops.primitives import exp_of_difference
 from onnx_ops.loops.records import Numbers, Table, record_of
-from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products, add_products, correlate, largest, multiply_tile
+from onnx_ops.loops.tiles import (
+    PANEL,
+    ROWS,
+    add_outer_products,
+    add_products,
+    correlate,
+    divide_by_lane,
+    dot_by_lane,
+    largest,
+    largest_by_lane,
+    multiply_tile,
+    subtract_by_lane,
+    sum_by_lane,
+)
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
@@ -561,7 +574,7 @@ def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, columns: int
     for i, j in np.ndindex(2, columns):
         terms = (a[x] * b[y + 9 * i + step * j] for x, y in places.reshape(2, 3).T)
         expected[1 + 18 * i + 2 * j] = sum(terms)
-    for run in (natively(function), function):
+    for run in (natively(function, 6), function):
         got = start.copy()
         run(got.ctypes.data, a.ctypes.data, b.ctypes.data, places.ctypes.data, columns, step)
         np.testing.assert_array_equal(got, expected)
@@ -741,6 +754,47 @@ def test_terms_of_a_softmax(dtype: np.dtype[Any]) -> None:
         assert got[48] == 5
         expected = np.where(differences < lowest, 0, np.where(differences > -lowest, np.inf, np.exp(differences)))
         np.testing.assert_allclose(got[:48].astype(np.longdouble), expected, rtol=ulp)
+
+
+def lanes_in_float(numbers: int, other: int, out: int, count: int) -> None:
+    """The largest, sums and sums of products of each lane, and what is left after a subtraction and a division."""
+    a, b = array_at(numbers, 5 * LANES, np.float32), array_at(other, 5 * LANES, np.float32)
+    found = array_at(out, 5 * LANES, np.float32)
+    largest_by_lane(a, count, found)
+    sum_by_lane(a, count, tail(found, LANES))
+    dot_by_lane(a, b, count, tail(found, 2 * LANES))
+    subtract_by_lane(b, count, found)
+    divide_by_lane(b, count, tail(found, LANES))
+
+
+def lanes_in_double(numbers: int, other: int, out: int, count: int) -> None:
+    a, b = array_at(numbers, 5 * LANES, np.float64), array_at(other, 5 * LANES, np.float64)
+    found = array_at(out, 5 * LANES, np.float64)
+    largest_by_lane(a, count, found)
+    sum_by_lane(a, count, tail(found, LANES))
+    dot_by_lane(a, b, count, tail(found, 2 * LANES))
+    subtract_by_lane(b, count, found)
+    divide_by_lane(b, count, tail(found, LANES))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize(("function", "dtype"), [(lanes_in_float, FLOAT32), (lanes_in_double, FLOAT64)])
+def test_lanes_are_combined(function: Any, dtype: npt.DTypeLike, count: int) -> None:
+    """Whole numbers, so that no sum is rounded; NaN is not the largest; vectors behind the last one are not touched."""
+    rng = np.random.default_rng(31)
+    given, other = (rng.integers(-9, 10, (5, LANES)).astype(dtype) for _ in range(2))
+    given[1, 3], given[0, 4] = np.nan, -np.inf
+    a, expected = given[:count], other.copy()
+    with np.errstate(all="ignore"):
+        most, total = np.fmax.reduce(a, axis=0, initial=-np.inf), a.sum(axis=0)
+        products = (a * other[:count]).sum(axis=0)
+        expected[:count] = (other[:count] - most) / total
+    for run in (natively(function, 4), function):
+        numbers, got = other.copy(), np.zeros((5, LANES), dtype)
+        with np.errstate(all="ignore"):
+            run(*(array.ctypes.data for array in (given, numbers, got)), count)
+        np.testing.assert_array_equal(got[:3], [most, total, products])
+        np.testing.assert_array_equal(numbers, expected)
 
 
 # --- the processor that is compiled for ------------------------------------------------------------------------------

@@ -150,6 +150,24 @@ def write_floats(source: int, element_type: int, count: int, target: int) -> Non
     array_at(target, count, dtype)[:] = array_at(source, count, np.float32).astype(dtype)
 
 
+@helper
+def read_row(source: int, element_type: int, count: int, target: Any) -> None:
+    """Convert elements at an address to the computing dtype: float64 for DOUBLE, else float32."""
+    if element_type == DOUBLE:
+        copy_bytes(source, address_of(target), 8 * count)
+    else:
+        read_floats(source, element_type, count, address_of(target))
+
+
+@helper
+def write_row(numbers: Any, element_type: int, count: int, target: int) -> None:
+    """Inverse of `read_row`, rounded once."""
+    if element_type == DOUBLE:
+        copy_bytes(address_of(numbers), target, 8 * count)
+    else:
+        write_floats(address_of(numbers), element_type, count, target)
+
+
 def interleave(sources: Any, element_type: int, start: int, count: int, out: Any, place: int) -> None:
     """Interleave LANES rows: out[(place + j)*LANES + lane] = row[lane][start + j] for j in [0, count).
 

@@ -162,3 +162,38 @@ def add_products(
                     total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
             with np.errstate(all="ignore"):
                 sums[t * LANES : (t + 1) * LANES] += total
+
+
+def largest_by_lane(numbers: Any, count: int, out: Any) -> None:
+    """For each lane, out[lane] = the largest of numbers[k*LANES + lane], k in [0, count), not NaN, or -infinity."""
+    out[:LANES] = np.fmax.reduce(numbers[: count * LANES].reshape(count, LANES), axis=0, initial=-np.inf)
+
+
+def dot_by_lane(a: Any, b: Any, count: int, out: Any) -> None:
+    """For each lane, out[lane] = sum of a[k*LANES + lane] * b[k*LANES + lane] over k in [0, count), in this order."""
+    out[:LANES] = 0
+    for at in range(0, count * LANES, LANES):
+        with np.errstate(all="ignore"):
+            out[:LANES] += a[at : at + LANES] * b[at : at + LANES]
+
+
+def sum_by_lane(numbers: Any, count: int, out: Any) -> None:
+    """For each lane, out[lane] = sum of numbers[k*LANES + lane] over k in [0, count), in this order."""
+    out[:LANES] = 0
+    for at in range(0, count * LANES, LANES):
+        with np.errstate(all="ignore"):
+            out[:LANES] += numbers[at : at + LANES]
+
+
+def subtract_by_lane(numbers: Any, count: int, values: Any) -> None:
+    """For each lane, numbers[k*LANES + lane] -= values[lane] for k in [0, count)."""
+    for at in range(0, count * LANES, LANES):
+        with np.errstate(all="ignore"):
+            numbers[at : at + LANES] -= values[:LANES]
+
+
+def divide_by_lane(numbers: Any, count: int, values: Any) -> None:
+    """For each lane, numbers[k*LANES + lane] /= values[lane] for k in [0, count)."""
+    for at in range(0, count * LANES, LANES):
+        with np.errstate(all="ignore"):
+            numbers[at : at + LANES] /= values[:LANES]

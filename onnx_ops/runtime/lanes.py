@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -359,3 +360,78 @@ def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, ou
                     _correlate_one(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
 
     return implementation
+
+
+# --- vectors of which each lane has its own --------------------------------------------------------------------------
+
+
+def _reducing(arrays: int, start: float, combine: Callable[..., Any]) -> Any:
+    """An intrinsic that combines the elements of each lane of some arrays, one after the other, to a vector."""
+
+    @intrinsic
+    def reducing(typing: Any, numbers: Any, count: Any, out: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            numbers, count, out = args
+            number = context.get_value_type(signature.args[2].dtype)
+            vector, align = ir.VectorType(number, LANES), alignment(number)
+            with builder.goto_entry_block():
+                total = builder.alloca(vector)
+            builder.store(ir.Constant(vector, [start] * LANES), total)
+            with cgutils.for_range(builder, count, intp=WORD) as step:
+                given = (builder.extract_value(numbers, k) for k in range(arrays))
+                found = [load(builder, _lanes_at(builder, a, number, step.index), vector, align=align) for a in given]
+                builder.store(combine(builder, builder.load(total), *found), total)
+            store(builder, builder.load(total), _lanes_at(builder, out, number, WORD(0)), align=align)
+            return context.get_dummy_value()
+
+        return types.none(numbers, count, out), codegen
+
+    return reducing
+
+
+def _changing(combine: Callable[..., Any]) -> Any:
+    """An intrinsic that combines all elements of a lane with that of a vector, in place."""
+
+    @intrinsic
+    def changing(typing: Any, numbers: Any, count: Any, values: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            numbers, count, values = args
+            number = context.get_value_type(signature.args[0].dtype)
+            vector, align = ir.VectorType(number, LANES), alignment(number)
+            own = load(builder, _lanes_at(builder, values, number, WORD(0)), vector, align=align)
+            with cgutils.for_range(builder, count, intp=WORD) as step:
+                at = _lanes_at(builder, numbers, number, step.index)
+                store(builder, combine(builder, load(builder, at, vector, align=align), own), at, align=align)
+            return context.get_dummy_value()
+
+        return types.none(numbers, count, values), codegen
+
+    return changing
+
+
+def _greater(builder: Any, most: Any, x: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, most), x, most)
+
+
+_largest_of_one = _reducing(1, float("-inf"), _greater)
+_sum_of_one = _reducing(1, 0.0, lambda builder, total, x: builder.fadd(total, x))
+_sum_of_products = _reducing(2, 0.0, plus_product)
+
+
+@overload(tiles.largest_by_lane, jit_options=OPTIONS)
+def _largest_by_lane(numbers, count, out):
+    return lambda numbers, count, out: _largest_of_one((numbers,), count, out)
+
+
+@overload(tiles.sum_by_lane, jit_options=OPTIONS)
+def _sum_by_lane(numbers, count, out):
+    return lambda numbers, count, out: _sum_of_one((numbers,), count, out)
+
+
+@overload(tiles.dot_by_lane, jit_options=OPTIONS)
+def _dot_by_lane(a, b, count, out):
+    return lambda a, b, count, out: _sum_of_products((a, b), count, out)
+
+
+implement(tiles.subtract_by_lane, _changing(lambda builder, x, value: builder.fsub(x, value)))
+implement(tiles.divide_by_lane, _changing(lambda builder, x, value: builder.fdiv(x, value)))

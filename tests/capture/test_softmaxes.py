@@ -1,6 +1,8 @@
-"""Softmax and LogSoftmax over the channels of images, which captures write out, compared with PyTorch."""
+"""Softmaxes of captured steps, which are written out or become ops of the domain, compared with PyTorch."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import onnx
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
+import onnx_ops
 from onnx_ops.torch.rewriting.softmaxes import write_out_softmaxes
 
 SHAPE = (2, 3, 8, 9)
@@ -69,3 +72,61 @@ def test_capture() -> None:
     model, images = nn.Conv2d(2, 3, 1), [torch.randn(2, 2, 8, 8), torch.randn(3, 2, 8, 9)]
     assert not has(gradients(model, loss, (images[0],)).model, "LogSoftmax", "Softmax")
     compared(model, loss, images, {0: Dim("N"), 3: Dim("W")})
+
+
+class Windows(nn.Module):
+    """Attention in products, as Swin has it: a mask whose weights are subnormal, and positions with a gradient."""
+
+    def __init__(self, logarithm: bool) -> None:
+        super().__init__()
+        self.project, self.logarithm = nn.Linear(6, 18), logarithm
+        self.positions = nn.Parameter(torch.linspace(-1, 1, 25).reshape(5, 5))
+        mask = torch.zeros(5, 5)
+        mask[:2, 2:] = mask[2:, :2] = -90
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        scores = query @ key.transpose(1, 2) / 6**0.5 + self.positions + self.mask
+        weights = scores.softmax(-1)
+        result = functional.dropout(weights, 0.0) @ value
+        if self.logarithm:
+            return result.sum() - weights.log().mean()
+        return result.square().sum()
+
+
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_weights_of_products(logarithm: bool) -> None:
+    """Subnormal weights count as 0, except where a logarithm is taken of them."""
+    torch.manual_seed(0)
+    model, rows = Windows(logarithm), [torch.randn(batch, 5, 6) for batch in (2, 3)]
+    captured = gradients(model, lambda model, x: model(x), (rows[0],))
+    assert has(captured.model, "SoftmaxBackward")
+    assert has(captured.model, "SoftmaxV2") != logarithm
+    assert has(captured.model, "Softmax") == logarithm
+    assert captured.inference is None or not has(captured.inference, "SoftmaxV2")
+    compared(model, lambda model, x: model(x), rows, {0: Dim("N")})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("dim", "shape"), [(1, (3, 4, 5)), (-1, (3, 4)), (0, ())])
+def test_gradients_along_any_axis(dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.linspace(-3, 3, max(math.prod(shape), 1), dtype=dtype).reshape(shape))
+    model, factor = (
+        nn.ParameterList([weight]),
+        torch.linspace(1, 2, max(math.prod(shape), 1), dtype=dtype).reshape(shape),
+    )
+
+    def weighted(model: nn.Module, factor: Tensor) -> Tensor:
+        (own,) = model.parameters()
+        return (own.softmax(dim) * factor).square().sum()
+
+    captured = gradients(model, weighted, (factor,))
+    (found,) = onnx_ops.InferenceSession(captured.model).run(
+        ["grad.0"], {"0": np.asarray(1.5 * weight.detach().numpy()), "factor": factor.numpy()}
+    )
+    exact = (1.5 * weight.detach().double()).requires_grad_()
+    (exact.softmax(dim) * factor.double()).square().sum().backward()
+    assert exact.grad is not None
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]  # a few roundings of terms up to 1
+    np.testing.assert_allclose(found, exact.grad.numpy(), rtol=tolerance, atol=tolerance)

@@ -36,7 +36,7 @@ from onnx_ops.ops.attention._tiles import (
     seen_keys,
     vectors_of,
     whole_vectors,
-    write_row,
+    write_row_of,
     write_sizes,
 )
 
@@ -96,7 +96,7 @@ def write_query_gradient(
     for d in range(layout.size):
         numbers[d] *= scale
     element_type = record_at(job.kernel, KERNEL).element_type[QUERY]
-    write_row(of_queries(layout, job.output[BY_QUERY], element_type, layout.size), sample, head, query, numbers)
+    write_row_of(of_queries(layout, job.output[BY_QUERY], element_type, layout.size), sample, head, query, numbers)
 
 
 @helper
@@ -127,7 +127,7 @@ def write_by_key(
     for i in range(count):
         for e in range(tensor.size):
             buffer[e] = sums[(e // WIDTH * KEYS + i) * WIDTH + e % WIDTH] * scale
-        write_row(tensor, sample, head, first + i, buffer)
+        write_row_of(tensor, sample, head, first + i, buffer)
 
 
 def prepare(job: Job, number: int, dtype: Any) -> None:

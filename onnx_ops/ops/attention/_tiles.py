@@ -12,17 +12,14 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import numpy as np
 
 from onnx_ops.loops.memory import (
-    DOUBLE,
     LANES,
-    address_of,
     array_at,
-    copy_bytes,
     interleave,
     item_size,
-    read_floats,
+    read_row,
     record_at,
     tail,
-    write_floats,
+    write_row,
 )
 from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.records import KERNEL, Job, Numbers, attribute_record, record_of
@@ -182,22 +179,9 @@ def row_at(tensor: Heads, sample: int, head: int, row: int) -> int:
 
 
 @helper
-def read_row(source: int, element_type: int, count: int, target: Any) -> None:
-    """Convert elements at an address to the computing dtype: float64 for DOUBLE, else float32."""
-    if element_type == DOUBLE:
-        copy_bytes(source, address_of(target), 8 * count)
-    else:
-        read_floats(source, element_type, count, address_of(target))
-
-
-@helper
-def write_row(tensor: Heads, sample: int, head: int, row: int, numbers: Any) -> None:
+def write_row_of(tensor: Heads, sample: int, head: int, row: int, numbers: Any) -> None:
     """Write a row of numbers of the computing dtype, rounded once."""
-    target = row_at(tensor, sample, head, row)
-    if tensor.element_type == DOUBLE:
-        copy_bytes(address_of(numbers), target, 8 * tensor.size)
-    else:
-        write_floats(address_of(numbers), tensor.element_type, tensor.size, target)
+    write_row(numbers, tensor.element_type, tensor.size, row_at(tensor, sample, head, row))
 
 
 @helper

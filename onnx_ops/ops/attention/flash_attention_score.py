@@ -44,7 +44,7 @@ from onnx_ops.ops.attention._tiles import (
     read_rows,
     seen_keys,
     whole_vectors,
-    write_row,
+    write_row_of,
     write_sizes,
 )
 from onnx_ops.ops.computing import computing_type
@@ -285,7 +285,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
         factor = one / (one if divisor == nought else divisor)
         for e in range(layout.value_size):
             sums[i * v_row + e] *= factor
-        write_row(out, sample, head, query, tail(sums, i * v_row))
+        write_row_of(out, sample, head, query, tail(sums, i * v_row))
         statistic = (pair * layout.queries + query) * size_of(dtype)
         if job.output[MOST] != 0:
             nan = total[i] != total[i]

@@ -13,6 +13,7 @@ aten = ops.aten
 ALONG_AN_AXIS = (
     aten._log_softmax.default,
     aten._softmax.default,
+    aten._softmax_backward_data.default,
     aten.all.dim,
     aten.all.dims,
     aten.amax.default,

@@ -19,9 +19,10 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.rewriting.expanding import delay_expands
 from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
-from onnx_ops.torch.rewriting.softmaxes import write_out_softmaxes
+from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
 from onnx_ops.torch.rewriting.summing import split_sums
 from onnx_ops.torch.rewriting.transposing import fuse_transposes
 
@@ -59,7 +60,9 @@ def simplify(model: ir.Model) -> None:
         rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
+    weigh_by_op(model)
     write_out_softmaxes(model)
+    delay_expands(model)
     flatten_narrow(model)
     split_sums(model)
     common.RemoveUnusedNodesPass()(model)

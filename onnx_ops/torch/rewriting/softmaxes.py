@@ -1,6 +1,10 @@
-"""Softmax and LogSoftmax over the channels of images, in the operators that they consist of.
+"""Softmaxes that are weights of products, by an op of this domain, and others over the channels of images.
 
-onnxruntime transposes a tensor so that the axis is the last one, and back, which takes ten times as long as these.
+The op has 0 for weights below exp(-87): those of a mask of -100, as in Swin, are subnormal numbers, which make products
+of matrices take up to twenty times as long. Where a logarithm may follow, 0 would not do.
+
+For an axis that is not the last one, onnxruntime transposes a tensor and back, which takes ten times as long as the
+operators that a softmax consists of.
 """
 
 from __future__ import annotations
@@ -8,11 +12,46 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.core.types import FLOATS
 from onnx_ops.torch.base.nodes import may_have
 
 MIN_INNER = 64
 """The least number of elements behind the axis; for few of them onnxruntime's reductions are slow."""
 DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+PRODUCTS = ("MatMul", "Gemm")
+BETWEEN = ("Cast", "Div", "DropoutV3", "Expand", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""What may come between a softmax and the products that it is a factor of."""
+
+
+def weigh_by_op(model: ir.Model) -> None:
+    """Replace softmaxes with a gradient, of which there are products alone, by SoftmaxV2, in place."""
+    for node in list(model.graph.all_nodes()):
+        if node.domain or node.op_type != "Softmax" or node.inputs[0] is None:
+            continue
+        (weights,), dtype = node.outputs, node.inputs[0].dtype
+        differentiated = any(user.op_type == "SoftmaxBackward" for user, _ in weights.uses())
+        if not differentiated or not _is_factor(weights) or dtype is None or dtype.value not in FLOATS:
+            continue
+        axis = node.attributes.get_int("axis", -1)
+        weighing = ir.node("SoftmaxV2", node.inputs, {"dim": axis}, domain=DOMAIN)
+        (new,) = weighing.outputs
+        new.shape, new.type = weights.shape, weights.type
+        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [weighing], [weights], [new])
+        model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+
+
+def _is_factor(value: ir.Value) -> bool:
+    """Whether a value is used in products and gradients of softmaxes alone."""
+    if value.is_graph_output() or not value.uses():
+        return False
+    return all(
+        user.op_type in PRODUCTS
+        or user.op_type == "SoftmaxBackward"
+        or (user.op_type in BETWEEN and _is_factor(user.outputs[0]))
+        for user, _ in value.uses()
+    )
 
 
 def write_out_softmaxes(model: ir.Model) -> None:

@@ -1,0 +1,1 @@
+"""Softmax along an axis, and its gradient."""
