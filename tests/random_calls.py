@@ -24,6 +24,7 @@ from tests.ops import (
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     s_where,
+    silu,
     silu_backward,
     thnn_fused_lstm_cell,
     thnn_fused_lstm_cell_backward,
@@ -186,6 +187,10 @@ def _hardtanh(signature: Generator, values: Generator, taken: Taken) -> tuple[In
     return _pointwise(signature, values, taken), {"min": float(bounds[0]), "max": float(bounds[1])}
 
 
+def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    return {"self": silu.normal(shape_of(int(signature.integers(6)), values), taken["self"], "x")}, {}
+
+
 def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     inputs = _pointwise(signature, values, taken)
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
@@ -212,6 +217,7 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     hardswish_backward_v2.OP: _without_attributes,
     hardtanh_backward.OP: _hardtanh,
     s_where.OP: _where,
+    silu.OP: _silu,
     silu_backward.OP: _without_attributes,
     threshold_backward.OP: _threshold,
 }
