@@ -57,7 +57,12 @@ HIGH4, LOW4 = (2**26 // 6) / 2**26, 2 / 3 / 2**26
 HIGH8, LOW8 = (2**55 // 6) / 2**55, 1 / 3 / 2**55
 
 
-def reference(grad_output: np.ndarray, self: np.ndarray, *, dtype: npt.DTypeLike | None = None) -> np.ndarray:
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
     """NumPy definition.
 
     Args:

@@ -52,7 +52,12 @@ BOUND, ROOT = np.float32(3), np.float32(1.5)
 THIRD = 1 / 3
 
 
-def reference(grad_output: np.ndarray, self: np.ndarray, *, dtype: npt.DTypeLike | None = None) -> np.ndarray:
+def reference(
+    grad_output: np.ndarray,
+    self: np.ndarray,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
     """NumPy definition.
 
     Args:
