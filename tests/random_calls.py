@@ -18,9 +18,13 @@ from tests.ops import (
     dropout_v3,
     embedding_dense_backward,
     gelu_backward_v2,
+    hardsigmoid_backward,
+    hardswish_backward_v2,
+    hardtanh_backward,
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     s_where,
+    silu,
     silu_backward,
     thnn_fused_lstm_cell,
     thnn_fused_lstm_cell_backward,
@@ -174,8 +178,17 @@ def _gelu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs
     return _pointwise(signature, values, taken), {"approximate": int(signature.integers(2))}
 
 
-def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+def _without_attributes(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     return _pointwise(signature, values, taken), {}
+
+
+def _hardtanh(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    bounds = np.sort(signature.choice([0.0, -0.5, 0.123456789, 6.0], 2)).astype(np.float32)
+    return _pointwise(signature, values, taken), {"min": float(bounds[0]), "max": float(bounds[1])}
+
+
+def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    return {"self": silu.normal(shape_of(int(signature.integers(6)), values), taken["self"], "x")}, {}
 
 
 def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
@@ -200,8 +213,12 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     thnn_fused_lstm_cell_backward.OP: _lstm_backward,
     apply_adam_w.OP: _adam_w,
     gelu_backward_v2.OP: _gelu,
+    hardsigmoid_backward.OP: _without_attributes,
+    hardswish_backward_v2.OP: _without_attributes,
+    hardtanh_backward.OP: _hardtanh,
     s_where.OP: _where,
-    silu_backward.OP: _silu,
+    silu.OP: _silu,
+    silu_backward.OP: _without_attributes,
     threshold_backward.OP: _threshold,
 }
 OP_NAMES = tuple(DRAWN)
@@ -212,6 +229,9 @@ SPREADS_NOTHING = {
     max_pool2d_with_indices.OP: ("self",),
     max_pool2d_with_indices_backward.OP: ("grad_output",),
     thnn_fused_lstm_cell.OP: thnn_fused_lstm_cell.NAMES,
+    hardsigmoid_backward.OP: ("grad_output", "self"),
+    hardswish_backward_v2.OP: ("grad_output", "self"),
+    hardtanh_backward.OP: ("grad_output", "self"),
     s_where.OP: ("self", "other"),
     threshold_backward.OP: ("grad_output", "self"),
 }

@@ -66,7 +66,13 @@ def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
         yield "hard_shrink", [x], {"lambd": lambd}, reference("Hardshrink", x, lambd=lambd)
         yield "hard_shrink_grad", [grad, x], {"lambd": lambd}, reference("HardshrinkBackward", grad, x, lambd=lambd)
     yield "hard_shrink_grad", [grad, x], {}, reference("HardshrinkBackward", grad, x)
+    yield "swish", [x], {}, reference("Silu", x)
     yield "silu_grad", [grad, x], {}, reference("SiluBackward", grad, x)
+    yield "hardtanh_grad", [x, grad], {}, reference("HardtanhBackward", grad, x)
+    bounds = {"min_val": 0.25, "max_val": 6.0}
+    yield "hardtanh_grad", [x, grad], bounds, reference("HardtanhBackward", grad, x, min=0.25, max=6.0)
+    yield "hard_sigmoid_grad", [grad, x], {}, reference("HardsigmoidBackward", grad, x)
+    yield "hard_swish_grad_v2", [grad, x], {}, reference("HardswishBackwardV2", grad, x)
     even = np.arange(15).reshape(3, 5) % 2 == 0
     yield "select_v2", [even, grad, row], {}, reference("SWhere", even, grad, row)
     yield "threshold_grad_v2_d", [grad, x], {}, reference("ThresholdBackward", grad, x, threshold=1.0)

@@ -43,6 +43,13 @@ PARSED = {
     "HardshrinkBackward g x | y | lambd:f=0.25": "HardShrinkGrad(lambd=0.25f)",
     "Hardshrink x | y |": "HardShrink(lambd=0.5f)",
     "ThresholdBackward g x | y | threshold:f=-1.5": "ThresholdGradV2D(threshold=-1.5f)",
+    "HardtanhBackward g x | y |": "HardtanhGrad(result=Data(index=1) grad=Data(index=0) max_val=1f min_val=-1f)",
+    "HardtanhBackward g x | y | min:f=0 max:f=6": (
+        "HardtanhGrad(result=Data(index=1) grad=Data(index=0) max_val=6f min_val=0f)"
+    ),
+    "HardsigmoidBackward g x | y |": "HardSigmoidGrad()",
+    "HardswishBackwardV2 g x | y |": "HardSwishGradV2()",
+    "Silu x | y |": "Swish()",
     "SiluBackward g x | y |": "SiluGrad()",
     "SWhere c x y | z |": "SelectV2()",
     "GeluBackwardV2 g x | y |": 'GeluGradV2(approximate="none")',

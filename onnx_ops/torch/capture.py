@@ -33,6 +33,7 @@ from onnx_ops.torch.optimizers.plan import Optimizers, Plan
 from onnx_ops.torch.progress import Progress
 from onnx_ops.torch.rewriting.renormalizing import renormalize
 from onnx_ops.torch.rewriting.selecting import select_by_op
+from onnx_ops.torch.rewriting.silus import silus_by_op
 from onnx_ops.torch.steps.averaging import Averaging
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling
@@ -302,6 +303,7 @@ def _attempted(
     progress.ended(f"trace of {len(traced.graph.graph.nodes)} operators")
     exported = to_onnx(traced, values, names, options.opset_version, where)
     select_by_op(exported)
+    silus_by_op(exported)
     renormalize(exported)
     progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)

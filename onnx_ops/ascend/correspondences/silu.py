@@ -1,4 +1,4 @@
-"""What SiluBackward corresponds to in CANN."""
+"""What Silu and SiluBackward correspond to in CANN."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from onnx_ops.ascend.records import (
     Aclnn,
     Correspondence,
     GeOperator,
+    same,
 )
 
 CORRESPONDENCES = {
+    "Silu": Correspondence(
+        Aclnn("Silu", same("self", "out"), refused=(NO_DOUBLE,)),
+        GeOperator("Swish", {"x": "self"}, {"y": "out"}),
+    ),
     "SiluBackward": Correspondence(
         Aclnn(
             "SiluBackward",

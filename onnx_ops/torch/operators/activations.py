@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -27,7 +28,6 @@ decomposed_by_pytorch(
     aten.gelu.default,
     aten.hardsigmoid.default,
     aten.hardswish.default,
-    aten.hardswish_backward.default,
     aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.leaky_relu_backward.default,
@@ -82,16 +82,28 @@ def _silu_backward(grad_output: Any, self: Any) -> Any:
     return aclnn.SiluBackward(grad_output, self)
 
 
-@decomposes(aten.hardsigmoid_backward.default)
-def _hardsigmoid_backward(grad: Tensor, self: Tensor) -> Tensor:
+@translates(aten.hardsigmoid_backward.default)
+def _hardsigmoid_backward(grad: Any, self: Any) -> Any:
+    return aclnn.HardsigmoidBackward(grad, self)
+
+
+@decomposes(aten.hardsigmoid_backward.default, only=torch.float64)
+def _hardsigmoid_backward_of_doubles(grad: Tensor, self: Tensor) -> Tensor:
     """PyTorch's 1/6 is a float32 in float64 too."""
     return torch.where((self > -3) & (self < 3), grad * float(np.float32(1 / 6)), 0.0)
 
 
-@decomposes(aten.hardtanh_backward.default)
-def _hardtanh_backward(grad: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
-    """0 at the bounds, such as at relu6(0), where torch.onnx passes the gradient on."""
-    return torch.where((self > min_val) & (self < max_val), grad, 0.0)
+@translates(aten.hardswish_backward.default)
+def _hardswish_backward(grad: Any, self: Any) -> Any:
+    return aclnn.HardswishBackwardV2(grad, self)
+
+
+@translates(aten.hardtanh_backward.default)
+def _hardtanh_backward(grad: Any, self: Any, min_val: float, max_val: float) -> Any:
+    if self.dtype is ir.DataType.DOUBLE and any(float(np.float32(bound)) != bound for bound in (min_val, max_val)):
+        inside = op.And(op.Greater(self, double(min_val)), op.Less(self, double(max_val)))  # no attribute holds them
+        return op.Where(inside, grad, double(0.0))
+    return aclnn.HardtanhBackward(grad, self, min=float(min_val), max=float(max_val))
 
 
 @replaces(functional.softshrink)

@@ -58,12 +58,21 @@ def calls(
     yield from broadcast_calls(op, lambda number: {}, known_every=2)
     for dtype in FLOATS:
         for edge in edges:
-            x = around(edge, dtype)
-            inputs = {"grad_output": np.arange(1, x.size + 1).astype(dtype), "self": x}
-            yield Call(op, inputs, {attribute: edge}, label=f"edge_{edge}-{dtype.name}")
-        g = np.array([NAN, INF, -INF, -0.0, -1.0, 1.0, NAN, INF], dtype)
-        for label, values in masks.items():
-            yield Call(op, {"grad_output": g, "self": np.array(values, dtype)}, label=f"{label}-{dtype.name}")
+            yield edge_call(op, around(edge, dtype), {attribute: edge}, f"edge_{edge}")
+        yield from mask_calls(op, masks, dtype)
+
+
+def edge_call(op: str, x: Array, attributes: Mapping[str, Any], label: str) -> Call:
+    """Numbers around a limit, each with a gradient of its own."""
+    inputs = {"grad_output": np.arange(1, x.size + 1).astype(x.dtype), "self": x}
+    return Call(op, inputs, attributes, label=f"{label}-{x.dtype.name}")
+
+
+def mask_calls(op: str, masks: Mapping[str, Sequence[float]], dtype: DType) -> Iterator[Call]:
+    """Special values of the gradient, with eight numbers of `self` by what they do."""
+    g = np.array([NAN, INF, -INF, -0.0, -1.0, 1.0, NAN, INF], dtype)
+    for label, values in masks.items():
+        yield Call(op, {"grad_output": g, "self": np.array(values, dtype)}, label=f"{label}-{dtype.name}")
 
 
 def broadcast_calls(op: str, attributes: Callable[[int], Mapping[str, Any]], *, known_every: int = 4) -> Iterator[Call]:

@@ -1,0 +1,1 @@
+"""Gradients of hardtanh, such as ReLU6, hardsigmoid and hardswish."""
