@@ -60,7 +60,7 @@ DYNAMIC = (
     (
         "`nn.LSTM`, `nn.GRU`, `nn.RNN`",
         "time",
-        "captured as Scan, as packed sequences are; with a static number of steps unrolled, which is faster",
+        "GRU, RNN and projected LSTM are Scan, as for packed sequences; unrolled, which is faster, if it is static",
     ),
     ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
     (

@@ -16,6 +16,8 @@ from tests.ops import (
     apply_adam_w,
     dropout_backward,
     dropout_v3,
+    dynamic_rnn,
+    dynamic_rnn_grad,
     embedding_dense_backward,
     gelu_backward_v2,
     hardsigmoid_backward,
@@ -30,7 +32,7 @@ from tests.ops import (
     thnn_fused_lstm_cell_backward,
     threshold_backward,
 )
-from tests.ops._shared import masked_gradient, max_pool
+from tests.ops._shared import lstm_sequences, masked_gradient, max_pool
 from tests.ops._shared.arrays import Shape, other_numbers
 from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Call
@@ -155,6 +157,25 @@ def _lstm_backward(signature: Generator, values: Generator, taken: Taken) -> tup
     return thnn_fused_lstm_cell_backward.inputs(shape, taken["cx"], left_out), {}
 
 
+def _steps(signature: Generator, values: Generator, taken: Taken) -> tuple[lstm_sequences.Form, Inputs]:
+    """Sizes, and a mask."""
+    steps, samples, units = (int(n) for n in values.integers([0, 0, 1], [6, 20, 40]))
+    mask = into((steps, samples), int(signature.integers(3)), values)
+    form = lstm_sequences.Form(steps, samples, units, mask)
+    return form, {"mask": None if taken["mask"] is None else form.masks()}
+
+
+def _dynamic_rnn(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    form, mask = _steps(signature, values, taken)
+    return dynamic_rnn.inputs(form, taken["init_c"]) | mask, {}
+
+
+def _dynamic_rnn_grad(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    form, mask = _steps(signature, values, taken)
+    left_out = tuple(name for name in dynamic_rnn_grad.NAMES if taken[name] is None)
+    return dynamic_rnn_grad.inputs(form, taken["init_c"], left_out) | mask, {}
+
+
 def _adam_w(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     steps, rates = int(values.integers(1, 1000)), values.uniform([0.5, 0.9], [0.95, 0.9999])
     settings = {"beta1": rates[0], "beta2": rates[1], "lr": 10 ** values.uniform(-5, -1)}
@@ -211,6 +232,8 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     max_pool2d_with_indices_backward.OP: _max_pool_backward,
     thnn_fused_lstm_cell.OP: _lstm,
     thnn_fused_lstm_cell_backward.OP: _lstm_backward,
+    dynamic_rnn.OP: _dynamic_rnn,
+    dynamic_rnn_grad.OP: _dynamic_rnn_grad,
     apply_adam_w.OP: _adam_w,
     gelu_backward_v2.OP: _gelu,
     hardsigmoid_backward.OP: _without_attributes,

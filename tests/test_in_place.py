@@ -11,6 +11,7 @@ from backends import assert_same_bits, kernels_for, key_of, model_of, run_output
 
 from models.single_op import onnx_element_type
 from tests.ops import RECORDS
+from tests.ops._shared import lstm
 from tests.ops._shared.arrays import FLOATS
 from tests.ops._shared.record import ELEMENTS, Array, Call, DType
 
@@ -31,6 +32,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     ),
     "DropoutBackward": ({"grad_input": "grad_output"},),
     "DropoutV3": ({"output": "input"},),
+    "DynamicRNN": ({"storage": "input_gates"},),
+    "DynamicRNNGrad": ({"grad_gates": "storage"},),
     "FusedSgd": (
         {"param_out": "param", "momentum_buffer_out": "momentum_buffer"},
         {"param_out": "param"},
@@ -69,7 +72,8 @@ def calls_of(op: str, dtype: DType) -> Iterator[Call]:
     """The benchmarks of an op, those of its calls that have several blocks, and those that have inputs of a dtype."""
     record = RECORDS[op]
     for benchmark in record.benchmarks:
-        yield from (benchmark.make(size, dtype) for size in (SIZES if benchmark.sizes is ELEMENTS else ROWS))
+        sizes = SIZES if benchmark.sizes is ELEMENTS else ROWS if benchmark.sizes is lstm.SIZES else ()
+        yield from (benchmark.make(size, dtype) for size in sizes)
     yield from record.large(dtype)
     yield from (call for call in record.calls() if dtype in {array.dtype for array in call.given.values()})
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 PRODUCTS = (
     "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose", "Convolution",
     "ConvolutionBackward", "DepthwiseConv2D", "DepthwiseConv2DBackpropFilter", "DepthwiseConv2DBackpropInput",
-    "FlashAttentionScore", "FlashAttentionScoreGrad",
+    "DynamicRNN", "DynamicRNNGrad", "FlashAttentionScore", "FlashAttentionScoreGrad",
 )  # fmt: skip
 """The operators whose time is that of multiplications and additions."""
 STEPS, WARM_UP = 6, 2

@@ -120,7 +120,7 @@ def test_gradients(name: str) -> None:
     compare(run(capture, args), network, args, torch.float64)
 
 
-@pytest.mark.parametrize("name", names_with(full=["rnn", "gru"], names=["rnn", "gru", "lstm_projected"]))
+@pytest.mark.parametrize("name", names_with(full=["rnn", "gru"], names=["rnn", "gru", "lstm", "lstm_projected"]))
 def test_other_batches(name: str) -> None:
     """In float32, with a batch of another size than the graph was captured with, and states that are zeros."""
     network, args = made(name, torch.float32)
@@ -128,16 +128,16 @@ def test_other_batches(name: str) -> None:
     capture = onnx_ops.torch.gradients(
         network, loss, tuple(args), dynamic_shapes=({axis: torch.export.Dim("N")},), inference=False
     )
-    for batch in (1, 8):
+    for batch in (1, 9):
         _, others = made(name, torch.float32, batch)
         compare(run(capture, others), network, others, torch.float32)
 
 
-@pytest.mark.parametrize(("kind", "width"), [(nn.GRU, 5), (nn.LSTM, 128)])
-def test_products_of_transposed_rows(kind: type[nn.RNNBase], width: int) -> None:
+@pytest.mark.parametrize(("kind", "options", "width"), [(nn.GRU, {}, 5), (nn.LSTM, {"proj_size": 2}, 128)])
+def test_products_of_transposed_rows(kind: type[nn.RNNBase], options: dict[str, Any], width: int) -> None:
     """Those of 16 rows; in the gradient of the LSTM the rows are of 4096 bytes, and padded."""
     torch.manual_seed(2)
-    network, args = Network(kind, {}, width).double(), [torch.randn(2, 16, FEATURES, dtype=torch.float64)]
+    network, args = Network(kind, options, width).double(), [torch.randn(2, 16, FEATURES, dtype=torch.float64)]
     args[0].requires_grad_()
     capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
     assert nodes(capture.model, "Pad") == (2 if kind is nn.LSTM else 0)
@@ -148,14 +148,26 @@ def nodes(model: onnx.ModelProto, op_type: str) -> int:
     return sum(node.op_type == op_type for node in model.graph.node)
 
 
-def test_a_step_has_one_product() -> None:
-    """And one more backward; all others are over all steps."""
-    network, args = made("lstm", torch.float32)
+PER_STEP = STEPS + (STEPS - 1)
+"""Products with weights of the hidden state: the initial one is constant, and nothing goes back to it."""
+OVER_ALL_STEPS = 4
+"""From the input and back to it, and the gradients by the two weights."""
+PRODUCTS = {
+    "gru": PER_STEP + OVER_ALL_STEPS,
+    "lstm": OVER_ALL_STEPS,
+    "lstm_projected": PER_STEP + 2 * STEPS + OVER_ALL_STEPS + 1,  # those of the projection, and its gradient
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name: str) -> None:
+    """Only those with the hidden state are in the steps; an LSTM without projection has them in one node."""
+    network, args = made(name, torch.float32)
     model = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False).model
-    assert nodes(model, "ThnnFusedLstmCell") == nodes(model, "ThnnFusedLstmCellBackward") == STEPS
-    # The initial state is constant, and nothing goes back to it. Over all steps: from the input and back to it, and the
-    # gradients by the two weights.
-    assert nodes(model, "MatMul") + nodes(model, "Gemm") == STEPS + (STEPS - 1) + 4
+    assert nodes(model, "ThnnFusedLstmCell") == nodes(model, "ThnnFusedLstmCellBackward")
+    assert nodes(model, "ThnnFusedLstmCell") == (STEPS if name == "lstm_projected" else 0)
+    assert nodes(model, "DynamicRNN") == nodes(model, "DynamicRNNGrad") == (1 if name == "lstm" else 0)
+    assert nodes(model, "MatMul") + nodes(model, "Gemm") == PRODUCTS[name]
 
 
 class Last(Network):
@@ -170,10 +182,11 @@ class Cell(Network):
         return self.layer(x)[1][1].square().sum()
 
 
+@pytest.mark.parametrize("options", [{}, {"proj_size": 2}], ids=str)
 @pytest.mark.parametrize("kind", names_with(full=[Last], names=[Last, Cell]))
-def test_outputs_that_the_loss_leaves_out(kind: type[Network]) -> None:
+def test_outputs_that_the_loss_leaves_out(kind: type[Network], options: dict[str, Any]) -> None:
     torch.manual_seed(2)
-    network = kind(nn.LSTM, {"proj_size": 2}).double()
+    network = kind(nn.LSTM, options).double()
     args = [torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64, requires_grad=True)]
     capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
     compare(run(capture, args), network, args, torch.float64)

@@ -1,4 +1,4 @@
-"""What ThnnFusedLstmCell and ThnnFusedLstmCellBackward correspond to in CANN."""
+"""What the steps of an LSTM correspond to in CANN."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from onnx_ops.ascend.records import (
 )
 
 CORRESPONDENCES = {
+    "DynamicRNN": Correspondence(
+        None,
+        None,
+        "CANN's list of aclnn functions does not have this name: it is that of an operator of graphs, which multiplies"
+        " the input by its weights too, has the gates in another order, and each of them as an output of its own."
+        " aclnnLSTM computes several layers.",
+    ),
+    "DynamicRNNGrad": Correspondence(
+        None,
+        None,
+        "CANN's list of aclnn functions does not have this name: it is that of an operator of graphs, which computes"
+        " the gradients of the input and of the weights too. aclnnLstmBackward computes those of several layers.",
+    ),
     "ThnnFusedLstmCell": Correspondence(
         Aclnn(
             "ThnnFusedLstmCell",

@@ -1,1 +1,1 @@
-"""The gates of a long short-term memory (LSTM)."""
+"""The steps of a long short-term memory (LSTM)."""

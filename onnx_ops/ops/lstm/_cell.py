@@ -96,7 +96,12 @@ def check_cell(call: Call, state: str, like: tuple[str, ...], gates: tuple[str, 
     return shape
 
 
-def quarters(b: Body, gates: Value, names: tuple[str, str, str, str]) -> tuple[Value, ...]:
+def widths_of(b: Body, state: Value) -> Value:
+    """The widths of the four gates for a state, in a function body."""
+    width = b.op("Shape", state, name="width", start=-1)
+    return b.op("Concat", *[width] * GATES, name="widths", axis=0)
+
+
+def quarters(b: Body, gates: Value, widths: Value, names: tuple[str, str, str, str]) -> tuple[Value, ...]:
     """The four gates, in a function body."""
-    width = b.op("Shape", b.inputs["cx"], name="width", start=-1)
-    return b.several("Split", gates, b.op("Concat", *[width] * GATES, name="widths", axis=0), names=names, axis=-1)
+    return b.several("Split", gates, widths, names=names, axis=-1)

@@ -40,6 +40,7 @@ from onnx_ops.ops.lstm._cell import (
     sigmoid,
     tanh_of_float,
     tasks_of,
+    widths_of,
 )
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -92,13 +93,18 @@ def reference(
     """
     compute = computing_dtype((cx,), dtype)
     with np.errstate(all="ignore"):
-        i, f, g, o = np.split(input_gates.astype(compute) + hidden_gates.astype(compute), GATES, axis=-1)
-        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
-        g = np.tanh(g)
-        cy = f * cx.astype(compute) + i * g
-        results = o * np.tanh(cy), cy, np.concatenate([i, f, g, o], axis=-1)
+        results = stepped(input_gates.astype(compute) + hidden_gates.astype(compute), cx.astype(compute))
     hy, cy, storage = (rounded(result, cx.dtype, dtype) for result in results)
     return hy, cy, storage
+
+
+def stepped(gates: np.ndarray, cx: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """hy, cy and storage of arrays in the computing dtype."""
+    i, f, g, o = np.split(gates, GATES, axis=-1)
+    i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+    g = np.tanh(g)
+    cy = f * cx + i * g
+    return o * np.tanh(cy), cy, np.concatenate([i, f, g, o], axis=-1)
 
 
 # --- the kernel: one task per block of rows ---------------------------------------------------------------------------
@@ -210,18 +216,25 @@ def kernel(call: Call) -> Tasks:
     return Tasks(plan, task, in_place=pairs)
 
 
-def body(b: Body) -> None:
-    i, f, g, o = quarters(b, b.load("input_gates") + b.load("hidden_gates"), ("i", "f", "g", "o"))
+def written(b: Body, gates: Value, cx: Value, widths: Value) -> tuple[Value, Value, Value]:
+    """hy, cy and storage, in a function body."""
+    i, f, g, o = quarters(b, gates, widths, ("i", "f", "g", "o"))
 
     def acting(gate: Value) -> Value:
         return (1.0 / (b.op("Exp", -gate) + 1.0)).named("acting")
 
     i, f, o = acting(i), acting(f), acting(o)
     g = b.op("Tanh", g, name="candidate")
-    cy = ((f * b.load("cx")).named("remembered") + (i * g).named("entering")).named("cell")
-    b.store("hy", (o * b.op("Tanh", cy)).named("hidden"), "cx")
-    b.store("cy", cy, "cx")
-    b.store("storage", b.op("Concat", i, f, g, o, name="gates", axis=-1), "cx")
+    cy = ((f * cx).named("remembered") + (i * g).named("entering")).named("cell")
+    hy = (o * b.op("Tanh", cy)).named("hidden")
+    return hy, cy, b.op("Concat", i, f, g, o, name="gates", axis=-1)
+
+
+def body(b: Body) -> None:
+    cx = b.load("cx")
+    gates = (b.load("input_gates") + b.load("hidden_gates")).named("sums")
+    for output, value in zip(("hy", "cy", "storage"), written(b, gates, cx, widths_of(b, b.inputs["cx"])), strict=True):
+        b.store(output, value, "cx")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:

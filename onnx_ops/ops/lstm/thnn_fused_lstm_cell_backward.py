@@ -41,6 +41,7 @@ from onnx_ops.ops.lstm._cell import (
     set_shapes,
     tanh_of_float,
     tasks_of,
+    widths_of,
 )
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -117,16 +118,20 @@ def reference(
     compute = computing_dtype((cx,), dtype)
     dh, dc = (np.zeros(cx.shape, compute) if d is None else d.astype(compute) for d in (grad_hy, grad_cy))
     with np.errstate(all="ignore"):
-        i, f, g, o = np.split(storage.astype(compute), GATES, axis=-1)
-        shown = np.tanh(cy.astype(compute))
-        d = dc + dh * o * ((1 - shown) * (1 + shown))
-        gates = [
-            d * g * i * (1 - i),
-            d * cx.astype(compute) * f * (1 - f),
-            d * i * ((1 - g) * (1 + g)),
-            dh * shown * o * (1 - o),
-        ]
-        return rounded(np.concatenate(gates, axis=-1), cx.dtype, dtype), rounded(d * f, cx.dtype, dtype)
+        results = stepped_back(dh, dc, cx.astype(compute), cy.astype(compute), storage.astype(compute))
+    grad_gates, grad_cx = (rounded(result, cx.dtype, dtype) for result in results)
+    return grad_gates, grad_cx
+
+
+def stepped_back(
+    dh: np.ndarray, dc: np.ndarray, cx: np.ndarray, cy: np.ndarray, storage: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """grad_gates and grad_cx of arrays in the computing dtype."""
+    i, f, g, o = np.split(storage, GATES, axis=-1)
+    shown = np.tanh(cy)
+    d = dc + dh * o * ((1 - shown) * (1 + shown))
+    gates = [d * g * i * (1 - i), d * cx * f * (1 - f), d * i * ((1 - g) * (1 + g)), dh * shown * o * (1 - o)]
+    return np.concatenate(gates, axis=-1), d * f
 
 
 # --- the kernel: one task per block of rows ---------------------------------------------------------------------------
@@ -245,16 +250,17 @@ def kernel(call: Call) -> Tasks:
     return Tasks(plan, task, in_place=pairs)
 
 
-def body(b: Body) -> None:
-    cx, cy = b.load("cx"), b.load("cy")
-    i, f, g, o = quarters(b, b.load("storage"), ("i", "f", "g", "o"))
+def written_back(
+    b: Body, dh: Value, dc: Value, cx: Value, cy: Value, storage: Value, widths: Value
+) -> tuple[Value, Value]:
+    """grad_gates and grad_cx, in a function body."""
+    i, f, g, o = quarters(b, storage, widths, ("i", "f", "g", "o"))
     shown = b.op("Tanh", cy, name="shown")
 
     def slope(value: Value) -> Value:
         """1 - value^2."""
         return ((1.0 - value).named("below") * (1.0 + value).named("above")).named("slope")
 
-    dh, dc = (b.load(name) if b.has(name) else b.constant(0.0) for name in ("grad_hy", "grad_cy"))
     through = (dh * o * slope(shown)).named("through_hidden")
     d = (dc + through).named("d")
     gates = [
@@ -263,8 +269,15 @@ def body(b: Body) -> None:
         d * i * slope(g),
         dh * shown * o * (1.0 - o),
     ]
-    b.store("grad_gates", b.op("Concat", *gates, name="gradients", axis=-1), "cx")
-    b.store("grad_cx", (d * f).named("cell_gradient"), "cx")
+    return b.op("Concat", *gates, name="gradients", axis=-1), (d * f).named("cell_gradient")
+
+
+def body(b: Body) -> None:
+    cx, cy = b.load("cx"), b.load("cy")
+    dh, dc = (b.load(name) if b.has(name) else b.constant(0.0) for name in ("grad_hy", "grad_cy"))
+    grad_gates, grad_cx = written_back(b, dh, dc, cx, cy, b.load("storage"), widths_of(b, b.inputs["cx"]))
+    b.store("grad_gates", grad_gates, "cx")
+    b.store("grad_cx", grad_cx, "cx")
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:

@@ -1,6 +1,7 @@
-"""Recurrent layers: LSTM, GRU and RNN. The loop over time is unrolled; over a dynamic number of steps it is a Scan.
+"""Recurrent layers: LSTM, GRU and RNN. An LSTM without projections is DynamicRNN in each direction.
 
-That of packed sequences, whose length depends on data, is one too.
+The loop over time of the others is unrolled; over a dynamic number of steps it is a Scan, and over packed sequences,
+whose length depends on data.
 
 The input of a layer is multiplied by its weights once for all steps, and so are the gradients of the weights.
 """
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
+from onnx_ops.torch.operators.recurrent.lstm import LstmDirection
 from onnx_ops.torch.operators.recurrent.packing import Packing
 from onnx_ops.torch.operators.recurrent.scan import ScannedDirection
 
@@ -163,17 +165,14 @@ def _layers(
             bias: tuple[Tensor | None, Tensor | None] = (None, None)
             if biases is not None:
                 bias = biases if kind.keeps_recurrent_bias_apart else (biases[0] + biases[1], None)
-            output, *end = direction_of(
-                name,
-                direction == 1,
-                sequence,
-                input_weight,
-                bias[0],
-                weight,
-                bias[1],
-                rest[0] if rest else None,
-                *(state[place : place + 1] for state in states),
-            )
+            before = [state[place : place + 1] for state in states]
+            backwards, projection = direction == 1, rest[0] if rest else None
+            if name == "lstm" and projection is None:
+                output, *end = LstmDirection.apply(mask, backwards, sequence, input_weight, bias[0], weight, *before)
+            else:
+                output, *end = direction_of(
+                    name, backwards, sequence, input_weight, bias[0], weight, bias[1], projection, *before
+                )
             outputs.append(output)
             ends.append(end)
         sequence = torch.cat(outputs, -1) if bidirectional else output
