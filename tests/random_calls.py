@@ -28,6 +28,8 @@ from tests.ops import (
     s_where,
     silu,
     silu_backward,
+    softmax_backward,
+    softmax_v2,
     thnn_fused_lstm_cell,
     thnn_fused_lstm_cell_backward,
     threshold_backward,
@@ -212,6 +214,22 @@ def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs
     return {"self": silu.normal(shape_of(int(signature.integers(6)), values), taken["self"], "x")}, {}
 
 
+def _axis(signature: Generator, values: Generator) -> tuple[Shape, int]:
+    """A shape, and one of its axes."""
+    rank = int(signature.integers(1, 6))
+    return shape_of(rank, values), int(signature.integers(-rank, rank))
+
+
+def _softmax(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    shape, dim = _axis(signature, values)
+    return {"self": softmax_v2.normal(shape, taken["self"], "x")}, {"dim": dim}
+
+
+def _softmax_backward(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    shape, dim = _axis(signature, values)
+    return softmax_backward.operands(shape, dim, taken["grad_output"]), {"dim": dim}
+
+
 def _threshold(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     inputs = _pointwise(signature, values, taken)
     return inputs, {"threshold": float(np.float32(signature.choice([0.0, -0.5, 0.123456789])))}
@@ -242,6 +260,8 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     s_where.OP: _where,
     silu.OP: _silu,
     silu_backward.OP: _without_attributes,
+    softmax_v2.OP: _softmax,
+    softmax_backward.OP: _softmax_backward,
     threshold_backward.OP: _threshold,
 }
 OP_NAMES = tuple(DRAWN)

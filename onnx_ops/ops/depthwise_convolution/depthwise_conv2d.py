@@ -328,7 +328,7 @@ OP = Op(
     body,
     Example(
         # One channel with one filter of two by two, which has two places.
-        {"input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]], "filter": [[[[1.0, 2.0], [3.0, 4.0]]]], "bias": [100.0]},
-        {"output": [[[[137.0, 147.0]]]]},
+        {"input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]], "filter": [[[[1.0, 2.0], [3.0, 4.0]]]], "bias": [1.0]},
+        {"output": [[[[38.0, 48.0]]]]},
     ),
 )
