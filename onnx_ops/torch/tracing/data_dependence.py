@@ -219,6 +219,8 @@ class DataDependence(TorchDispatchMode):
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
         self._offsets: set[sympy.Symbol] = set()
+        self._read_from: dict[int, tuple[torch.Tensor, int, Any]] = {}
+        """The tensors whose numbers were read, by their ids, with their versions and numbers."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -227,7 +229,9 @@ class DataDependence(TorchDispatchMode):
             return self._check(*args[:2])
         if func in TABLE.checks:
             self._check(*TABLE.checks[func](*args, **(kwargs or {})))
-        result = func(*args, **(kwargs or {}))
+        result = self._read_before(args[0]) if func is READ else None
+        if result is None:
+            result = func(*args, **(kwargs or {}))
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         tracked = self._random or self._followed
         changed = storages(tree_leaves([result, list(written(func, args, kwargs or {}))])) if tracked else {}
@@ -247,12 +251,19 @@ class DataDependence(TorchDispatchMode):
             for number, value, source in zip(numbers, values, sources, strict=True):
                 if isinstance(number, py_sym_types):
                     self._read(number, value, source)
+            if func is READ:
+                self._read_from[id(args[0])] = args[0], args[0]._version, result
         elif func is SLICE:
             for size, source in zip(result.shape, _sources(result), strict=True):
                 if isinstance(size, torch.SymInt):
                     self._read(size, None, source)
             self._offsets |= free_unbacked_symbols(result.storage_offset())
         return result
+
+    def _read_before(self, tensor: torch.Tensor) -> Any:
+        """The number in a tensor if it has been read since the tensor was written to: PyTorch takes no second bool."""
+        _, version, number = self._read_from.get(id(tensor), (None, None, None))
+        return number if version == tensor._version else None
 
     def _check(self, info: torch.Tensor, function: str) -> None:
         """Make it a condition that a function of torch.linalg succeeds."""

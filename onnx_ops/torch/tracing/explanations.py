@@ -153,9 +153,9 @@ def _control_flow(error: BaseException, where: Locations | None = None) -> str |
     if found is None:
         return None
     return (
-        f"the control flow operator {found[1]}{_at(line_of_error(error))} cannot be captured. Write torch.cond as"
-        " torch.where of both results, or as an `if` with specialize=True; map as torch.vmap; scan and while_loop as a"
-        " loop of Python over a static number of steps, or, of a linear recurrence, by cumsum and cumprod"
+        f"the control flow operator {found[1]}{_at(line_of_error(error))} cannot be captured. Call the functions that"
+        " it is given themselves, or torch.cond, torch.while_loop, and scan, associative_scan and map of"
+        " torch._higher_order_ops"
     )
 
 

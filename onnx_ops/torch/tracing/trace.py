@@ -36,6 +36,7 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.certainty import largest_size
 from onnx_ops.torch.tracing.constants import Constants
+from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.tracing.explanations import Locations, explained
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
@@ -80,7 +81,7 @@ def eager_mode() -> Iterator[None]:
     Attention consists of the same operators, which draw random numbers in the same order, and functions that PyTorch
     has on GPUs only are available.
     """
-    with Substitution(TABLE.missing), portable_kernels():
+    with Substitution(TABLE.missing), portable_kernels(), written_control_flow():
         yield
 
 
@@ -273,6 +274,7 @@ def _substituted() -> Iterator[None]:
         single_reads(),
         symbolic_extremes(),
         unchanged_conversions(),
+        written_control_flow(),
         whole_ops(),
     ):
         yield
