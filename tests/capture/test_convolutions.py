@@ -83,11 +83,18 @@ def test_depthwise_along_lines_and_in_volumes(rank: int) -> None:
     compare(network, torch.randn(2, 3, *range(7, 7 + rank)), OFF[torch.float32], 2, 1, depthwise=2)
 
 
-def test_room_for_more_places_than_there_are() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_room_for_more_places_than_there_are(dtype: torch.dtype) -> None:
     """An output_padding as large as the stride, which dilations allow, but not onnxruntime's ConvTranspose."""
     torch.manual_seed(0)
-    network = nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1, groups=3).double()
-    compare(network, torch.randn(2, 3, 7).double(), OFF[torch.float64], 0, 0)
+    network = nn.Sequential(
+        nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1, groups=3),
+        nn.Tanh(),
+        nn.ConvTranspose1d(3, 4, 3, 2, padding=1, dilation=4, output_padding=3),
+        nn.Tanh(),
+        nn.ConvTranspose1d(4, 2, 2, 1, padding=3, dilation=3, output_padding=2),
+    ).to(dtype)
+    compare(network, torch.randn(2, 3, 7, dtype=dtype), OFF[dtype], 0, 0, transposed=True)
 
 
 def test_groups_of_several_channels() -> None:

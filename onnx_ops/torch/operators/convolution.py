@@ -283,7 +283,14 @@ def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> A
     if grad.dtype != ir.DataType.DOUBLE:
         if window.is_pointwise and not any(extra):  # Conv takes three quarters of the time
             return op.Conv(grad, op.Transpose(weight, perm=[1, 0, *range(2, window.rank + 2)]), **window.attributes)
-        return op.ConvTranspose(grad, weight, **window.attributes, output_padding=extra)
+        if all(more < s for more, s in zip(extra, window.stride, strict=True)):
+            return op.ConvTranspose(grad, weight, **window.attributes, output_padding=extra)
+        # onnxruntime refuses more elements: fewer are cropped at the end, or zeros added.
+        rims = list(zip(window.padding, extra, strict=True))
+        pads = [*window.padding, *(max(p - more, 0) for p, more in rims)]
+        image = op.ConvTranspose(grad, weight, **window.attributes | {"pads": pads})
+        behind = [max(more - p, 0) for p, more in rims]
+        return op.Pad(image, integers([0] * (window.rank + 4) + behind)) if any(behind) else image
     outputs, inputs = sizes(weight)[0], sizes(weight)[1]
     count, arrived = math.prod(window.kernel), Extent.of(grad, window.rank)
     rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, inputs * count]))
