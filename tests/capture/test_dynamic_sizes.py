@@ -347,9 +347,27 @@ def test_windows_that_overlap() -> None:
         number = 2 * torch.div(x.shape[1], 4, rounding_mode="trunc") - 1  # a tensor
         windows = chunks.as_strided((samples, number, *sizes), (step, across // 2, *strides))
         later = torch.as_strided(chunks, (samples, 2, 3), (step, 3, 1), chunks.storage_offset() + 6)
-        return (windows * torch.arange(12.0).view(4, 3)).square().mean() + (later * x[:, :2]).sum()
+        apart = model(x.transpose(0, 1)).transpose(0, 1).view(chunks.shape)  # dense, in another order of axes
+        step, across, *strides = apart.stride()
+        others = apart.as_strided((samples, number, *sizes), (step, across // 2, *strides))
+        squares = (windows * torch.arange(12.0).view(4, 3)).square() + (others * torch.arange(3.0)).sin()
+        return squares.mean() + (later * x[:, :2]).sum()
 
     compared(nn.Linear(3, 3), loss, [(3, 16, 3), (2, 16, 3), (1, 16, 3)], Dim("N"))
+
+
+def test_tensors_of_numbers_of_sizes() -> None:
+    """As Longformer computes a number of chunks, and with it the shape of a view."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        chunks = torch.div(x.shape[0], 4, rounding_mode="trunc")
+        changed = torch.tensor(x.shape[0])
+        changed += 1  # another number
+        rows = model(x).view(chunks, 4, 3)
+        more = rows.new_ones(2 * chunks - 1, 1) * model.bias
+        return (rows * rows.flip(1)).mean() + more.sin().sum() + changed * model.weight.sum()
+
+    compared(nn.Linear(3, 3), loss, [(8, 3), (4, 3), (12, 3)], 4 * Dim("chunks"))
 
 
 def test_numbers_that_depend_on_a_size() -> None:

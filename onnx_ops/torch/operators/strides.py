@@ -15,9 +15,12 @@ from onnx_ops.torch.base.table import replaces
 def _as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """The elements by their indices: PyTorch's gradient of a view makes numbers of dynamic sizes.
 
-    What needs no gradient, or is not contiguous, and views beyond its elements, stay views.
+    What needs no gradient, or whose elements are not dense in memory, and views beyond these, stay views.
     """
-    if not (any(map(is_symbolic, input.shape)) and input.requires_grad and input.is_contiguous()):
+    if not (any(map(is_symbolic, input.shape)) and input.requires_grad):
+        return torch.as_strided(input, size, stride, storage_offset)
+    stored = input.permute(_order_in_memory(input))
+    if not stored.is_contiguous():
         return torch.as_strided(input, size, stride, storage_offset)
     size, stride = ([n.item() if isinstance(n, Tensor) else n for n in numbers] for numbers in (size, stride))
     start = 0 if storage_offset is None else storage_offset - input.storage_offset()
@@ -27,4 +30,10 @@ def _as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], stora
     index = torch.full((), start, device=input.device)
     for n, step in zip(size, stride, strict=True):
         index = index.unsqueeze(-1) + step * torch.arange(n, device=input.device)
-    return input.flatten().index_select(0, index.flatten()).view(list(size))
+    return stored.flatten().index_select(0, index.flatten()).view(list(size))
+
+
+def _order_in_memory(tensor: Tensor) -> list[int]:
+    """The axes of a tensor by their strides in the example, the largest one first."""
+    strides = [step.node.hint if isinstance(step, torch.SymInt) else step for step in tensor.stride()]
+    return sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)

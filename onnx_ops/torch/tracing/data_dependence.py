@@ -35,6 +35,7 @@ from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
 from onnx_ops.torch.tracing.effects import Storages, storages, written
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
+from onnx_ops.torch.tracing.size_tensors import SizeTensors
 from onnx_ops.training.conditions import Condition, Number
 
 aten = torch.ops.aten
@@ -219,6 +220,7 @@ class DataDependence(TorchDispatchMode):
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._functions: dict[sympy.Symbol, str] = {}
         self._offsets: set[sympy.Symbol] = set()
+        self._of_sizes = SizeTensors()
         self._read_from: dict[int, tuple[torch.Tensor, int, Any]] = {}
         """The tensors whose numbers were read, by their ids, with their versions and numbers."""
 
@@ -229,9 +231,12 @@ class DataDependence(TorchDispatchMode):
             return self._check(*args[:2])
         if func in TABLE.checks:
             self._check(*TABLE.checks[func](*args, **(kwargs or {})))
+        if func is READ and (size := self._of_sizes.number(args[0])) is not None:
+            return size
         result = self._read_before(args[0]) if func is READ else None
         if result is None:
             result = func(*args, **(kwargs or {}))
+            self._of_sizes.note(func, args, kwargs or {}, result)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         tracked = self._random or self._followed
         changed = storages(tree_leaves([result, list(written(func, args, kwargs or {}))])) if tracked else {}
