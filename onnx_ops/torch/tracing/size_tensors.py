@@ -1,10 +1,10 @@
-"""Tensors of numbers that depend on dynamic sizes alone, which code reads as sizes: `x.view(-1, torch.div(n, 8), 8)`."""
+"""Tensors of numbers that depend on dynamic sizes alone, which code reads as sizes: `x.view(torch.div(n, 8), 8)`."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
-Number = int | torch.SymInt
+Number: TypeAlias = int | torch.SymInt
 
 ARITHMETIC: Mapping[OpOverload, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
@@ -30,7 +30,7 @@ class SizeTensors:
 
     def number(self, given: Any) -> Number | None:
         """A number itself, or that in a tensor, as an expression of sizes; None if it is not known as one."""
-        if isinstance(given, Number):
+        if isinstance(given, int | torch.SymInt):
             return given
         tensor, version, number = self._known.get(id(given), (None, None, None))
         return number if tensor is not None and tensor._version == version else None
