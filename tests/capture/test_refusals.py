@@ -129,6 +129,16 @@ def test_the_line_that_bounds_a_dynamic_size() -> None:
         gradients(torch.nn.Linear(3, 2), loss, (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
 
 
+def test_the_line_that_fixes_a_multiple() -> None:
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([model(x[2 * i : 2 * i + 2]).sum() for i in range(x.shape[0] // 2)]).sin().sum()
+
+    with pytest.raises(CaptureError, match=rf"makes the number 4 of it \({LINE}\)"):
+        gradients(
+            torch.nn.Linear(3, 2), loss, (torch.ones(4, 3),), dynamic_shapes=({0: 2 * torch.export.Dim("pairs")},)
+        )
+
+
 def test_an_error_that_is_being_handled_explains_nothing() -> None:
     """The causes of an error end at the one that the caller handles."""
     try:

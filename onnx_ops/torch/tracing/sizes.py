@@ -58,6 +58,7 @@ class RecordedShapes(ShapeEnv):
         super().__init__(**settings)
         self._line = line
         self._lines: list[tuple[sympy.Basic, Line | None]] = []
+        self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
         before, ranges = len(self.guards), dict(self.var_to_range)  # which a guard narrows
@@ -69,11 +70,17 @@ class RecordedShapes(ShapeEnv):
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 
+    def derive(self, symbol: sympy.Symbol, expression: sympy.Expr) -> None:
+        """Replace the symbol of a size by an expression in another one, such as 2 * N."""
+        self._derived[symbol] = expression.free_symbols
+        self._set_replacement(symbol, expression, "derived dimension")
+
     def line_of(self, size: torch.SymInt) -> Line | None:
         """The first line that restricts a size: that makes a number of it if there is one."""
         symbol = size.node._expr
-        restricting = [(expr, line) for expr, line in self._lines if line and symbol in expr.free_symbols]
-        fixing = (line for expr, line in restricting if expr.free_symbols == {symbol} and isinstance(expr, sympy.Eq))
+        own = {symbol} | self._derived.get(symbol, set())
+        restricting = [(expr, line) for expr, line in self._lines if line and own & expr.free_symbols]
+        fixing = (line for expr, line in restricting if expr.free_symbols <= own and isinstance(expr, sympy.Eq))
         return next(fixing, restricting[0][1] if restricting else None)
 
 
@@ -87,7 +94,7 @@ class Roots:
         known: the sizes of dimensions of inputs, by the names of the dimensions.
     """
 
-    def __init__(self, shapes: ShapeEnv, known: Mapping[str, torch.SymInt]) -> None:
+    def __init__(self, shapes: RecordedShapes, known: Mapping[str, torch.SymInt]) -> None:
         self._shapes, self._known = shapes, known
         self._symbols: dict[str, sympy.Symbol] = {}
 
@@ -113,9 +120,9 @@ class Roots:
             if known is None:
                 if dim.root.__name__ not in self._symbols:
                     self._symbols[dim.root.__name__] = self._made(dim.root, root)
-                self._shapes._set_replacement(symbol, dim.fn(self.symbol(dim)), "derived dimension")
+                self._shapes.derive(symbol, dim.fn(self.symbol(dim)))
             elif known.node.hint == root:
-                self._shapes._set_replacement(symbol, dim.fn(known.node.expr), "derived dimension")
+                self._shapes.derive(symbol, dim.fn(known.node.expr))
 
     def _made(self, root: Any, value: int) -> sympy.Symbol:
         return self._shapes.create_symbol(
