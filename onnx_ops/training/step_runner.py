@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -214,15 +214,41 @@ class _Conditions:
             return
         if self._bound is None:
             outputs = [value for value in self._model.graph.output if value.name in (CONDITIONS, CONDITION_NUMBERS)]
-            model = part(self._model, self._model.graph.input, outputs)
-            self._bound = BoundSession(self._session(model), self._inputs, [{}, {}], reported_dtypes(model))
-        try:
-            found = self._bound.run(turn, batch)
-        except Exception as error:
-            if is_of_onnxruntime(error):  # nor can the conditions be computed
-                return
-            raise
-        self._checks.check(found)
+            self._bound = self._computing(outputs)
+        found = _if_computed(self._bound, turn, batch)
+        if found is not None:
+            self._checks.check(found)
+        else:  # one depends on the node that has failed
+            self._check_each(turn, batch)
+
+    def _computing(self, outputs: Sequence[onnx.ValueInfoProto]) -> BoundSession:
+        model = part(self._model, self._model.graph.input, outputs)
+        return BoundSession(self._session(model), self._inputs, [{}, {}], reported_dtypes(model))
+
+    def _check_each(self, turn: int, batch: Arrays) -> None:
+        """Raise StepError for the first condition that can be computed and is violated."""
+        parts = {node.output[0]: node.input for node in self._model.graph.node if node.op_type == "Concat"}
+        holds, numbers = parts.get(CONDITIONS, ()), parts.get(CONDITION_NUMBERS, ())
+        for condition, name in zip(self._checks.conditions, holds, strict=False):
+            read = {number.place: numbers[number.place] for number in condition.numbers if number.place < len(numbers)}
+            outputs = [onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, (1,))]
+            outputs += [onnx.helper.make_tensor_value_info(own, TensorProto.DOUBLE, (1,)) for own in {*read.values()}]
+            found = _if_computed(self._computing(outputs), turn, batch)
+            if found is not None and not found[name].all():
+                values = np.full(max(read, default=-1) + 1, np.nan)
+                for place, own in read.items():
+                    values[place] = found[own].item()
+                raise StepError(condition.problem(values))
+
+
+def _if_computed(bound: BoundSession, turn: int, batch: Arrays) -> Arrays | None:
+    """The outputs of a session; None if a node fails."""
+    try:
+        return bound.run(turn, batch)
+    except Exception as error:
+        if is_of_onnxruntime(error):
+            return None
+        raise
 
 
 def check_loss(name: str, loss: np.ndarray) -> None:

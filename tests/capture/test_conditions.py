@@ -404,3 +404,26 @@ def test_numbers_of_data_in_the_names_of_modules() -> None:
         assert holds.all() == expected
         if expected:
             assert value == pytest.approx(loss(model, example[0], torch.tensor(labels)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("keep_previous", [False, True])
+def test_conditions_behind_a_node_that_fails(keep_previous: bool) -> None:
+    """Some of the conditions depend on what the node would compute; the violated one does not."""
+
+    def loss(model: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+        hidden = model(x)
+        kept = torch.zeros(2, 5)
+        for i in range(2):
+            kept[i, : lengths[i]] = hidden[i, :3][: lengths[i]]
+        return kept.square().sum()
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 5), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture = training_step(model, loss, (x, torch.tensor([2, 3])), optimizer, specialize=True, inference=False)
+    trainer = Trainer(capture, keep_previous=keep_previous)
+    for _ in range(2):
+        with pytest.raises(StepError, match=r"test_conditions\.py, line \d+ \(kept\[i, .* reads 3, 4 from tensors"):
+            trainer.step(x=x.numpy(), lengths=np.array([2, 4]))
+    expected = loss(model, x, torch.tensor([1, 2])).item()
+    np.testing.assert_allclose(trainer.step(x=x.numpy(), lengths=np.array([1, 2]))["loss"], expected, rtol=1e-5)
