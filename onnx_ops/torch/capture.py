@@ -44,11 +44,12 @@ from onnx_ops.torch.tracing.explanations import (
     refuse_autocast,
     refuse_compiled,
     refused_control_flow,
+    ties_explained,
     vectors_explained,
 )
 from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
-from onnx_ops.torch.verification.trials import Trial, trials
+from onnx_ops.torch.verification.trials import Trial, rerun, trials
 from onnx_ops.torch.verification.verify import Updates, Verification
 from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Bounds, Step, summary
@@ -317,7 +318,7 @@ def _attempted(
     compared: list[Callable[[], Tensors]] = []
     if options.check:
         updates = None if update is None else Updates(joint, update)
-        with vectors_explained(traced.graph):
+        with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
             compared = _verify(Verification(_step(exported, record), joint, updates), steps)
         progress.ended("comparison with PyTorch")
     steps.clear()

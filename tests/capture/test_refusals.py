@@ -162,3 +162,15 @@ def test_compiled_models_are_refused() -> None:
     inside.compile(backend="eager")
     with pytest.raises(CaptureError, match=r"the model is compiled.*before its method compile\(\)"):
         gradients(inside, lambda model, x: model(x).sum(), (torch.ones(3, 3),))
+
+
+def test_elements_that_are_equal() -> None:
+    """Which of them topk selects is up to the implementation."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = model(x)
+        return hidden.gather(1, (hidden > 0).float().topk(4, 1).indices).square().mean()
+
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError, match=rf"not those of PyTorch.*\. topk {LINE} selects among equal elements"):
+        gradients(torch.nn.Linear(3, 40), loss, (torch.randn(9, 3),))

@@ -194,6 +194,48 @@ def vectors_explained(graph: GraphModule) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def ties_explained(graph: GraphModule, run: Callable[[], Any]) -> Iterator[None]:
+    """Say in a CaptureError about results of a graph that topk may be the cause, if it selects among equal elements.
+
+    Args:
+        graph: the graph.
+        run: runs the step in PyTorch.
+    """
+    try:
+        yield
+    except CaptureError as error:
+        if not any(node.target is torch.ops.aten.topk.default for node in graph.graph.nodes):
+            raise
+        with (ties := _Ties()):
+            run()
+        if not ties.found:
+            raise
+        line = next(iter(ties.found))
+        raise type(error)(
+            f"{error}. topk{_at(line)} selects among equal elements, of which PyTorch and onnxruntime take different"
+            " ones: make them different, or take stable sorts such as x.sort(stable=True)"
+        ) from error
+
+
+class _Ties(TorchDispatchMode):
+    """A mode that finds the lines at which topk selects, or orders, among equal elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Line | None, None] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.topk.default and args[0].dim():
+            axis, largest = args[2] if len(args) > 2 else -1, args[3] if len(args) > 3 else True
+            ordered = args[0].sort(dim=axis, descending=largest).values.movedim(axis, -1)[..., : args[1] + 1]
+            if (ordered[..., 1:] == ordered[..., :-1]).any():
+                self.found[line_now()] = None
+        return func(*args, **(kwargs or {}))
+
+
 def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
     """The chain of causes and contexts of an error up to `before`, exclusive; the innermost first."""
     chain: list[BaseException] = []

@@ -78,6 +78,12 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     return [first, *(seconds or [first])]
 
 
+def rerun(joint: JointStep, info: RunInfo) -> None:
+    """Run the step of PyTorch from the captured state once more; `info` is that of the first run."""
+    with preserved(joint.model), eager_mode():
+        joint.run(joint.state() | joint.argument_values(), RunInfo(), info.changed)
+
+
 def _repeat(joint: JointStep, start: Tensors, expected: Tensors, info: RunInfo, outside: Outside) -> None:
     """Run the step again, with what the first run has left in attributes, and compare the results."""
     unregistered, repeated = Unregistered(joint.model, info.effects), RunInfo()
