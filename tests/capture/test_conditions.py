@@ -427,3 +427,26 @@ def test_conditions_behind_a_node_that_fails(keep_previous: bool) -> None:
             trainer.step(x=x.numpy(), lengths=np.array([2, 4]))
     expected = loss(model, x, torch.tensor([1, 2])).item()
     np.testing.assert_allclose(trainer.step(x=x.numpy(), lengths=np.array([1, 2]))["loss"], expected, rtol=1e-5)
+
+
+def test_resizing_to_a_size_that_is_read() -> None:
+    """As ViLT resizes its positions to the part of an image that its mask has."""
+
+    def loss(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        rows, columns = mask.sum(0)[0], mask.sum(1)[0]
+        image = functional.interpolate(model(x), size=(rows, columns), mode="bilinear", align_corners=True)
+        return functional.pad(image, (0, mask.shape[1] - columns)).square().mean()
+
+    torch.manual_seed(0)
+    model, x, mask = nn.Conv2d(1, 2, 1), torch.randn(2, 1, 4, 4), torch.ones(5, 6, dtype=torch.int64)
+    with pytest.raises(CaptureError, match=r"decides by the numbers .* at \S*test_conditions\.py, line \d+"):
+        gradients(model, loss, (x, mask))
+    capture = gradients(model, loss, (x, mask), specialize=True)
+    session = InferenceSession(capture.model)
+    other = mask.clone()
+    other[:, 3:] = 0
+    for given, holds in ((mask, True), (other, False)):
+        found = session.run(["loss", "condition.holds"], capture.state | {"x": x.numpy(), "mask": given.numpy()})
+        assert found[1].all() == holds
+    (got,) = session.run(["loss"], capture.state | {"x": x.numpy(), "mask": mask.numpy()})
+    np.testing.assert_allclose(got, loss(model, x, mask).item(), rtol=1e-5)

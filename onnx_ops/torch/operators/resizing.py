@@ -46,7 +46,7 @@ def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool
     if output_size is None:
         size = [torch.sym_int(n * (int(s) if s == int(s) else s)) for n, s in zip(x.shape[2:], scales, strict=True)]
     else:
-        size = list(output_size)
+        size = [int(number) if isinstance(number, Tensor) else number for number in output_size]
     one = [1.0 if scale is not None else None for scale in scales]
 
     def along(image: Tensor, axis: int) -> Tensor:
