@@ -286,7 +286,7 @@ class OrtApi:
 
 
 def object_of_pybind(wrapper: object) -> int | None:
-    """The address of the C++ object of an object of pybind11; None if it is laid out otherwise than in pybind11 2 and 3.
+    """The address of the C++ object of an object of pybind11; None if its layout is not that of versions 2 and 3.
 
     `pybind11::detail::instance` (pybind11/detail/common.h) begins with the object header, a pointer to the C++ object,
     its holder of two pointers, and two words for weak references and flags.

@@ -176,7 +176,7 @@ def _add_to_extensions(kernels: Collection[str]) -> None:
 def _add_domain(options: ort.SessionOptions, kernels: Collection[str]) -> bool:
     """Whether kernels could be added to options without onnxruntime-extensions, in an OrtCustomOpDomain of their own.
 
-    The domains are made once per process and never freed. With that of the probe it is tried whether sessions take them.
+    The domains are made once per process and never freed; whether sessions take them is tried with that of the probe.
     """
     if not kernels:
         return True
