@@ -36,7 +36,7 @@ from onnx_ops.training.step_files import open_step, save_step
 
 ROOT = Path(__file__).parents[1]
 Measured = Callable[[str, Path], list[float]]
-SETS = 2
+SETS = 1
 """Sets of tensors of the state that a trainer has."""
 
 
@@ -262,7 +262,7 @@ def test_memory_of_loading(measured: Measured, tmp_path: Path) -> None:
     """
     measured(written, tmp_path)
     (ratio,) = measured(loaded, tmp_path)
-    assert ratio < SETS + 0.1
+    assert ratio < SETS + 0.2
 
 
 @needs_proc
@@ -302,7 +302,7 @@ def test_memory_that_a_trainer_keeps(measured: Measured, tmp_path: Path) -> None
             del trainer
     """
     for kept in measured(program, tmp_path):
-        assert kept < SETS + 0.1
+        assert kept < SETS + 0.2
 
 
 @needs_proc
@@ -609,7 +609,7 @@ def test_memory_of_saving(external: bool, measured: Measured, tmp_path: Path) ->
     """
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
-    assert loading < SETS + 0.1
+    assert loading < SETS + 0.2
 
 
 # --- the trained model ------------------------------------------------------------------------------------------------
@@ -681,20 +681,20 @@ def test_memory_of_captures(measured: Measured, tmp_path: Path) -> None:
     """
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
-    assert loading < SETS + 0.1
+    assert loading < SETS + 0.2
 
 
 # --- above 2 GiB ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_state_above_2_gib(tmp_path: Path) -> None:
-    """Saved, loaded, trained, as a checkpoint and as an exported model, in twice its size and a little more."""
+def test_state_above_2_gib(measured: Measured, tmp_path: Path) -> None:
+    """Saved, loaded, trained, as a checkpoint and as an exported model, in its size and a little more."""
     program = """
         from onnx_ops.training.step_files import save_step
 
         SHAPE = [150, 1024, 1024]
-        SIZE = COUNT * 600
+        SIZE = COUNT * 600 * 2**20
         model, state = halving(SHAPE)
         before = reset()
         save_step(model, state, scaling(SHAPE), folder / "step.onnx", external=False)
