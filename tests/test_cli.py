@@ -211,7 +211,7 @@ def test_case_of_a_name_does_not_matter() -> None:
 
 def test_unknown_op() -> None:
     assert error("show", "hardshrinkbackw") == (
-        "no op 'hardshrinkbackw' in domain aclnn; did you mean HardshrinkBackward or Hardshrink?"
+        "no op 'hardshrinkbackw' in domain aclnn; did you mean HardshrinkBackward or Hardshrink or HardswishBackwardV2?"
     )
     far = error("show", "zzz")
     assert all(name in far for name in OPS)
