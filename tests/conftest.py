@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import functools
 import gc
 import os
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+import typer.testing
 from hypothesis import settings
 from known_failures import expect_known_failures
 
@@ -32,6 +34,10 @@ def _without_spinning(options: ort.SessionOptions, *args: Any) -> None:
 
 
 ort.SessionOptions.__init__ = _without_spinning
+
+
+# typer makes the commands of the application anew for each command line, which takes longer than most of them.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.fixture

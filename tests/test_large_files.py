@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,8 @@ from onnx_ops.training.safetensors_format import DTYPES, open_safetensors, write
 from onnx_ops.training.step_files import open_step, save_step
 
 ROOT = Path(__file__).parents[1]
-SETS = 2
+Measured = Callable[[str, Path], list[float]]
+SETS = 1
 """Sets of tensors of the state that a trainer has."""
 
 
@@ -151,8 +152,14 @@ def test_steps_from_a_file_and_from_its_bytes(tmp_path: Path) -> None:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-MEASURED = """
+MEASURING = """
+    import contextlib
+    import gc
+    import io
+    import json
+    import os
     import sys
+    import traceback
     from pathlib import Path
 
     import numpy as np
@@ -163,7 +170,6 @@ MEASURED = """
     from scripts.memory.peaks import peak, reset_peak, resident
 
     COUNT = 4
-    folder = Path(sys.argv[1])
 
     def reset():
         reset_peak()
@@ -199,25 +205,50 @@ MEASURED = """
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     trained(Trainer(step_model(*halving([2]))))  # loads kernels and libraries
+    gc.collect()  # its sessions, whose threads a fork would wait for in vain
     SHAPE = [12, 1024, 1024]  # 48 MiB
     SIZE = COUNT * 48 * 2**20
+
+    def answer(program, folder):
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(program, globals() | {"folder": Path(folder)})
+        except Exception:
+            return None, traceback.format_exc()
+        return [float(number) for number in printed.getvalue().split()], None
+
+    for line in sys.stdin:
+        if os.fork() == 0:
+            print(json.dumps(answer(*json.loads(line))), flush=True)
+            os._exit(0)
+        if status := os.wait()[1]:
+            print(json.dumps([None, f"the process ended with status {status}"]), flush=True)
 """
 
 
-def measured(program: str, folder: Path) -> list[float]:
-    """The numbers that a program prints, in a process of its own."""
-    source = textwrap.dedent(MEASURED) + textwrap.dedent(program)
-    command = [sys.executable, "-c", source, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return [float(number) for number in done.stdout.split()]
+@pytest.fixture(scope="module")
+def measured() -> Iterator[Measured]:
+    """Runs a program in a process of its own, a fork of one that has loaded kernels; returns the numbers it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(MEASURING)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+
+        def run(program: str, folder: Path) -> list[float]:
+            assert parent.stdin
+            assert parent.stdout
+            print(json.dumps([textwrap.dedent(program), str(folder)]), file=parent.stdin, flush=True)
+            numbers, problem = json.loads(parent.stdout.readline())
+            assert problem is None, problem
+            return list(numbers)
+
+        yield run
 
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 
 
 @needs_proc
-def test_memory_of_loading(tmp_path: Path) -> None:
+def test_memory_of_loading(measured: Measured, tmp_path: Path) -> None:
     """One copy of the state for each set of tensors that the trainer has, and nothing else of that size."""
     written = """
         model, state = halving(SHAPE)
@@ -231,11 +262,11 @@ def test_memory_of_loading(tmp_path: Path) -> None:
     """
     measured(written, tmp_path)
     (ratio,) = measured(loaded, tmp_path)
-    assert ratio < SETS + 0.1
+    assert ratio < SETS + 0.2
 
 
 @needs_proc
-def test_memory_of_checking(tmp_path: Path) -> None:
+def test_memory_of_checking(measured: Measured, tmp_path: Path) -> None:
     program = """
         from typer.testing import CliRunner
 
@@ -254,7 +285,7 @@ def test_memory_of_checking(tmp_path: Path) -> None:
 
 
 @needs_proc
-def test_memory_that_a_trainer_keeps(tmp_path: Path) -> None:
+def test_memory_that_a_trainer_keeps(measured: Measured, tmp_path: Path) -> None:
     """Of a model in memory, and of its bytes."""
     program = """
         import gc
@@ -271,11 +302,11 @@ def test_memory_that_a_trainer_keeps(tmp_path: Path) -> None:
             del trainer
     """
     for kept in measured(program, tmp_path):
-        assert kept < SETS + 0.1
+        assert kept < SETS + 0.2
 
 
 @needs_proc
-def test_memory_of_checkpoints(tmp_path: Path) -> None:
+def test_memory_of_checkpoints(measured: Measured, tmp_path: Path) -> None:
     """Neither writing nor reading one needs memory for it: a block is read at a time, and tensors go where they are."""
     program = """
         trainer = Trainer(step_model(*halving(SHAPE)))
@@ -563,7 +594,7 @@ def test_commands_on_a_step_with_two_files(tmp_path: Path) -> None:
 
 @needs_proc
 @pytest.mark.parametrize("external", [False, True])
-def test_memory_of_saving(external: bool, tmp_path: Path) -> None:
+def test_memory_of_saving(external: bool, measured: Measured, tmp_path: Path) -> None:
     program = f"""
         from onnx_ops.training.step_files import save_step
 
@@ -578,7 +609,7 @@ def test_memory_of_saving(external: bool, tmp_path: Path) -> None:
     """
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
-    assert loading < SETS + 0.1
+    assert loading < SETS + 0.2
 
 
 # --- the trained model ------------------------------------------------------------------------------------------------
@@ -616,7 +647,7 @@ def test_exported_model_with_external_data(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_proc
-def test_memory_of_exporting(tmp_path: Path) -> None:
+def test_memory_of_exporting(measured: Measured, tmp_path: Path) -> None:
     program = """
         trainer = Trainer(step_model(*halving(SHAPE), scaling(SHAPE)))
         before = reset()
@@ -630,7 +661,7 @@ def test_memory_of_exporting(tmp_path: Path) -> None:
 
 
 @needs_proc
-def test_memory_of_captures(tmp_path: Path) -> None:
+def test_memory_of_captures(measured: Measured, tmp_path: Path) -> None:
     """The inference graph has the parameters as initializers, which are not copied."""
     program = """
         from types import SimpleNamespace
@@ -650,20 +681,20 @@ def test_memory_of_captures(tmp_path: Path) -> None:
     """
     saving, loading = measured(program, tmp_path)
     assert saving < 0.05
-    assert loading < SETS + 0.1
+    assert loading < SETS + 0.2
 
 
 # --- above 2 GiB ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_state_above_2_gib(tmp_path: Path) -> None:
-    """Saved, loaded, trained, as a checkpoint and as an exported model, in twice its size and a little more."""
+def test_state_above_2_gib(measured: Measured, tmp_path: Path) -> None:
+    """Saved, loaded, trained, as a checkpoint and as an exported model, in its size and a little more."""
     program = """
         from onnx_ops.training.step_files import save_step
 
         SHAPE = [150, 1024, 1024]
-        SIZE = COUNT * 600
+        SIZE = COUNT * 600 * 2**20
         model, state = halving(SHAPE)
         before = reset()
         save_step(model, state, scaling(SHAPE), folder / "step.onnx", external=False)

@@ -31,7 +31,8 @@ from onnx_ops.cli.diagnosis import Kernels
 from onnx_ops.core.domain import KERNEL_DOMAIN
 from onnx_ops.integrations import prebuilt
 from onnx_ops.library.objects import NATIVE
-from onnx_ops.ops import OPS
+from onnx_ops.ops import ALL_VERSIONS, OPS
+from onnx_ops.runtime import registration
 from tests.ops import RECORDS
 
 pytestmark = pytest.mark.skipif(not built_library.can_be_built(), reason="there is no compiler of C")
@@ -233,12 +234,14 @@ def test_this_package_without_numba(library: Path) -> None:
     assert kernels == Kernels(True, None, str(library), NATIVE)
 
 
-def test_options_have_the_kernels_that_are_chosen_for_them(library: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_options_have_the_kernels_that_are_chosen_for_them(compiled: bool, library: Path) -> None:
     """Whatever other options have, also those before them with the same choice."""
-    source, name = prebuilt.Library(library), OPS["Hardshrink"].kernel_name
+    source: Any = registration if compiled else prebuilt.Library(library)
+    name = OPS["Hardshrink"].kernel_name
     models = {op: bare(backends.model_of(RECORDS[op].plain)) for op in ("Hardshrink", "KlDiv")}
     for kernels, expected in (([name], {"Hardshrink"}), (None, {*models}), ([], set()), ([name], {"Hardshrink"})):
-        options = source.register(None, kernels=kernels)
+        options = source.register(None, ALL_VERSIONS, kernels)
         refused = {
             op for op, model in models.items() if refusal(functools.partial(plain_session, options=options), model)
         }

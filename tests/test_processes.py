@@ -332,8 +332,9 @@ def both():
             h = aclnn.HardshrinkBackward <lambd: float = 0.25> (g, x)
             o = ai.onnx.contrib.Twice (h)
         }''')
-    s = ort.InferenceSession(onnx_ops.link(model).SerializeToString(), onnx_ops.session_options())
-    np.testing.assert_array_equal(s.run(None, FEEDS)[0], 2 * EXPECTED)
+    linked = onnx_ops.link(model).SerializeToString()
+    for s in onnx_ops.InferenceSession(model), ort.InferenceSession(linked, onnx_ops.session_options()):
+        np.testing.assert_array_equal(s.run(None, FEEDS)[0], 2 * EXPECTED)
 """
 # What was registered before a PyOp is defined must not be used for new sessions after: onnxruntime-extensions moves its
 # table of PyOps, with or without us, and crashes. So each row makes its options after the last definition.
@@ -351,8 +352,18 @@ else:
     raise AssertionError("no error")
 check(session())
 """,
-    "some-kernels-registered-before": """
+    "own-options": """
 from onnx_ops.runtime.process import STATE
+check(onnx_ops.InferenceSession(MODEL))
+assert not STATE.shared["added"], "a session adds no kernels to onnxruntime-extensions"
+define('Twice', 2); both()
+mine = ort.SessionOptions(); mine.register_custom_ops_library(extensions.get_library_path())
+check(ort.InferenceSession(LINKED, mine)); check(onnx_ops.InferenceSession(MODEL)); check(session())
+""",
+    "some-kernels-registered-before": """
+from onnx_ops.runtime import registration
+from onnx_ops.runtime.process import STATE
+registration.object_of_pybind = lambda options: None  # as if their memory were of another layout
 check(onnx_ops.InferenceSession(MODEL))
 assert STATE.shared["added"] == {"aclnn_HardshrinkBackward_v1"}, "a session registers the kernels of its model alone"
 mine = ort.SessionOptions(); mine.register_custom_ops_library(extensions.get_library_path())

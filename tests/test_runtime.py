@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 import onnx_ops
 from onnx_ops.core.types import TensorType
+from onnx_ops.integrations.sessions import OwnOptions
 from onnx_ops.loops.memory import (
     LANES,
     LINE,
@@ -633,6 +634,13 @@ def test_api_makes_a_status(api: abi.OrtApi) -> None:
     status = api.status("what went wrong")
     assert status
     api(abi.Api.ReleaseStatus, status)
+
+
+def test_objects_of_pybind() -> None:
+    """In Python's subclasses too, each of its own; none in other objects."""
+    options = [ort.SessionOptions(), OwnOptions(), OwnOptions()]
+    assert len({abi.object_of_pybind(each) for each in options} - {None}) == 3
+    assert [abi.object_of_pybind(other) for other in (object(), 1, options, ort.SessionOptions)] == [None] * 4
 
 
 def test_api_places_have_signatures() -> None:

@@ -21,7 +21,7 @@ from onnx_ops.core.op import Op
 from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
 from onnx_ops.graph.walk import tensors
 from onnx_ops.integrations import prebuilt
-from onnx_ops.linking.attached import called_kernels
+from onnx_ops.linking.attached import called_kernels, calls_others
 from onnx_ops.linking.link import link_with_calls
 from onnx_ops.linking.origins import Origins
 from onnx_ops.linking.sites import sites
@@ -203,7 +203,8 @@ class InferenceSession(ort.InferenceSession):
     ) -> None:
         linked, calls = link_with_calls(path_or_bytes)
         options = OwnOptions() if sess_options is None else sess_options
-        kernels = called_kernels(linked) if isinstance(options, OwnOptions) else None
+        all_kernels = not isinstance(options, OwnOptions) or calls_others(linked)
+        kernels = None if all_kernels else called_kernels(linked)
         options = registered_options(options, stacklevel=3, kernels=kernels)
         compile_ahead(calls)
         with contextlib.ExitStack() as stack:

@@ -28,6 +28,9 @@ class Api(enum.IntEnum):
 
     CreateStatus = 0
     CreateEnv = 3
+    CreateCustomOpDomain = 26
+    CustomOpDomain_Add = 27
+    AddCustomOpDomain = 28
     GetTensorMutableData = 51
     CastTypeInfoToTensorInfo = 55
     SetTensorElementType = 58
@@ -73,6 +76,9 @@ CType: TypeAlias = type["C._SimpleCData[Any]"]
 SIGNATURES: dict[Api, Sequence[CType]] = {
     Api.CreateStatus: (INT, C.c_char_p),
     Api.CreateEnv: (INT, C.c_char_p, VP),
+    Api.CreateCustomOpDomain: (C.c_char_p, VP),
+    Api.CustomOpDomain_Add: (VP, VP),
+    Api.AddCustomOpDomain: (VP, VP),
     Api.GetTensorMutableData: (VP, VP),
     Api.CastTypeInfoToTensorInfo: (VP, VP),
     Api.CreateTensorTypeAndShapeInfo: (VP,),
@@ -203,22 +209,23 @@ class OrtApi:
         result: int | None = self._functions[index](*arguments)
         return result
 
+    def succeeds(self, index: Api, *arguments: Any) -> bool:
+        """Call a function; returns whether it returned no error."""
+        if (status := self(index, *arguments)) is not None:
+            self(Api.ReleaseStatus, status)
+        return status is None
+
     def word(self, index: Api, *arguments: Any) -> int | None:
         """The 64-bit value that a function writes to its last argument, an output pointer; None on error."""
         slot = VP()
-        if (status := self(index, *arguments, C.byref(slot))) is not None:
-            self(Api.ReleaseStatus, status)
-            return None
-        return slot.value or 0
+        return (slot.value or 0) if self.succeeds(index, *arguments, C.byref(slot)) else None
 
     def text(self, index: Api, *arguments: Any) -> str:
         """The string that a function writes to its last arguments, buffer and size."""
         size = SZ(0)
-        if status := self(index, *arguments, None, C.byref(size)):
-            self(Api.ReleaseStatus, status)
+        self.succeeds(index, *arguments, None, C.byref(size))  # a query of the size may be an error
         buffer = C.create_string_buffer(size.value)
-        if status := self(index, *arguments, buffer, C.byref(size)):
-            self(Api.ReleaseStatus, status)
+        self.succeeds(index, *arguments, buffer, C.byref(size))
         return decoded(buffer.value)
 
     def node_attribute(self, kind: OpSchema.AttrType, info: int, name: str) -> AttributeValue:
@@ -227,15 +234,13 @@ class OrtApi:
         slot: Any
         if known.single:
             slot = known.element()
-            failed = self(known.function, info, key, C.byref(slot))
+            found = self.succeeds(known.function, info, key, C.byref(slot))
         else:
             size = SZ(0)
-            if status := self(known.function, info, key, None, C.byref(size)):  # a query of the size may be an error
-                self(Api.ReleaseStatus, status)
+            self.succeeds(known.function, info, key, None, C.byref(size))
             slot = (known.element * size.value)()
-            failed = self(known.function, info, key, slot, C.byref(size))
-        if failed:
-            self(Api.ReleaseStatus, failed)
+            found = self.succeeds(known.function, info, key, slot, C.byref(size))
+        if not found:
             return None
         return slot.value if known.single or kind == OpSchema.AttrType.STRING else list(slot)
 
@@ -249,10 +254,8 @@ class OrtApi:
         length = 1 if known.single else 0
         while True:
             slot: Any = (known.element * length)()
-            failed = self(Api.ReadOpAttr, attribute, known.code, slot, C.sizeof(slot), C.byref(size))
-            if not failed:
+            if self.succeeds(Api.ReadOpAttr, attribute, known.code, slot, C.sizeof(slot), C.byref(size)):
                 break
-            self(Api.ReleaseStatus, failed)
             if size.value <= C.sizeof(slot):
                 return None
             length = size.value // C.sizeof(known.element)
@@ -280,6 +283,19 @@ class OrtApi:
         kind = INT()
         self(Api.GetTensorElementType, info, C.byref(kind))
         return kind.value
+
+
+def object_of_pybind(wrapper: object) -> int | None:
+    """The address of the C++ object of an object of pybind11; None if its layout is not that of versions 2 and 3.
+
+    `pybind11::detail::instance` (pybind11/detail/common.h) begins with the object header, a pointer to the C++ object,
+    its holder of two pointers, and two words for weak references and flags.
+    """
+    kind = next((k for k in type(wrapper).__mro__ if k.__base__ and k.__base__.__name__ == "pybind11_object"), None)
+    header, word = object.__basicsize__, C.sizeof(VP)
+    if kind is None or kind.__basicsize__ != header + 5 * word:
+        return None
+    return VP.from_address(id(wrapper) + header).value
 
 
 def decoded(text: bytes) -> str:

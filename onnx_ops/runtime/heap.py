@@ -99,8 +99,7 @@ class Heap:
 
     def _call(self, function: Api, argument: int) -> None:
         """Call a function of the environment, and disregard its error."""
-        if status := self._api(function, self._environment.address, argument):
-            self._api(Api.ReleaseStatus, status)
+        self._api.succeeds(function, self._environment.address, argument)
 
     def return_pages(self, wanted: bool) -> None:
         """Set whether the pages of blocks that are freed are returned to the system, as they are at first."""

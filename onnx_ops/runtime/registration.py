@@ -7,6 +7,8 @@ Facts (onnxruntime 1.23 to 1.32, onnxruntime-extensions 0.10 to 0.15):
   there is one for each combination of dtypes of the inputs that determine those of outputs; other inputs are undefined.
   InferOutputShapeFn cannot set the dtype of an output of unknown rank.
 - The OrtApi is passed when any kernel is created: a session with one node is created to get it.
+- A session makes a schema of each custom op that is registered with its options: 1.4 ms for those of
+  onnxruntime-extensions, 4 ms for all of ours. Options may have one OrtCustomOpDomain of each name.
 - KernelDestroy may be called while the interpreter finalizes, so it is libc's free.
 """
 
@@ -28,7 +30,7 @@ from onnx_ops.core.domain import KERNEL_DOMAIN, kernel_name
 from onnx_ops.core.errors import KernelsUnavailableError, is_of_onnxruntime
 from onnx_ops.core.op import Op
 from onnx_ops.runtime import callbacks, heap_callbacks, reuse
-from onnx_ops.runtime.abi import API_VERSION, VP
+from onnx_ops.runtime.abi import API_VERSION, VP, Api, object_of_pybind
 from onnx_ops.runtime.callbacks import CustomOp
 from onnx_ops.runtime.compiler import compile_native
 from onnx_ops.runtime.declarations import Declaration, declarations
@@ -90,6 +92,8 @@ def _library_path() -> str | None:
 def _opened() -> tuple[str, Callable[[int], bool]]:
     """The library of onnxruntime-extensions with the probe added: its path, and the function that adds an OrtCustomOp.
 
+    The session of the probe passes the OrtApi.
+
     Raises:
         KernelsUnavailableError: there is none, or kernels do not run.
     """
@@ -101,7 +105,7 @@ def _opened() -> tuple[str, Callable[[int], bool]]:
     except (OSError, AttributeError) as error:
         raise KernelsUnavailableError(f"onnxruntime-extensions supports no external kernels here: {error}") from error
     add.argtypes, add.restype = [VP], C.c_bool
-    _add(add, [_without_effect(PROBE)])
+    add(C.addressof(_kept(_without_effect(PROBE)).native))
     options = ort.SessionOptions()
     options.register_custom_ops_library(path)
     if failure := _failure(options, PROBE):
@@ -109,11 +113,17 @@ def _opened() -> tuple[str, Callable[[int], bool]]:
     return path, add
 
 
-def _add(add: Callable[[int], bool], added: Iterable[Registered]) -> None:
-    for custom_op in added:
-        address = C.addressof(custom_op.native)
-        custom_ops[address] = custom_op
-        add(address)
+def _kept(custom_op: Registered) -> Registered:
+    custom_ops[C.addressof(custom_op.native)] = custom_op
+    return custom_op
+
+
+def _declared(op: Op) -> list[Registered]:
+    """The OrtCustomOps of an op, one for each of its declarations."""
+    made: dict[str, list[Registered]] = STATE.shared.setdefault("declared", {})
+    if op.kernel_name not in made:
+        made[op.kernel_name] = [_kept(_custom_op(op, declared)) for declared in declarations(op)]
+    return made[op.kernel_name]
 
 
 def _open_once(ops: Iterable[Op]) -> None:
@@ -132,20 +142,19 @@ def _add_once(kernels: Collection[str]) -> None:
     with STATE.registering:
         missing = {op.kernel_name: op for op in operators() if op.kernel_name not in STATE.shared["added"]}
         for name in missing.keys() & kernels:
-            op = missing.pop(name)
-            _add(add, [_custom_op(op, declared) for declared in declarations(op)])
+            for custom_op in _declared(missing.pop(name)):
+                add(C.addressof(custom_op.native))
             STATE.shared["added"].add(name)
         if not missing and COMPLETE not in STATE.shared["added"]:
-            _add(add, [_without_effect(COMPLETE)])
+            add(C.addressof(_kept(_without_effect(COMPLETE)).native))
             STATE.shared["added"].add(COMPLETE)
 
 
-def _library(ops: Iterable[Op], kernels: Collection[str] | None = None) -> str:
-    """The path of the library of onnxruntime-extensions, with kernels added once per process.
+def _library(ops: Iterable[Op]) -> str:
+    """The path of the library of onnxruntime-extensions, which is opened once per process.
 
     Args:
         ops: all ops; ignored after the first call in the process.
-        kernels: the names of those to add; all by default.
 
     Raises:
         KernelsUnavailableError: as `_opened`.
@@ -155,10 +164,54 @@ def _library(ops: Iterable[Op], kernels: Collection[str] | None = None) -> str:
     library, reason = STATE.shared["library"]
     if library is None:
         raise KernelsUnavailableError(reason)
-    wanted = {op.kernel_name for op in operators()} if kernels is None else kernels
-    if not STATE.shared["added"].issuperset(wanted):
-        aside(functools.partial(_add_once, wanted))  # an interrupt would leave only some of an op's kernels added
     return str(library[0])
+
+
+def _add_to_extensions(kernels: Collection[str]) -> None:
+    """Add the kernels of these names to the opened library, once per process."""
+    if not STATE.shared["added"].issuperset(kernels):
+        aside(functools.partial(_add_once, kernels))  # an interrupt would leave only some of an op's kernels added
+
+
+def _add_domain(options: ort.SessionOptions, kernels: Collection[str]) -> bool:
+    """Whether kernels could be added to options without onnxruntime-extensions, in an OrtCustomOpDomain of their own.
+
+    The domains are made once per process and never freed; whether sessions take them is tried with that of the probe.
+    """
+    if not kernels:
+        return True
+    domains: dict[frozenset[str], int | None] = STATE.shared.setdefault("domains", {})
+    wanted = frozenset(kernels)
+    if wanted not in domains:
+        aside(functools.partial(_make_domain, wanted))
+    return domains[_TRIED] is not None and _take_domain(options, domains[wanted])
+
+
+_TRIED = frozenset([PROBE])
+
+
+def _make_domain(kernels: frozenset[str]) -> None:
+    with STATE.registering:
+        domains = STATE.shared["domains"]
+        if _TRIED not in domains:
+            domain, options = _domain_of([_kept(_without_effect(PROBE))]), ort.SessionOptions()
+            domains[_TRIED] = domain if _take_domain(options, domain) and not _failure(options, PROBE) else None
+        if kernels not in domains:
+            domains[kernels] = _domain_of(c for op in operators() if op.kernel_name in kernels for c in _declared(op))
+
+
+def _domain_of(added: Iterable[Registered]) -> int | None:
+    """An OrtCustomOpDomain; None if onnxruntime refuses to make it."""
+    api = STATE.shared["api"]
+    domain: int | None = api.word(Api.CreateCustomOpDomain, KERNEL_DOMAIN.encode())
+    taken = [api.succeeds(Api.CustomOpDomain_Add, domain, C.addressof(custom_op.native)) for custom_op in added]
+    return domain if domain and all(taken) else None
+
+
+def _take_domain(options: ort.SessionOptions, domain: int | None) -> bool:
+    """Whether session options could be given an OrtCustomOpDomain."""
+    address = object_of_pybind(options)
+    return bool(address and domain and STATE.shared["api"].succeeds(Api.AddCustomOpDomain, address, domain))
 
 
 def _failure(options: ort.SessionOptions, op_type: str, dtype: int = TensorProto.FLOAT) -> str | None:
@@ -206,20 +259,25 @@ def register(
         options: modified and returned.
         ops: the ops; ignored after the first call in the process.
         kernels: the names of those that suffice, all by default; only for new options, with which others cannot be
-            registered later. A session spends up to 0.1 ms on each op that is registered with its options, those of
-            onnxruntime-extensions and those that were registered before included.
+            registered later. A session spends up to 0.8 ms on each op that is registered with its options. The ops of
+            onnxruntime-extensions are among them by default, else only where they cannot be left out.
 
     Raises:
         KernelsUnavailableError: the kernels cannot be registered in this process.
         RuntimeError: onnxruntime-extensions was registered with these options before the kernels were added to it; a
             library can be registered only once.
     """
-    path = _library(ops, kernels)
+    path, given = _library(ops), options
+    options = ort.SessionOptions() if options is None else options
+    if kernels is not None:
+        if not _add_domain(options, kernels):
+            _add_to_extensions(kernels)
+            options.register_custom_ops_library(path)
+        return options
+    _add_to_extensions({op.kernel_name for op in operators()})
     with STATE.registering:
         registered: weakref.WeakSet[ort.SessionOptions] = STATE.shared.setdefault("options", weakref.WeakSet())
-        if options is None:
-            options = ort.SessionOptions()
-        elif kernels is None:
+        if given is not None:
             if options in registered or _failure(options, COMPLETE) is None:
                 return options
             if _failure(options, OF_EXTENSIONS, TensorProto.STRING) is None:
@@ -228,8 +286,7 @@ def register(
                     " with them before. Leave that to onnx_ops.register_kernels, which registers both"
                 )
         options.register_custom_ops_library(path)
-        if kernels is None:
-            registered.add(options)
+        registered.add(options)
         return options
 
 

@@ -269,8 +269,7 @@ def _set_output(api: OrtApi, context: int, index: int, output: TensorType) -> No
     api(Api.SetTensorElementType, shape, output.dtype)
     api(Api.SetDimensions, shape, sizes, rank)
     api(Api.SetSymbolicDimensions, shape, (C.c_char_p * rank)(*map(encoded, names)), rank)
-    if status := api(Api.ShapeInferContext_SetOutputTypeShape, context, index, shape):  # of an omitted output
-        api(Api.ReleaseStatus, status)
+    api.succeeds(Api.ShapeInferContext_SetOutputTypeShape, context, index, shape)  # fails for an omitted output
     api(Api.ReleaseTensorTypeAndShapeInfo, shape)
 
 

@@ -41,7 +41,7 @@ def session_maker(
         changing: types of the tensors that the steps change.
         distributed: whether the steps are made by several workers.
     """
-    registered = registered_options(sess_options, stacklevel=4)
+    registered = registered_options(sess_options, stacklevel=4, kernels=() if sess_options is None else None)
     heap = new_heap(registered)
     region = first_region(changing) if heap is None else 0
 

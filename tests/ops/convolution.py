@@ -26,11 +26,12 @@ from tests.ops._shared.convolution import (
     counts_of,
     meetings,
     only,
+    picked,
     shaped,
     with_defaults,
 )
 from tests.ops._shared.depthwise_convolution import Numbers
-from tests.ops._shared.numbers import Array, Reals, exact_sum, real
+from tests.ops._shared.numbers import Array, Reals, exact_sums, largest, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
     Attribute,
@@ -50,7 +51,7 @@ PLACES = {"input": (0, 1, 3, 3), "weight": (1, 0, 0, 2)}
 
 
 def _gathered(
-    gather: Callable[[Array], Any],
+    gather: Callable[[Array], Array],
     input: ArrayLike,
     weight: ArrayLike,
     stride: Numbers = (),
@@ -60,7 +61,7 @@ def _gathered(
     *,
     dtype: Reals = np.float64,
 ) -> Array:
-    """What `gather` makes of the products (count,) of each element."""
+    """What `gather` makes, along the last axis, of the products (..., count) of each element."""
     x, own = real(input, dtype), real(weight, dtype)
     outputs, inputs = own.shape[0] // groups, own.shape[1]
     setting = Setting(own.shape[2:], stride, padding, dilation, groups)
@@ -72,27 +73,26 @@ def _gathered(
             seen.setdefault(window, []).append((place, element))
     with np.errstate(all="ignore"):
         for window, pairs in seen.items():
-            for n, o in np.ndindex(*out.shape[:2]):
-                part = slice(o // max(outputs, 1) * inputs, (o // max(outputs, 1) + 1) * inputs)
-                products = [x[(n, part, *q)] * own[(o, slice(None), *e)] for q, e in pairs]
-                out[(n, o, *window)] = gather(np.concatenate(products))
+            of_x = picked(x, [q for q, _ in pairs]).reshape(x.shape[0], groups, 1, inputs * len(pairs))
+            of_own = picked(own, [e for _, e in pairs]).reshape(groups, outputs, inputs * len(pairs))
+            out[(..., *window)] = gather((of_x * of_own).reshape(*out.shape[:2], inputs * len(pairs)))
     return out
 
 
 def oracle(*inputs: ArrayLike, **settings: Any) -> Array:
     """One sum of products for each element."""
-    return _gathered(lambda products: exact_sum(products[None], (1,))[0], *inputs, **settings)
+    return _gathered(exact_sums, *inputs, **settings)
 
 
 def largest_terms(*inputs: ArrayLike, **settings: Any) -> Array:
     """The largest product of each sum."""
-    return _gathered(lambda products: np.abs(products).max(initial=0.0), *inputs, **settings)
+    return _gathered(largest, *inputs, **settings)
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
     """What sums one after the other may be off by: a rounding for each term, of a size up to that of the whole sum."""
     sizes = {name: np.nan_to_num(np.abs(real(a)), posinf=0.0) for name, a in call.given.items()}
-    sums = _gathered(np.sum, *sizes.values(), **call.attributes)
+    sums = _gathered(functools.partial(np.sum, axis=-1), *sizes.values(), **call.attributes)
     added = math.prod(call.given["weight"].shape[1:])
     return np.asarray(sums * (added + 2) * 2.0 ** (-53 if call.dtype("input") == FLOAT64 else -24))
 

@@ -31,12 +31,13 @@ from tests.ops._shared.convolution import (
     large,
     meetings,
     operands,
+    picked,
     shaped,
     with_defaults,
 )
 from tests.ops._shared.convolution import refusals as shared_refusals
 from tests.ops._shared.depthwise_convolution import Numbers
-from tests.ops._shared.numbers import Array, Reals, exact_sum, real
+from tests.ops._shared.numbers import Array, Reals, exact_sums, largest, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
     Attribute,
@@ -59,7 +60,7 @@ GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
 
 
 def _gathered(
-    gather: Callable[[Array], Any],
+    gather: Callable[[Array], Array],
     grad_output: ArrayLike,
     input: ArrayLike,
     weight: ArrayLike,
@@ -70,45 +71,44 @@ def _gathered(
     *,
     dtype: Reals = np.float64,
 ) -> tuple[Array, Array, Array]:
-    """What `gather` makes of the products (count,) of each element of each gradient."""
+    """What `gather` makes, along the last axis, of the products (..., count) of each element of each gradient."""
     grad, x, own = real(grad_output, dtype), real(input, dtype), real(weight, dtype)
-    outputs, inputs = own.shape[0] // groups, own.shape[1]
+    samples, outputs, inputs = x.shape[0], own.shape[0] // groups, own.shape[1]
     by_input, by_weight = np.zeros_like(x), np.zeros_like(own)
     with np.errstate(all="ignore"):
-        of_place: dict[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+        of_place: dict[Numbers, list[tuple[Numbers, Numbers]]] = {}
         for element in np.ndindex(*own.shape[2:]):
             pairs = meetings(element, grad.shape[2:], x.shape[2:], stride, padding, dilation)
             for window, place in pairs:
                 of_place.setdefault(place, []).append((window, element))
-            for o, c in itertools.product(range(own.shape[0]), range(inputs)):
-                channel = o // outputs * inputs + c
-                products = [grad[(slice(None), o, *w)] * x[(slice(None), channel, *q)] for w, q in pairs]
-                by_weight[(o, c, *element)] = gather(np.concatenate([*products, np.zeros(0, dtype)]))
+            of_grad = picked(grad, [w for w, _ in pairs]).reshape(samples, groups, outputs, 1, len(pairs))
+            of_x = picked(x, [q for _, q in pairs]).reshape(samples, groups, 1, inputs, len(pairs))
+            products = np.moveaxis(of_grad * of_x, 0, 3)
+            by_weight[(..., *element)] = gather(products.reshape(*own.shape[:2], samples * len(pairs)))
         for place, seen in of_place.items():
-            for n, channel in np.ndindex(*x.shape[:2]):
-                group, c = divmod(channel, inputs)
-                part = slice(group * outputs, (group + 1) * outputs)
-                products = [grad[(n, part, *w)] * own[(part, c, *e)] for w, e in seen]
-                by_input[(n, channel, *place)] = gather(np.concatenate(products))
-        by_bias = np.array([gather(grad[:, o].reshape(-1)) for o in range(grad.shape[1])], dtype)
+            of_grad = picked(grad, [w for w, _ in seen]).reshape(samples, groups, outputs, 1, len(seen))
+            of_own = picked(own, [e for _, e in seen]).reshape(groups, outputs, inputs, len(seen))
+            products = np.moveaxis(of_grad * of_own, 2, 3)
+            by_input[(..., *place)] = gather(products.reshape(*x.shape[:2], outputs * len(seen)))
+        by_bias = gather(np.moveaxis(grad, 1, 0).reshape(grad.shape[1], samples * math.prod(grad.shape[2:])))
     return by_input, by_weight, by_bias
 
 
 def oracle(*inputs: ArrayLike, **settings: Any) -> tuple[Array, ...]:
     """One sum of products for each element."""
-    return _gathered(lambda products: exact_sum(products[None], (1,))[0], *inputs, **settings)
+    return _gathered(exact_sums, *inputs, **settings)
 
 
 def largest_terms(*inputs: ArrayLike, **settings: Any) -> tuple[Array, ...]:
     """The largest product of each sum."""
-    return _gathered(lambda products: np.abs(products).max(initial=0.0), *inputs, **settings)
+    return _gathered(largest, *inputs, **settings)
 
 
 @kept_by_call
 def _sizes(call: Call) -> tuple[Array, ...]:
     """The sums of the sizes of all products."""
     sizes = {name: np.nan_to_num(np.abs(real(a)), posinf=0.0) for name, a in call.given.items()}
-    return _gathered(np.sum, *sizes.values(), **call.attributes)
+    return _gathered(functools.partial(np.sum, axis=-1), *sizes.values(), **call.attributes)
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | float:

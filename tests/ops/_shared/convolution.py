@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tests.ops._shared.arrays import FLOAT32, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import Numbers, places
@@ -62,6 +64,11 @@ def meetings(
         for e, count, length, s, p, d in zip(element, counts, lengths, *given, strict=True)
     ]
     return [(tuple(i for i, _ in met), tuple(at for _, at in met)) for met in itertools.product(*along)]
+
+
+def picked(array: Array, at: Sequence[Numbers]) -> Array:
+    """The elements of an array (N, C, *spatial) at some places, (N, C, len(at))."""
+    return array[(slice(None), slice(None), *np.reshape(at, (len(at), array.ndim - 2)).astype(np.intp).T)]
 
 
 @dataclass(frozen=True)
