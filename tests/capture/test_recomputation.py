@@ -102,7 +102,7 @@ def test_the_step_recomputes_the_same_numbers(p: float) -> None:
     batch = ids(2, 4)
     model, expected = states(network(plain, 2, 8, p), batch)
     again, got = states(network(recomputed, 2, 8, p), batch)
-    for op_type in ("Softmax", "LayerNormalization", "DropoutV3"):
+    for op_type in ("SoftmaxV2", "LayerNormalization", "DropoutV3"):
         assert count(again, op_type) == 2 * count(model, op_type), op_type
     # The backward pass does not read the output of a block's last layer.
     for weight, times in (("mixed.0.weight", 1), ("mixed.2.weight", 0)):
@@ -134,7 +134,7 @@ def test_other_forms_of_checkpoints(run: Any, same: Any) -> None:
     batch = ids(2, 4)
     _, expected = states(network(same, 2, 8, 0.3), batch)
     model, got = states(network(run, 2, 8, 0.3), batch)
-    assert count(model, "Softmax") > 2
+    assert count(model, "SoftmaxV2") > 2
     for name, array in expected.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)
 
@@ -243,10 +243,10 @@ def test_optimizers_keep_the_recomputation_after_the_gradient(tmp_path: Path) ->
         options.log_severity_level = 3  # onnxruntime warns that the file is for this machine
         onnx_ops.InferenceSession(capture.model, options)
         model = onnx.load(tmp_path / "optimized.onnx")
-        softmaxes = [node for node in model.graph.node if node.op_type == "Softmax"]
+        softmaxes = [node for node in model.graph.node if node.op_type == "SoftmaxV2"]
         # In the forward pass a block depends on those before it; the gradient that the recomputation of a block waits
         # for depends on all of these and on the recomputation of the blocks after it.
-        depths = [sum(n.op_type == "Softmax" for n in ancestors(model, node)) for node in softmaxes]
+        depths = [sum(n.op_type == "SoftmaxV2" for n in ancestors(model, node)) for node in softmaxes]
         assert sorted(depths) == list(range(2 * blocks)), level
 
 

@@ -26,13 +26,15 @@ BETWEEN = ("Cast", "Div", "DropoutV3", "Expand", "Mul", "Reshape", "Squeeze", "T
 
 
 def weigh_by_op(model: ir.Model) -> None:
-    """Replace softmaxes with a gradient, of which there are products alone, by SoftmaxV2, in place."""
-    for node in list(model.graph.all_nodes()):
+    """Replace softmaxes, of which there are products alone, by SoftmaxV2, in place; not without gradients of any."""
+    nodes = list(model.graph.all_nodes())
+    if not any(node.op_type == "SoftmaxBackward" for node in nodes):
+        return
+    for node in nodes:
         if node.domain or node.op_type != "Softmax" or node.inputs[0] is None:
             continue
         (weights,), dtype = node.outputs, node.inputs[0].dtype
-        differentiated = any(user.op_type == "SoftmaxBackward" for user, _ in weights.uses())
-        if not differentiated or not _is_factor(weights) or dtype is None or dtype.value not in FLOATS:
+        if not _is_factor(weights) or dtype is None or dtype.value not in FLOATS:
             continue
         axis = node.attributes.get_int("axis", -1)
         weighing = ir.node("SoftmaxV2", node.inputs, {"dim": axis}, domain=DOMAIN)
