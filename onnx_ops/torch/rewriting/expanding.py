@@ -5,18 +5,18 @@ The elementwise operators broadcast by themselves, and onnxruntime's Expand take
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import onnx_ir as ir
 
 SCALING = ("Mul", "Div")
 BROADCASTING = ("Add", "Sub", "Mul", "Div")
+SIZED_BY_DATA = ("Compress", "NonZero", "Unique")
 
 
 def delay_expands(model: ir.Model) -> None:
     """Let nodes of these types read what is expanded, where the result is the same, in place."""
-    known = {size.value for given in model.graph.inputs for size in given.shape or () if not isinstance(size, int)}
-    waiting = [node for node in model.graph.all_nodes() if node.domain == "" and node.op_type == "Expand"]
+    nodes = list(model.graph.all_nodes())
+    by_data = any(node.op_type in SIZED_BY_DATA for node in nodes)
+    waiting = [node for node in nodes if node.domain == "" and node.op_type == "Expand"]
     while waiting:
         expand = waiting.pop()
         given, (expanded,) = expand.inputs[0], expand.outputs
@@ -30,7 +30,7 @@ def delay_expands(model: ir.Model) -> None:
                 continue
             if user.op_type in SCALING and place == 0 and _is_number(other):
                 waiting.append(_scaled_before(expand, user))
-            elif _has_shape_of(other, expanded, known):
+            elif _has_shape_of(other, expanded, by_data):
                 user.replace_input_with(place, given)
 
 
@@ -39,15 +39,16 @@ def _is_number(value: ir.Value) -> bool:
     return constant is not None and len(constant.shape) == 0
 
 
-def _has_shape_of(value: ir.Value, other: ir.Value, known: Collection[str | None]) -> bool:
-    """Whether two values certainly have the same shape, of constant sizes and of those in `known`.
+def _has_shape_of(value: ir.Value, other: ir.Value, by_data: bool) -> bool:
+    """Whether two values certainly have the same shape.
 
-    Sizes that depend on data may differ from what a condition says, which is to be computed all the same.
+    by_data: whether sizes may depend on data: a condition may say of such a size that it is a dynamic one, and is to be
+        computed also where that is not so.
     """
     if value.shape is None or other.shape is None or len(value.shape) != len(other.shape):
         return False
     return all(
-        own == size and (isinstance(own, int) or (own.value is not None and own.value in known))
+        own == size and (isinstance(own, int) or (own.value is not None and not by_data))
         for own, size in zip(value.shape, other.shape, strict=True)
     )
 
