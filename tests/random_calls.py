@@ -206,8 +206,8 @@ def _without_attributes(signature: Generator, values: Generator, taken: Taken) -
 
 
 def _hardtanh(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
-    bounds = np.sort(signature.choice([0.0, -0.5, 0.123456789, 6.0], 2)).astype(np.float32)
-    return _pointwise(signature, values, taken), {"min": float(bounds[0]), "max": float(bounds[1])}
+    bounds = {"min": signature.choice([0.0, -0.5, -2.5]), "max": signature.choice([0.0, 0.123456789, 1.5, 6.0])}
+    return _pointwise(signature, values, taken), {name: float(np.float32(bound)) for name, bound in bounds.items()}
 
 
 def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:

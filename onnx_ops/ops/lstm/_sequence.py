@@ -42,7 +42,7 @@ FORWARDS, BACKWARDS = 0, 1
 DIRECTIONS = {FORWARDS: "UNIDIRECTIONAL", BACKWARDS: "REDIRECTIONAL"}
 CACHED = 1 << 21
 """Bytes of weights that stay in the cache of a core from one step to the next. Of more, each step of a task reads all
-from memory, so that tasks have more samples, up to TILES tiles, as far as there are TASKS tasks."""
+once more from memory, so that tasks have more samples, up to TILES tiles, as far as there are TASKS tasks."""
 TASKS, TILES = 4, 4
 BLOCKS = 4
 """Blocks of columns of weights that a task packs."""
